@@ -1,0 +1,67 @@
+"""What a data set is to Coterie: resident tensors, addressed by index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import CoterieError, require
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All samples of a data set in memory, the official training split first.
+
+    `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
+    scaled to [0, 1] and then by (x − 0.5) / 0.5). `owners [N]`, where given, names for each sample the
+    client or domain it belongs to, as an index into `owner_names`.
+
+    >>> data = Dataset("toy", torch.zeros(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
+    >>> len(data), data.shape, data.train_size
+    (6, (1, 2, 2), 6)
+    """
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+    classes: int
+    train_size: int = -1
+    owners: Tensor | None = None
+    owner_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        n = len(self.labels)
+        if self.train_size < 0:
+            object.__setattr__(self, "train_size", n)
+        require(n > 0, f"data '{self.name}': there are no samples")
+        require(len(self.inputs) == n, f"data '{self.name}': {len(self.inputs)} inputs but {n} labels")
+        require(self.classes >= 2, f"data '{self.name}': {self.classes} class; at least 2 are needed")
+        require(self.inputs.dtype == torch.float32, f"data '{self.name}': inputs must be float32")
+        require(self.labels.dtype == torch.int64, f"data '{self.name}': labels must be int64")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= self.classes:
+            raise CoterieError(
+                f"data '{self.name}': labels lie in {low}..{high}; with {self.classes} classes they must lie "
+                f"in 0..{self.classes - 1}"
+            )
+        if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
+            first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])
+            raise CoterieError(f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it")
+        require(self.owners is None or len(self.owners) == n, f"data '{self.name}': one owner per sample is needed")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    def class_counts(self, indices: np.ndarray | Tensor) -> np.ndarray:
+        """How many of the samples at `indices` belong to each class: `[classes]`."""
+        chosen = self.labels[torch.as_tensor(indices, dtype=torch.int64)]
+        return torch.bincount(chosen, minlength=self.classes).numpy()

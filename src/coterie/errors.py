@@ -1,0 +1,37 @@
+"""Errors that name the way out: the option, the value, and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoterieError(ValueError):
+    """A mistake that its message explains in one line; the command line prints just that line.
+
+    >>> raise CoterieError("alpha = -1: must be greater than 0")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: alpha = -1: must be greater than 0
+    """
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> CoterieError:
+    """The error for a name that is not on the list, with the nearest match for a typo.
+
+    >>> str(unknown("method", "fedpre", ["fedavg", "fedper"]))
+    "unknown method 'fedpre'; did you mean 'fedper'? (allowed: fedavg, fedper)"
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    hint = f"; did you mean '{near[0]}'?" if near else ";"
+    return CoterieError(f"unknown {kind} '{name}'{hint} (allowed: {', '.join(names) or 'none'})")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `CoterieError(message)` unless the condition holds.
+
+    >>> require(2 > 1, "never raised")
+    """
+    if not condition:
+        raise CoterieError(message)

@@ -1,1 +1,96 @@
-"""Coterie: personalised federated learning. A client's model is a row; a round trains rows, then mixes them."""
+"""Coterie: personalised federated learning. A client's model is a row; a round trains rows, then mixes them.
+
+>>> import coterie as ct
+>>> ct.FedProx(mu=0.1)
+FedProx(mu=0.1)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.data import Dataset, from_arrays, load, load_own
+    from coterie.errors import CoterieError
+    from coterie.exchange import Mix, Put, Uploads
+    from coterie.experiment import Experiment
+    from coterie.federation import Federation
+    from coterie.methods import FedAvg, FedBN, FedPer, FedProx, Local, Method
+    from coterie.partition import (
+        ByClient,
+        ByDomain,
+        Dirichlet,
+        DirichletPerClient,
+        Dominant,
+        Iid,
+        Partition,
+        Pathological,
+        TwoClass,
+    )
+    from coterie.recipe import Phase
+    from coterie.result import Result
+    from coterie.run import resume
+
+# Where each public name lives. They are imported when first used, so that `import coterie` costs nothing.
+_HOMES = {
+    "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
+    "coterie.errors": ("CoterieError",),
+    "coterie.exchange": ("Mix", "Put", "Uploads"),
+    "coterie.experiment": ("Experiment",),
+    "coterie.federation": ("Federation",),
+    "coterie.methods": ("FedAvg", "FedBN", "FedPer", "FedProx", "Local", "Method"),
+    "coterie.partition": (
+        "ByClient",
+        "ByDomain",
+        "Dirichlet",
+        "DirichletPerClient",
+        "Dominant",
+        "Iid",
+        "Partition",
+        "Pathological",
+        "TwoClass",
+    ),
+    "coterie.recipe": ("Phase",),
+    "coterie.result": ("Result",),
+    "coterie.run": ("resume",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "ByClient",
+    "ByDomain",
+    "CoterieError",
+    "Dataset",
+    "Dirichlet",
+    "DirichletPerClient",
+    "Dominant",
+    "Experiment",
+    "FedAvg",
+    "FedBN",
+    "FedPer",
+    "FedProx",
+    "Federation",
+    "Iid",
+    "Local",
+    "Method",
+    "Mix",
+    "Partition",
+    "Pathological",
+    "Phase",
+    "Put",
+    "Result",
+    "TwoClass",
+    "Uploads",
+    "from_arrays",
+    "load",
+    "load_own",
+    "resume",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'coterie' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

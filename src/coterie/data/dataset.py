@@ -34,6 +34,7 @@ class Dataset:
     class_names: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be trained on, naming the data set and the sample."""
         n = len(self.labels)
         if self.train_size < 0:
             object.__setattr__(self, "train_size", n)
@@ -50,10 +51,18 @@ class Dataset:
             )
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
             first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])
-            raise CoterieError(f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it")
-        require(self.owners is None or len(self.owners) == n, f"data '{self.name}': one owner per sample is needed")
+            raise CoterieError(
+                f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it"
+            )
+        require(
+            1 <= self.train_size <= n,
+            f"data '{self.name}': train_size = {self.train_size} must lie in 1..{n}",
+        )
+        if self.owners is not None:
+            require(len(self.owners) == n, f"data '{self.name}': {len(self.owners)} owners but {n} samples")
 
     def __len__(self) -> int:
+        """The number of samples."""
         return len(self.labels)
 
     @property

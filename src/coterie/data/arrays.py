@@ -1,0 +1,221 @@
+"""Own data from NumPy arrays, tensors and `.npz` files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from coterie.data.dataset import Dataset
+from coterie.data.images import Ints, normalise
+from coterie.errors import CoterieError, require
+
+Array = npt.NDArray[Any]
+Values = Array | Tensor | Sequence[Any]
+TestSplit = tuple[Values, Values] | tuple[Values, Values, Values]
+
+CHANNELS_FIRST = (1, 3)
+CHANNELS_LAST = (1, 3, 4)
+MOST_NPZ_BYTES = 64 << 30
+CLASSES_WITHOUT_QUESTION = 1000
+"""Up to here the number of classes is taken from the largest label; beyond, it must make sense."""
+
+
+def from_arrays(
+    x: Values,
+    y: Values,
+    *,
+    owners: Values | None = None,
+    test: TestSplit | None = None,
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
+    name: str = "own",
+) -> Dataset:
+    """A data set from arrays: `x [N, ...]`, `y [N]`, and where known each sample's client `owners [N]`.
+
+    - uint8 values are scaled to [−1, 1]; all others are taken as they are, as float32;
+    - `[N, features]` stays; `[N, H, W]` becomes one channel `[N, 1, H, W]`;
+    - of four dimensions, the second is the channels if it is 1 or 3 (`[N, C, H, W]`), else the last if it is
+      1, 3 or 4 (`[N, H, W, C]`), else the second;
+    - integer labels count from 0, and there are `classes` of them (default: one per class name, or the
+      largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise;
+    - `test` is `(x, y)` or `(x, y, owners)` of an official test split.
+
+    >>> data = from_arrays(np.zeros((3, 8, 8), dtype=np.uint8), ["cat", "dog", "cat"], owners=[7, 7, 9])
+    >>> data.shape, data.class_names, data.owner_names, data.labels.tolist()
+    ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
+    """
+    inputs = [to_inputs(_array(x), name)]
+    labels = [_array(y).reshape(-1)]
+    given = [owners]
+    if test is not None:
+        inputs.append(to_inputs(_array(test[0]), name))
+        labels.append(_array(test[1]).reshape(-1))
+        given.append(test[2] if len(test) == 3 else None)
+        shapes = [tuple(part.shape[1:]) for part in inputs]
+        require(
+            shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}"
+        )
+    for part, part_labels in zip(inputs, labels, strict=True):
+        require(
+            len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels"
+        )
+    indices, names = label_indices(_joined(labels, name), name)
+    names = names or tuple(class_names)
+    count = _class_count(indices, names, classes, name)
+    owner_indices, owner_names = _owner_indices(given, name)
+    return Dataset(
+        name,
+        inputs[0] if len(inputs) == 1 else torch.cat(inputs),
+        torch.from_numpy(indices),
+        count,
+        len(labels[0]),
+        owner_indices,
+        owner_names,
+        names if len(names) == count else (),
+    )
+
+
+def load_npz(path: Path, client: str | None = None, *, name: str) -> Dataset:
+    """Arrays `x`, `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and optionally each sample's client.
+
+    Clients lie under the key `client` (training samples first), or under `client_train` and `client_test`;
+    the argument `client` replaces the word in these keys.
+    """
+    arrays = _read_npz(path)
+    split = "x_train" in arrays
+    wanted = ("x_train", "y_train", "x_test", "y_test") if split else ("x", "y")
+    missing = [key for key in wanted if key not in arrays]
+    require(
+        not missing,
+        f"{path} has no array '{', '.join(missing)}' (needed: x, y or x_train, y_train, x_test, y_test)",
+    )
+    stem = client or "client"
+    clients: list[Array | None] = [None, None]
+    if stem in arrays:
+        border = len(arrays[wanted[1]])
+        clients = [arrays[stem][:border], arrays[stem][border:]] if split else [arrays[stem], None]
+    elif split and f"{stem}_train" in arrays and f"{stem}_test" in arrays:
+        clients = [arrays[f"{stem}_train"], arrays[f"{stem}_test"]]
+    elif client is not None:
+        raise CoterieError(f"client = {client}: {path} holds only {', '.join(sorted(arrays))}")
+    test: TestSplit | None = None
+    if split:
+        test = (arrays["x_test"], arrays["y_test"])
+        if clients[1] is not None:
+            test = (*test, clients[1])
+    return from_arrays(arrays[wanted[0]], arrays[wanted[1]], owners=clients[0], test=test, name=name)
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        require(
+            size <= MOST_NPZ_BYTES,
+            f"{path} holds {size:,} bytes of arrays; at most {MOST_NPZ_BYTES:,} are read",
+        )
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except CoterieError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise CoterieError(f"cannot read {path} ({' '.join(str(error).split())})") from error
+
+
+def to_inputs(values: Array, name: str) -> Tensor:
+    """Inputs as float32, channels first; uint8 scaled to [−1, 1].
+
+    >>> to_inputs(np.zeros((5, 32, 24, 3)), "own").shape
+    torch.Size([5, 3, 32, 24])
+    """
+    require(
+        values.ndim >= 2,
+        f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
+    )
+    require(
+        values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers"
+    )
+    if values.ndim == 3:
+        values = values[:, None]
+    elif values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:
+        values = values.transpose(0, 3, 1, 2)
+    if values.dtype == np.uint8:
+        return normalise(values)
+    # A copy in any case: the caller's array may change or go away.
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+
+
+def label_indices(values: Array, name: str) -> tuple[Ints, tuple[str, ...]]:
+    """Labels as int64: integers stay, text is numbered in sorted order and its names are returned.
+
+    >>> label_indices(np.array(["b", "a", "b"]), "own")
+    (array([1, 0, 1]), ('a', 'b'))
+    """
+    if values.dtype.kind in "US":
+        return numbered(values)
+    require(
+        values.dtype.kind in "biuf",
+        f"data '{name}': labels are of type {values.dtype}; they must be integers or text",
+    )
+    if values.dtype.kind == "f":
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
+        if len(wrong):
+            value = values[wrong[0]]
+            raise CoterieError(f"data '{name}': label {value} of sample {wrong[0]} is no integer (nor text)")
+    return values.astype(np.int64), ()
+
+
+def numbered(values: Array) -> tuple[Ints, tuple[str, ...]]:
+    """Each value's place among the sorted distinct values, and these as text."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return places.astype(np.int64), tuple(str(value) for value in distinct)
+
+
+def _array(values: Values) -> Array:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    # Columns of tables and lists of str may come as objects; they are text or they are refused later.
+    if array.dtype == object and all(isinstance(value, str) for value in array.flat):
+        return array.astype(str)
+    return array
+
+
+def _joined(parts: list[Array], name: str) -> Array:
+    kinds = {part.dtype.kind in "US" for part in parts}
+    require(
+        len(kinds) == 1, f"data '{name}': labels or owners are text in one split and numbers in the other"
+    )
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _class_count(indices: Ints, names: tuple[str, ...], classes: int | None, name: str) -> int:
+    if classes is not None:
+        return classes
+    if names:
+        return len(names)
+    count = int(indices.max(initial=-1)) + 1
+    require(
+        count <= max(CLASSES_WITHOUT_QUESTION, len(indices)),
+        f"data '{name}': labels go up to {count - 1} with {len(indices)} samples; number the classes from 0",
+    )
+    return count
+
+
+def _owner_indices(given: list[Values | None], name: str) -> tuple[Tensor | None, tuple[str, ...]]:
+    known = [_array(owners).reshape(-1) for owners in given if owners is not None]
+    if not known:
+        return None, ()
+    require(len(known) == len(given), f"data '{name}': owners are given for one of the splits only")
+    owners = _joined(known, name)
+    require(
+        owners.dtype.kind in "biuUS",
+        f"data '{name}': owners are of type {owners.dtype}; they must be integers or text",
+    )
+    indices, names = numbered(owners)
+    return torch.from_numpy(indices), names

@@ -1,0 +1,37 @@
+"""One entry for all data: a known name, or a path to your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coterie.data.dataset import Dataset
+from coterie.data.own import DEFAULT_LABEL, load_own
+from coterie.data.registry import DATASETS
+from coterie.errors import require, unknown
+
+
+def load(
+    name: str,
+    root: Path | None = None,
+    progress: bool = True,
+    *,
+    label: str = DEFAULT_LABEL,
+    client: str | None = None,
+) -> Dataset:
+    """Load a data set by name (see `DATASETS`) or by path (see `load_own`; only it has `label`, `client`).
+
+    A known name always means the known data set. Anything else that holds a path separator, has a suffix or
+    exists is a path; `./mnist` means a folder of that name.
+
+    >>> load("digits").train_size
+    1797
+    """
+    known = DATASETS.get(name.lower().replace("-", "_"))
+    if known is not None:
+        require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
+        require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
+        return known.load(root, progress)
+    path = Path(name)
+    if "/" in name or "\\" in name or path.suffix or path.exists():
+        return load_own(path, label, client, progress=progress)
+    raise unknown("data set", name, DATASETS)

@@ -1,0 +1,50 @@
+"""Your own data: one entry that chooses by the kind of file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coterie.data.arrays import load_npz
+from coterie.data.dataset import Dataset
+from coterie.data.folder import load_folder
+from coterie.data.tables import TABLE_SUFFIXES, load_table, table_splits
+from coterie.errors import CoterieError, require
+
+DEFAULT_LABEL = "label"
+
+
+def load_own(
+    path: str | Path,
+    label: str = DEFAULT_LABEL,
+    client: str | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    progress: bool = True,
+) -> Dataset:
+    """Load a table (`.csv`, `.parquet`), arrays (`.npz`) or a folder.
+
+    - a table: `label` and `client` name its columns; `client=None` uses a column `client` if there is one;
+    - `.npz`: keys `x`, `y` or `x_train`, `y_train`, `x_test`, `y_test`, and optionally the clients;
+    - a folder: one folder of images per class, or `train/` and `test/` with such folders, or the tables
+      `train.csv` and `test.csv` (or `.parquet`, in shards as on the hub too).
+
+    `size` (height, width) is what images are resized to; without it they keep their size, and images of
+    differing sizes are brought to the size of the first.
+    """
+    path = Path(path).expanduser()
+    name = path.stem or path.resolve().stem
+    require(path.exists(), f"data '{path}': there is no such file or folder")
+    splits = table_splits(path)
+    if splits is not None:
+        return load_table(splits, label, client, size=size, name=name, progress=progress)
+    require(label == DEFAULT_LABEL, f"label = {label}: names a column of a table, but {path} is none")
+    if path.suffix.lower() == ".npz":
+        require(size is None, f"size = {size}: arrays in {path} are not resized")
+        return load_npz(path, client, name=name)
+    if path.is_dir():
+        require(client is None, f"client = {client}: names a column or key, but {path} is a folder of images")
+        return load_folder(path, size=size, name=name, progress=progress)
+    allowed = ", ".join((*TABLE_SUFFIXES, ".npz"))
+    raise CoterieError(
+        f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)"
+    )

@@ -1,0 +1,39 @@
+"""The plain engine: one client after the other, in this process."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from coterie.engines.engine import Engine, Trained, Work, do_test, do_work, empty_rows
+from coterie.federation import Federation
+from coterie.local import Problem, Score, Worker
+from coterie.methods.method import Method
+
+
+class Serial(Engine):
+    """Clients train one by one; PyTorch may use several threads for each."""
+
+    name = "serial"
+
+    def __init__(self, problem: Problem, method: Method, seed: int) -> None:
+        self._worker = Worker(problem, method, seed)
+
+    def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        """Have every client of the cohort do the work."""
+        trained = Trained(empty_rows(federation, work, len(cohort)))
+        probes: dict[str, list[Tensor]] = {probe.name: [] for probe in work.probes}
+        for position, client in enumerate(cohort.tolist()):
+            rows = [(slot, matrix[position]) for slot, matrix in trained.rows.items()]
+            measured, score, seconds = do_work(self._worker, federation, client, work, rows)
+            for name, value in measured.items():
+                probes[name].append(value)
+            if score is not None:
+                trained.scores.append(score)
+            trained.test_seconds += seconds
+        trained.probes = {name: torch.stack(values) for name, values in probes.items()}
+        return trained
+
+    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+        """Score the clients' models, one after the other."""
+        return do_test(self._worker, federation, clients.tolist(), keep_scores)

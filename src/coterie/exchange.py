@@ -1,0 +1,184 @@
+"""The server step: what clients sent, who learns from whom, and where the result lands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coterie.columns import Columns
+from coterie.errors import CoterieError
+from coterie.federation import Federation, Slot
+
+# Columns mixed at a time: bounds the memory of an exchange to a few such blocks, whatever the model's size.
+BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the clients of this round sent: their trained rows (declared columns only) and their probes."""
+
+    federation: Federation
+    cohort: Tensor  # [m] client ids
+    trained: Mapping[str, Tensor]  # slot -> [m, slot width]
+    declared: Mapping[str, Columns]  # slot -> columns that travel
+    probes: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of the cohort's clients: `[m]`, float64."""
+        return self.federation.sizes[self.cohort].double()
+
+    def rows(self, group: str | Columns = "all", slot: str = "model") -> Tensor:
+        """The uploaded columns of `group`, a row per client of the cohort: `[m, |group|]`."""
+        columns = self.federation.layout.columns(group)
+        if not columns <= self.declared.get(slot, Columns()):
+            raise CoterieError(
+                f"'{group}' of slot '{slot}' was read on the server but is not among the uploads"
+            )
+        return columns.within(self.federation[slot].columns).take(self.trained[slot])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Weighted means of rows: `target[·, group] = weights @ source[·, group]`.
+
+    `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
+    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
+    It has one row for shared columns (`[1, ·]`); for personal columns one row per client of the cohort
+    or per client of the federation. With `gate` (bool, `[rows, |group|]`) only the gated elements are written.
+    """
+
+    weights: Tensor
+    group: str | Columns = "all"
+    source: str = "upload"
+    target: str = "model"
+    of: str = "model"
+    gate: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Put:
+    """A value that the server computed itself: prototypes, statistics, a generator."""
+
+    name: str
+    value: Tensor
+
+
+Action = Mix | Put
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A mix as it was carried out: `rows` are the clients who learned (none if all share the result),
+    `columns` the clients they learned from.
+    """
+
+    weights: Tensor
+    group: str
+    target: str
+    gated: bool
+    rows: Tensor
+    columns: Tensor
+
+
+def check_weights(weights: Tensor) -> None:
+    """Every W is finite, non-negative, and its rows sum to one.
+
+    >>> check_weights(torch.tensor([[0.5, 0.5]]))
+    """
+    if not bool(torch.isfinite(weights).all()):
+        raise CoterieError("mixing weights are not finite")
+    if bool((weights < 0).any()):
+        raise CoterieError(f"mixing weights must be non-negative; the smallest is {float(weights.min()):.3g}")
+    worst = float((weights.double().sum(1) - 1).abs().max())
+    if worst > 1e-6:
+        raise CoterieError(f"each row of mixing weights must sum to 1; one is off by {worst:.3g}")
+
+
+def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -> list[Applied]:
+    """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
+
+    Mixes act on each column alone, so they run block of columns by block of columns: within a block all
+    products are computed first and written afterwards, in order.
+    """
+    listed = list(actions)
+    bound = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    union = Columns()
+    for one in bound:
+        union = union | one.columns
+    for block in union.blocks(BLOCK):
+        results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
+        for one, part, values in results:
+            one.write(part, values)
+    for action in listed:
+        if isinstance(action, Put):
+            federation.values[action.name] = action.value
+    return [one.applied for one in bound]
+
+
+class _BoundMix:
+    """A mix together with the rows it reads and writes."""
+
+    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
+        check_weights(mix.weights)
+        self.weights = mix.weights.float()
+        self.gate = mix.gate
+        self.columns = federation.layout.columns(mix.group)
+        self.target: Slot = federation[mix.target]
+        self.from_upload = mix.source == "upload"
+        self.source: Slot = federation[mix.of if self.from_upload else mix.source]
+        self.everyone = federation.everyone
+        if self.from_upload:
+            uploads.rows(self.columns, mix.of)  # refuses columns that were not uploaded
+            self.uploaded = uploads.trained[mix.of]
+        rows, sources = mix.weights.shape
+        learned_from = uploads.cohort if self.from_upload else federation.everyone
+        if sources != len(learned_from):
+            raise CoterieError(
+                f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows"
+            )
+        self.to_shared = self.columns <= self.target.shared_columns
+        self.clients = uploads.cohort if rows == len(uploads.cohort) else federation.everyone
+        fits = (
+            rows == 1
+            if self.to_shared
+            else rows == len(self.clients) and self.columns <= self.target.own_columns
+        )
+        if not fits:
+            kind = "shared" if self.to_shared else "personal"
+            raise CoterieError(
+                f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit {kind} columns "
+                f"of {federation.clients} clients with {len(uploads.cohort)} in the cohort"
+            )
+        self.applied = Applied(
+            weights=self.weights,
+            group=mix.group if isinstance(mix.group, str) else "columns",
+            target=mix.target,
+            gated=mix.gate is not None,
+            rows=self.clients[:0] if self.to_shared else self.clients,
+            columns=learned_from,
+        )
+
+    def product(self, part: Columns) -> Tensor:
+        """`weights @ source` for some of the columns: `[rows, |part|]`."""
+        if self.from_upload:
+            return self.weights @ part.within(self.source.columns).take(self.uploaded)
+        return self.weights @ self.source.rows(self.everyone, part)
+
+    def write(self, part: Columns, values: Tensor) -> None:
+        """Write the product of some of the columns, where the gate allows it."""
+        if self.gate is not None:
+            here = part.within(self.columns).take(self.gate)
+            old = (
+                part.within(self.target.shared_columns).take(self.target.shared)
+                if self.to_shared
+                else self.target.rows(self.clients, part)
+            )
+            values = torch.where(here, values, old)
+        if self.to_shared:
+            self.target.write_shared(part, values)
+        else:
+            self.target.write_own(self.clients, part, values)

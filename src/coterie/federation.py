@@ -1,0 +1,128 @@
+"""All state of a federation: slots (rows) and values (everything else). Nothing else holds state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.columns import Columns
+from coterie.layout import Layout
+
+
+class Slot:
+    """Named rows: some columns held once for everybody (`shared [1, ·]`), the others per client (`own [K, ·]`).
+
+    Memory follows what is personal: a slot whose columns are all shared costs one row.
+    """
+
+    def __init__(self, initial: Tensor, clients: int, columns: Columns, shared: Columns) -> None:
+        self.columns = columns
+        self.shared_columns = shared & columns
+        self.own_columns = columns - shared
+        self.shared = self.shared_columns.take(initial)[None].clone()
+        self.own = self.own_columns.take(initial)[None].repeat(clients, 1)
+
+    @property
+    def width(self) -> int:
+        """The number of columns of a client's row in this slot."""
+        return self.columns.size
+
+    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
+        """New rows `[m, |columns|]` of the given clients (all columns of the slot by default)."""
+        wanted = self.columns if columns is None else columns
+        out = self.shared.new_empty(len(clients), wanted.size)
+        common, own = wanted & self.shared_columns, wanted & self.own_columns
+        if common:
+            common.within(wanted).put(out, common.within(self.shared_columns).take(self.shared))
+        if own:
+            own.within(wanted).put(out, own.within(self.own_columns).take(self.own)[clients])
+        return out
+
+    def copy_row(self, client: int, out: Tensor) -> None:
+        """Copy one client's row into the slot's columns of `out [P]`, in place."""
+        self.shared_columns.put(out, self.shared[0])
+        self.own_columns.put(out, self.own[client])
+
+    def write_shared(self, columns: Columns, values: Tensor) -> None:
+        """Write `values [1, |columns|]` into shared columns."""
+        columns.within(self.shared_columns).put(self.shared, values)
+
+    def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
+        """Write `values [m, |columns|]` into the personal columns of the given clients."""
+        offset = 0
+        for start, stop in columns.within(self.own_columns).spans:
+            self.own[clients, start:stop] = values[:, offset : offset + stop - start]
+            offset += stop - start
+
+
+@dataclass
+class Federation:
+    """The clients, their slots and the server's values at one point in time.
+
+    `keys [K]` say who a client is to the random streams; its row index is its id here. Relabelling the
+    clients permutes rows and keys together and changes nothing else. `round` is the number of the round
+    under way, counted from 1 (0 before the first), and `rounds` the planned total. `taken_part [K]` says
+    which clients have ever uploaded: rows of the others are not evidence of anything.
+    """
+
+    layout: Layout
+    initial: Tensor  # [P], the common initial row
+    sizes: Tensor  # [K] training samples per client
+    class_counts: Tensor  # [K, C] training samples per client and class
+    keys: Tensor  # [K]
+    rounds: int
+    seed: int
+    feature_width: int
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.values: dict[str, Tensor] = {}
+        self.everyone: Tensor = torch.arange(self.clients)
+        self.taken_part: Tensor = torch.zeros(self.clients, dtype=torch.bool)
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are: K."""
+        return len(self.sizes)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the data has: C."""
+        return self.class_counts.shape[1]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all clients hold the same model: nothing is personal."""
+        own = any(slot.own.shape[1] for slot in self.slots.values())
+        return not own and all(len(value) == 1 for value in self.values.values())
+
+    def add_slot(self, name: str, columns: str | Columns = "all", shared: str | Columns = "") -> Slot:
+        """Create a slot that starts as the common initial row; columns outside `shared` are personal."""
+        slot = Slot(self.initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
+        self.slots[name] = slot
+        return slot
+
+    def __getitem__(self, slot: str) -> Slot:
+        return self.slots[slot]
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that changes from round to round, by name."""
+        yield "taken_part", self.taken_part
+        for name, slot in self.slots.items():
+            yield f"slot.{name}.shared", slot.shared
+            yield f"slot.{name}.own", slot.own
+        for name, value in self.values.items():
+            yield f"value.{name}", value
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` once gave."""
+        self.taken_part.copy_(state["taken_part"])
+        for name, slot in self.slots.items():
+            slot.shared.copy_(state[f"slot.{name}.shared"])
+            slot.own.copy_(state[f"slot.{name}.own"])
+        for name in self.values:
+            self.values[name] = state[f"value.{name}"]

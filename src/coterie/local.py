@@ -1,0 +1,301 @@
+"""What happens at one client: receive, train, probe, test. Engines only decide where this runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from coterie.columns import Columns
+from coterie.errors import CoterieError
+from coterie.federation import Federation
+from coterie.layout import Layout
+from coterie.network import Network
+from coterie.recipe import OPTIMISERS, Phase, Recipe, Training
+from coterie.rng import stream_seed, torch_stream
+from coterie.terms import RECEIVED
+
+if TYPE_CHECKING:
+    from coterie.methods.method import Method
+
+TEST_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything about a run that never changes: model, data, who holds which samples, how to train."""
+
+    module: nn.Module
+    layout: Layout
+    inputs: Tensor  # [N, ...]
+    labels: Tensor  # [N]
+    train: tuple[Tensor, ...]  # K index vectors
+    validation: tuple[Tensor, ...]
+    test: tuple[Tensor, ...]
+    training: Training
+    skip_single_samples: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """A model's result on test data, sample by sample."""
+
+    correct: Tensor  # [n] bool
+    losses: Tensor  # [n]
+    probabilities: Tensor | None = None  # [n, C], where asked for
+
+    def split(self, sizes: list[int]) -> list[Score]:
+        """Cut into the scores of consecutive parts of the samples."""
+        parts = zip(self.correct.split(sizes), self.losses.split(sizes), strict=True)
+        if self.probabilities is None:
+            return [Score(correct, losses) for correct, losses in parts]
+        probabilities = self.probabilities.split(sizes)
+        return [Score(*part, kept) for part, kept in zip(parts, probabilities, strict=True)]
+
+
+class Batch:
+    """One batch at one client, as loss terms see it. Everything is computed when first asked for."""
+
+    def __init__(self, worker: Worker, slot: str, index: Tensor, features: Tensor | None = None) -> None:
+        self._worker = worker
+        self._index = index
+        self._features = features
+        self._logits: Tensor | None = None
+        self._inputs: Tensor | None = None
+        self.slot = slot
+        self.labels = worker.problem.labels[index]
+
+    @property
+    def inputs(self) -> Tensor:
+        """The samples: `[B, ...]`."""
+        if self._inputs is None:
+            self._inputs = self._worker.problem.inputs[self._index]
+        return self._inputs
+
+    @property
+    def features(self) -> Tensor:
+        """The extractor's output: `[B, d]`."""
+        if self._features is None:
+            self._features = self._worker.trunk(self.slot)(self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifier's output on the features: `[B, C]`."""
+        if self._logits is None:
+            self._logits = self.head(self.slot)
+        return self._logits
+
+    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+        """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
+        head: nn.Module = self._worker.network(slot).head
+        out: Tensor = head(self.features if features is None else features)
+        return out
+
+    def under(self, slot: str) -> Batch:
+        """The same samples seen by the model in another slot."""
+        other = Batch(self._worker, slot, self._index)
+        other._inputs = self.inputs
+        return other
+
+    def value(self, name: str) -> Tensor:
+        """A value of the server's as this client got it: its own row, or the one for everybody."""
+        return self._worker.value(name)
+
+
+class Worker:
+    """A seat at which clients take turns: one network a slot, mounted once, rows copied in and out."""
+
+    def __init__(self, problem: Problem, method: Method, seed: int) -> None:
+        self.problem = problem
+        self.method = method
+        self.seed = seed
+        self._networks: dict[str, Network] = {}
+        self._present: set[str] = set()
+        self._anchors: dict[str, Tensor] = {}
+        self._optimisers: dict[object, torch.optim.Optimizer] = {}
+
+    def seat(self, federation: Federation, client: int) -> None:
+        """Let a client take the seat: whatever is used of its slots is read from the federation."""
+        self.federation, self.client = federation, client
+        self.key = int(federation.keys[client])
+        self._present.clear()
+        self._anchors.clear()
+        torch.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
+
+    def network(self, slot: str) -> Network:
+        """The network of a slot with this client's row in it."""
+        network = self._networks.get(slot)
+        if network is None:
+            network = self._networks[slot] = Network(self.problem.module, self.problem.layout)
+            network.train_only(Columns())
+            network.mode(False)
+        if slot not in self._present:
+            self.federation[slot].copy_row(self.client, network.row)
+            self._present.add(slot)
+        return network
+
+    def trunk(self, slot: str) -> nn.Module:
+        """The extractor of a slot; slots that hold a classifier alone use the model's."""
+        holds_extractor = self.problem.layout.columns("extractor") <= self.federation[slot].columns
+        return self.network(slot if holds_extractor else "model").trunk
+
+    def received(self, slot: str = "model") -> Tensor:
+        """The client's row as it was before training here: `[P]`, the slot's columns filled."""
+        if slot not in self._anchors:
+            row = torch.zeros(self.problem.layout.width)
+            self.federation[slot].copy_row(self.client, row)
+            self._anchors[slot] = row
+        return self._anchors[slot]
+
+    def value(self, name: str) -> Tensor:
+        """A server value as this client sees it (first dimension: one for everybody, or one per client)."""
+        value = self.federation.values[name]
+        return value[0 if len(value) == 1 else self.client]
+
+    def features(self, index: Tensor, slot: str = "model") -> Tensor:
+        """The extractor's output on the given samples, in evaluation mode and without gradients: `[n, d]`."""
+        trunk = self.trunk(slot)
+        was_training = trunk.training
+        trunk.eval()
+        with torch.no_grad():
+            parts = [trunk(self.problem.inputs[part]) for part in index.split(TEST_BATCH)]
+        trunk.train(was_training)
+        return torch.cat(parts)
+
+    def train(self, recipe: Recipe) -> None:
+        """Run the phases of a recipe on the client's rows."""
+        for number, phase in enumerate(recipe):
+            trainer = Trainer(self, phase, number)
+            phase.rule(trainer, trainer.batches())
+            trainer.finish()
+
+    def test(self, index: Tensor, keep_scores: bool = False) -> Score:
+        """Score the method's prediction on the given samples."""
+        for slot in self._present:
+            self._networks[slot].mode(False)
+        correct, losses, kept = [], [], []
+        with torch.no_grad():
+            for part in index.split(TEST_BATCH):
+                batch = Batch(self, self.method.tested, part)
+                logits = self.method.predict(batch)
+                correct.append(logits.argmax(1) == batch.labels)
+                losses.append(nn.functional.cross_entropy(logits, batch.labels, reduction="none"))
+                if keep_scores:
+                    kept.append(logits.softmax(1))
+        return Score(torch.cat(correct), torch.cat(losses), torch.cat(kept) if kept else None)
+
+
+class Trainer:
+    """One phase at one client: hands out batches, computes gradients, takes steps."""
+
+    def __init__(self, worker: Worker, phase: Phase, number: int) -> None:
+        self.worker, self.phase, self.number = worker, phase, number
+        self.network = worker.network(phase.slot)
+        layout, federation = worker.problem.layout, worker.federation
+        held = federation[phase.slot].columns & layout.columns("parameters")
+        self.columns = layout.columns(phase.train) & held
+        if not self.columns:
+            raise CoterieError(
+                f"a phase trains '{phase.train}', of which slot '{phase.slot}' holds no parameters"
+            )
+        self.network.train_only(self.columns)
+        self.head_only = self.columns <= layout.columns("classifier")
+        self.network.mode(True)
+        if self.head_only:
+            self.network.trunk.eval()
+        settings = worker.problem.training
+        self.factor = settings.factor(max(federation.round, 1), federation.rounds)
+        self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
+        self.clip = settings.clip
+        self._optimiser = self._make_optimiser()
+        self._grads = [self.network.grad[start:stop] for start, stop in self.columns.spans]
+
+    def batches(self) -> Iterator[Batch]:
+        """Every epoch's batches: shuffled, the last partial one kept."""
+        worker, problem = self.worker, self.worker.problem
+        own = problem.train[worker.client]
+        cached = worker.features(own, self.phase.slot) if self.head_only else None
+        epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
+        stream = torch_stream(worker.seed, f"batches:{self.number}", worker.federation.round, worker.key)
+        for _ in range(epochs):
+            for part in torch.randperm(len(own), generator=stream).split(problem.training.batch):
+                if len(part) == 1 and problem.skip_single_samples:
+                    continue
+                features = None if cached is None else cached[part]
+                yield Batch(worker, self.phase.slot, own[part], features)
+
+    def gradient(self, batch: Batch) -> None:
+        """Fill the network's gradient with that of the phase's objective on the batch."""
+        for grad in self._grads:
+            grad.zero_()
+        loss = self.phase.terms[0](batch)
+        for term in self.phase.terms[1:]:
+            loss = loss + term(batch)
+        loss.mean().backward()  # type: ignore[no-untyped-call]
+        if self.phase.row_terms:
+            self._add_row_terms()
+        if self.clip:
+            norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads])
+            )
+            scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            for grad in self._grads:
+                grad.mul_(scale)
+
+    def step(self) -> None:
+        """Let the optimiser move the trained columns along the gradient."""
+        self._optimiser.step()
+
+    def finish(self) -> None:
+        """Leave the network as later phases and tests expect it: frozen, in evaluation mode."""
+        self.network.mode(False)
+        self.network.train_only(Columns())
+
+    def anchor(self, slot: str) -> Tensor:
+        """The row `[P]` that a row term refers to: what was received, or another slot's row."""
+        return self.worker.received(self.phase.slot if slot == RECEIVED else slot)
+
+    def _add_row_terms(self) -> None:
+        for (start, stop), grad in zip(self.columns.spans, self._grads, strict=True):
+            row = self.network.row[start:stop]
+            for term in self.phase.row_terms:
+                grad.add_(term.gradient(row, lambda slot, a=start, b=stop: self.anchor(slot)[a:b]))
+
+    def _make_optimiser(self) -> torch.optim.Optimizer:
+        """The worker's optimiser for these columns, with fresh state: nothing carries over between clients."""
+        settings, worker = self.worker.problem.training, self.worker
+        key = (self.phase.slot, self.columns, tuple(self.phase.rates))
+        optimiser = worker._optimisers.get(key)
+        if optimiser is None:
+            optimiser = worker._optimisers[key] = self._build_optimiser(settings)
+        optimiser.state.clear()
+        rates = [*(self.factor * rate for rate in self.phase.rates.values()), self.lr]
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return optimiser
+
+    def _build_optimiser(self, settings: Training) -> torch.optim.Optimizer:
+        layout = self.worker.problem.layout
+        parts, rest = [], self.columns
+        for group in self.phase.rates:
+            parts.append(layout.columns(group) & rest)
+            rest = rest - layout.columns(group)
+        options = {"momentum": settings.momentum} if settings.momentum else {}
+        groups = [{"params": self._leaves(part)} for part in (*parts, rest)]
+        if settings.optimizer != "rprop":
+            options["weight_decay"] = settings.weight_decay
+        build = OPTIMISERS[settings.optimizer]
+        return build(groups, lr=settings.lr, **options)
+
+    def _leaves(self, columns: Columns) -> list[nn.Parameter]:
+        """Flat parameters that share memory with the network's row and gradient."""
+        leaves = []
+        for start, stop in columns.spans:
+            leaf = nn.Parameter(self.network.row[start:stop])
+            leaf.grad = self.network.grad[start:stop]
+            leaves.append(leaf)
+        return leaves

@@ -1,0 +1,22 @@
+"""FedAvg: one model for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coterie.exchange import Action, Mix, Uploads
+from coterie.methods.method import Method
+from coterie.mixing import by_size
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Communication-efficient learning of deep networks from decentralized data (McMahan et al., 2017).
+
+    w ← Σ_k n_k/Σn · w_k over this round's cohort. Running statistics of batch norm are averaged too.
+    """
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mix whole models by data size."""
+        yield Mix(by_size(uploads))

@@ -1,0 +1,20 @@
+"""Local training: no client learns from any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone, from the common initial model; nothing travels.
+
+    With partial participation only the clients of a round's cohort train in it.
+    """
+
+    shared: ClassVar[str] = ""
+    stats: ClassVar[StatsPolicy] = "local"

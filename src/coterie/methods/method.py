@@ -1,0 +1,70 @@
+"""What a method is: four short statements about rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from coterie.exchange import Action, Mix, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.probes import Probe
+from coterie.recipe import Phase, Recipe
+
+if TYPE_CHECKING:
+    from coterie.local import Batch
+
+
+@dataclass(frozen=True)
+class Method:
+    """A personalised federated learning method: a frozen dataclass of its hyper-parameters.
+
+    A method says which columns of the model are shared (`shared`; all others are personal), what travels
+    (`uploads`, `downloads`), how a client trains (`recipe`), what it measures (`probes`), and how the
+    server mixes (`exchange`). It holds no state: whatever changes lives in the federation.
+    """
+
+    shared: ClassVar[str] = "all"
+    stats: ClassVar[StatsPolicy] = "mean"
+    tested: ClassVar[str] = "model"
+
+    def check(self, federation: Federation) -> None:
+        """Refuse models and federations that the method cannot work with, before training starts."""
+
+    def init(self, federation: Federation) -> None:
+        """Add the slots and values that the method needs besides `model`."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """How the cohort trains in this round."""
+        return (Phase(),)
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """What the cohort measures in this round."""
+        return ()
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """Which groups of which slots a client sends in this round."""
+        return {"model": self.shared}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """Which groups of which slots (or which values, with any group) a client receives in this round."""
+        return {"model": self.shared}
+
+    def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
+        """Mixes made at download time, just for `clients`; each has `[len(clients), K]` weights on a slot's rows."""
+        return ()
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """The server step: who learns from whom, and where the result lands."""
+        return ()
+
+    def predict(self, batch: Batch) -> Tensor:
+        """The class scores `[B, C]` by which the method is tested, for the model in the slot `tested`."""
+        return batch.logits
+
+    def tune(self, federation: Federation) -> Recipe:
+        """What a client trains on a copy of its model just before it is tested."""
+        return ()

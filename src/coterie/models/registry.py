@@ -1,0 +1,141 @@
+"""The list of models: what each is called, how it is built, and which part of it is the classifier."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from coterie.errors import require, unknown
+from coterie.models.alexnet_small import alexnet_small
+from coterie.models.cnn import cnn
+from coterie.models.lenet5 import lenet5
+from coterie.models.mlp import mlp
+from coterie.models.mobilenet_v2 import mobilenet_v2
+from coterie.models.resnet import resnet8, resnet10, resnet18
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name, with the two readings of what its classifier is.
+
+    `classifiers` maps a reading to the dotted path of a submodule: `"last"` is the last linear layer,
+    `"all"` all fully connected layers. Every model ends with its classifier: put `nn.Identity()` at that
+    path and the model returns the features `[B, d]` that the classifier would have been fed.
+
+    >>> MODELS["cnn"].classifiers
+    {'last': 'classifier.2', 'all': 'classifier'}
+    """
+
+    name: str
+    description: str
+    build: Callable[..., nn.Module]
+    classifiers: Mapping[str, str]
+    takes_flat: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that this model's builder accepts, with their defaults.
+
+        >>> MODELS["mlp"].options
+        {'hidden': (64,)}
+        """
+        parameters = inspect.signature(self.build).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+MODELS: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        ModelSpec(
+            "mlp",
+            "multi-layer perceptron for any input, one hidden layer of 64 by default",
+            mlp,
+            {"last": "classifier", "all": "classifier"},
+            takes_flat=True,
+        ),
+        ModelSpec(
+            "cnn",
+            "FedAvgCNN: 2 convolutions, 2 linear layers (McMahan et al., 2017; PFedCS, FedTC, FedReMa)",
+            cnn,
+            {"last": "classifier.2", "all": "classifier"},
+        ),
+        ModelSpec(
+            "lenet5",
+            "LeNet-5 with batch norm (LeCun et al., 1998; pFedSim)",
+            lenet5,
+            {"last": "classifier.4", "all": "classifier"},
+        ),
+        ModelSpec(
+            "alexnet_small",
+            "simplified AlexNet: 5 convolutions, 3 linear layers (Krizhevsky et al., 2012; FedReMa)",
+            alexnet_small,
+            {"last": "classifier.2", "all": "classifier"},
+        ),
+        ModelSpec(
+            "resnet8",
+            "residual network, 3 stages of 1 block (He et al., 2016; FedCAC)",
+            resnet8,
+            {"last": "fc", "all": "fc"},
+        ),
+        ModelSpec(
+            "resnet10",
+            "residual network, 4 stages of 1 block (He et al., 2016; FedCAC)",
+            resnet10,
+            {"last": "fc", "all": "fc"},
+        ),
+        ModelSpec(
+            "resnet18",
+            "residual network, 4 stages of 2 blocks (He et al., 2016; PFedCS, FedTC)",
+            resnet18,
+            {"last": "fc", "all": "fc"},
+        ),
+        ModelSpec(
+            "mobilenet_v2",
+            "inverted residuals and linear bottlenecks (Sandler et al., 2018; pFedSim)",
+            mobilenet_v2,
+            {"last": "classifier.1", "all": "classifier.1"},
+        ),
+    )
+}
+"""Every model, by name."""
+
+
+def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
+    """Build a model for inputs of `shape`: (channels, height, width), for `mlp` also (features,).
+
+    The initial weights come from PyTorch's global generator: after the same `torch.manual_seed` they are
+    the same.
+
+    >>> model = build("mlp", (1, 8, 8), 10, hidden=[32])
+    >>> sum(p.numel() for p in model.parameters())
+    2410
+    >>> build("mlp", (1, 8, 8), 10, hiden=[32])
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: unknown option of model mlp 'hiden'; did you mean 'hidden'? (allowed: hidden)
+    """
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    spec = MODELS[name]
+    for option in options:
+        if option not in spec.options:
+            raise unknown(f"option of model {name}", option, spec.options)
+    sides = tuple(shape)
+    wanted = "(channels, height, width)" + (" or (features,)" if spec.takes_flat else "")
+    require(
+        len(sides) == 3 or (spec.takes_flat and len(sides) == 1),
+        f"shape = {sides}: model '{name}' takes inputs of shape {wanted}",
+    )
+    require(
+        all(isinstance(side, int) and side >= 1 for side in sides),
+        f"shape = {sides}: every side must be a whole number of at least 1",
+    )
+    require(
+        isinstance(classes, int) and classes >= 2,
+        f"classes = {classes}: must be a whole number of at least 2",
+    )
+    return spec.build(sides, classes, **options)

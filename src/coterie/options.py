@@ -1,0 +1,121 @@
+"""Typed options from plain values: the same checks behind Python, TOML and the command line."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from coterie.errors import CoterieError, unknown
+
+T = TypeVar("T")
+
+
+def option_fields(cls: type) -> dict[str, Field[Any]]:
+    """The options of a dataclass, by name."""
+    return {item.name: item for item in fields(cls) if item.init}
+
+
+def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of a dataclass from plain values, each checked against the type of its field.
+
+    >>> from coterie.methods import FedProx
+    >>> build("method", "fedprox", FedProx, {"mu": "0.1"})
+    FedProx(mu=0.1)
+    >>> build("method", "fedprox", FedProx, {"mo": 1})
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: unknown option of fedprox 'mo'; did you mean 'mu'? (allowed: mu)
+    """
+    known, hints = option_fields(cls), get_type_hints(cls)
+    for option in values:
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+    for option, item in known.items():
+        if option not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise CoterieError(f"{kind} '{name}' needs the option '{option}'")
+    return cls(**{option: coerced(option, value, hints[option]) for option, value in values.items()})
+
+
+def coerced(option: str, value: Any, wanted: Any) -> Any:
+    """`value` as the wanted type, if it says so without loss; strings from a command line are read.
+
+    >>> coerced("clients", "20", int), coerced("alpha", 1, float), coerced("cap", "no", bool)
+    (20, 1.0, False)
+    """
+    for candidate in _alternatives(wanted):
+        try:
+            return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
+        except (ValueError, TypeError):
+            continue
+    raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}")
+
+
+def _alternatives(wanted: Any) -> list[Any]:
+    if get_origin(wanted) in (typing.Union, types.UnionType):
+        # Strings take anything, so they come last.
+        return sorted(get_args(wanted), key=lambda one: (one is str, one is float))
+    return [wanted]
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)
+
+
+_WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    try:
+        return _WORDS[str(value).lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _none(value: Any) -> None:
+    if value is not None and str(value).lower() != "none":
+        raise ValueError
+
+
+_READERS: dict[Any, Any] = {int: _int, float: _float, bool: _bool, str: _str, type(None): _none}
+
+
+def _literal(value: Any, wanted: Any) -> Any:
+    if value in get_args(wanted):
+        return value
+    raise ValueError
+
+
+def _spoken(wanted: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    spoken = [
+        names.get(one) or "one of " + ", ".join(map(str, get_args(one))) for one in _alternatives(wanted)
+    ]
+    return " or ".join(spoken)

@@ -1,0 +1,41 @@
+"""Partition rules: how the samples of one data set are shared among clients.
+
+A rule is a frozen dataclass of options; calling it gives a `Partition`:
+
+>>> import torch
+>>> from coterie.data.dataset import Dataset
+>>> data = Dataset("toy", torch.zeros(400, 1), torch.arange(400) % 4, classes=4)
+>>> part = PARTITIONS["dirichlet"](clients=4, alpha=0.5)(data, seed=1, split=Split(test=0.5))
+>>> part.clients, part.rule, part.parameters["alpha"]
+(4, 'dirichlet', 0.5)
+"""
+
+from coterie.partition.dirichlet import Dirichlet
+from coterie.partition.dominant import Dominant
+from coterie.partition.iid import Iid
+from coterie.partition.origin import DirichletPerClient, TwoClass
+from coterie.partition.owners import ByClient, ByDomain
+from coterie.partition.partition import Partition
+from coterie.partition.pathological import Pathological
+from coterie.partition.rule import Rule
+from coterie.partition.split import Split
+
+PARTITIONS: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, ByDomain, ByClient)
+}
+
+__all__ = [
+    "PARTITIONS",
+    "ByClient",
+    "ByDomain",
+    "Dirichlet",
+    "DirichletPerClient",
+    "Dominant",
+    "Iid",
+    "Partition",
+    "Pathological",
+    "Rule",
+    "Split",
+    "TwoClass",
+]

@@ -1,0 +1,231 @@
+"""Which client holds which samples: the result of every partition rule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from coterie.data.dataset import Dataset
+from coterie.errors import CoterieError, require
+from coterie.partition.split import Indices
+from coterie.rng import numpy_stream
+
+Plain = int | float | str | bool
+Part = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+FORMAT = "coterie partition 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The samples of every client, and all that is needed to draw them again.
+
+    `train`, `validation` and `test` hold one int64 index array per client. `parameters` holds the rule's
+    options, the seed and the split. `keys [K]` are the clients' identities for random streams: they travel
+    with the clients when these are relabelled. `held_out` lists the clients that take no part in training
+    and are kept for onboarding tests.
+
+    >>> two = Partition(train=(np.array([0, 1, 2]), np.array([4])), test=(np.array([3]), np.array([5])))
+    >>> two.clients, two.sizes.tolist(), two.names
+    (2, [3, 1], ('0', '1'))
+    >>> two.permuted([1, 0]).sizes.tolist(), two.permuted([1, 0]).names
+    ([1, 3], ('1', '0'))
+    """
+
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    validation: tuple[Indices, ...] = ()
+    rule: str = "given"
+    parameters: Mapping[str, Plain] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    held_out: tuple[int, ...] = ()
+    keys: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        count = len(self.train)
+        require(count > 0, "partition: there are no clients; at least 1 is needed")
+        for part in PARTS:
+            arrays = [np.array(indices, dtype=np.int64) for indices in getattr(self, part)]
+            if part == "validation" and not arrays:
+                arrays = [np.empty(0, np.int64) for _ in range(count)]
+            object.__setattr__(self, part, tuple(arrays))
+            require(len(arrays) == count, f"partition: {part} has {len(arrays)} clients, train has {count}")
+        keys = np.array(self.keys, dtype=np.int64)
+        object.__setattr__(self, "keys", keys if len(keys) else np.arange(count, dtype=np.int64))
+        object.__setattr__(self, "names", tuple(self.names) or tuple(str(k) for k in range(count)))
+        object.__setattr__(self, "held_out", tuple(sorted(int(k) for k in self.held_out)))
+        object.__setattr__(self, "parameters", dict(self.parameters))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        self._require_consistent_labels()
+
+    def _require_consistent_labels(self) -> None:
+        count = self.clients
+        require(len(self.names) == count, f"partition: {len(self.names)} names for {count} clients")
+        require(
+            len(self.keys) == count and len(np.unique(self.keys)) == count,
+            f"partition: keys must be {count} different numbers, one per client",
+        )
+        require(
+            len(set(self.held_out)) == len(self.held_out) and all(0 <= k < count for k in self.held_out),
+            f"held_out = {self.held_out}: must be different clients within 0..{count - 1}",
+        )
+        for option, value in self.parameters.items():
+            require(
+                isinstance(value, Plain),
+                f"partition: parameter {option} = {value!r}: must be a number, a string or a bool",
+            )
+
+    @property
+    def clients(self) -> int:
+        """The number of clients K, those held out included."""
+        return len(self.train)
+
+    @property
+    def sizes(self) -> Indices:
+        """The number of training samples of every client: `[K]`."""
+        return np.array([len(indices) for indices in self.train], dtype=np.int64)
+
+    def class_counts(self, dataset: Dataset, part: Part = "train") -> Indices:
+        """How many samples of each class every client holds in one part: `[K, C]`."""
+        arrays: tuple[Indices, ...] = getattr(self, part)
+        return np.stack([dataset.class_counts(indices) for indices in arrays])
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 over rule, parameters, indices, keys and held-out clients; the same on every machine."""
+        digest = hashlib.sha256(f"{FORMAT}\n{self.rule}\n{_json(self.parameters)}\n".encode())
+        for name, array in sorted(self._arrays().items()):
+            digest.update(f"{name} {len(array)}\n".encode())
+            digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and (self.hash, self.names) == (other.hash, other.names)
+
+    def __hash__(self) -> int:
+        return int(self.hash[:15], 16)
+
+    def permuted(self, order: Sequence[int]) -> Partition:
+        """The same clients under new labels: client i of the result is client `order[i]` of this one."""
+        require(
+            sorted(order) == list(range(self.clients)),
+            f"order = {list(order)}: must hold each client 0..{self.clients - 1} once",
+        )
+        return replace(
+            self,
+            train=tuple(self.train[k] for k in order),
+            validation=tuple(self.validation[k] for k in order),
+            test=tuple(self.test[k] for k in order),
+            names=tuple(self.names[k] for k in order),
+            held_out=tuple(new for new, old in enumerate(order) if old in self.held_out),
+            keys=self.keys[list(order)],
+        )
+
+    def with_held_out(self, amount: int | float, seed: int) -> Partition:
+        """Keep some clients apart for onboarding tests: an int is their number, a float their share.
+
+        The draw is made among the clients' keys, so relabelled clients are held out alike.
+
+        >>> ten = Partition(train=(np.array([0]),) * 10, test=(np.array([1]),) * 10)
+        >>> len(ten.with_held_out(3, seed=0).held_out), len(ten.with_held_out(0.2, seed=0).held_out)
+        (3, 2)
+        """
+        share = isinstance(amount, float)
+        count = max(1, round(amount * self.clients)) if share and 0 < amount < 1 else amount
+        require(
+            isinstance(count, int) and not isinstance(count, bool) and 0 <= count < self.clients,
+            f"held_out = {amount}: must be a number of clients from 0 to {self.clients - 1}, "
+            "or a share above 0 and below 1 that leaves a client for training",
+        )
+        stream = numpy_stream(seed, "partition:held_out")
+        chosen = stream.permutation(np.sort(self.keys))[: int(count)]
+        return replace(
+            self,
+            held_out=tuple(np.flatnonzero(np.isin(self.keys, chosen)).tolist()),
+            parameters={**self.parameters, "held_out": amount, "held_out_seed": seed},
+        )
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise a `CoterieError` that names the client whose samples are missing, out of range or leaked."""
+        for client, name in enumerate(self.names):
+            require(
+                len(self.train[client]) > 0,
+                f"client '{name}' has no training samples; use fewer clients or a larger minimum size",
+            )
+            for part in PARTS:
+                indices: Indices = getattr(self, part)[client]
+                bad = indices[(indices < 0) | (indices >= len(dataset))]
+                require(
+                    len(bad) == 0,
+                    f"client '{name}': {part} names sample {bad[:1].tolist()}, but data '{dataset.name}' has "
+                    f"samples 0..{len(dataset) - 1}",
+                )
+            for part in ("validation", "test"):
+                leaked = np.intersect1d(self.train[client], getattr(self, part)[client])
+                require(
+                    len(leaked) == 0, f"client '{name}': {len(leaked)} samples are in both train and {part}"
+                )
+
+    def save(self, path: str | Path) -> None:
+        """Write one .safetensors file: concatenated indices with offsets, and JSON metadata."""
+        about = {"rule": self.rule, "parameters": self.parameters, "notes": self.notes, "names": self.names}
+        metadata = {"format": FORMAT, "sha256": self.hash, "about": _json(about)}
+        target = Path(path)
+        # A reader never meets a half-written file: it is complete before it gets its name.
+        partial = target.with_name(target.name + ".partial")
+        partial.write_bytes(to_safetensors(self._arrays(), metadata))
+        partial.replace(target)
+
+    @staticmethod
+    def load(path: str | Path) -> Partition:
+        """Read what `save` wrote; the stored hash must match."""
+        require(Path(path).is_file(), f"partition file '{path}' does not exist")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            require(metadata.get("format") == FORMAT, f"'{path}' is not a file of the format '{FORMAT}'")
+            about = json.loads(metadata["about"])
+            loaded = Partition(
+                **{part: tuple(_ragged(arrays, part)) for part in PARTS},
+                rule=about["rule"],
+                parameters=about["parameters"],
+                notes=tuple(about["notes"]),
+                names=tuple(about["names"]),
+                held_out=tuple(arrays["held_out"].tolist()),
+                keys=arrays["keys"],
+            )
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise CoterieError(f"partition file '{path}' cannot be read: {error}") from error
+        require(
+            loaded.hash == metadata.get("sha256"),
+            f"partition file '{path}' is damaged: its SHA-256 does not match its contents",
+        )
+        return loaded
+
+    def _arrays(self) -> dict[str, Indices]:
+        arrays = {"keys": self.keys, "held_out": np.array(self.held_out, dtype=np.int64)}
+        for part in PARTS:
+            rows: tuple[Indices, ...] = getattr(self, part)
+            arrays[part] = np.concatenate(rows)
+            arrays[f"{part}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return arrays
+
+
+def _ragged(arrays: Mapping[str, Indices], part: str) -> list[Indices]:
+    offsets = arrays[f"{part}_offsets"]
+    return [arrays[part][start:end] for start, end in pairwise(offsets)]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,129 @@
+"""What all partition rules have in common: from shares of the data to a checked `Partition`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from coterie.data.dataset import Dataset
+from coterie.errors import require
+from coterie.partition.partition import Partition, Plain
+from coterie.partition.split import Indices, Split
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a rule decided: each client's samples, before they are split.
+
+    `tests` is given by rules that draw test samples from elsewhere; the others leave it `None` and get a
+    split. `resolved` holds options whose value depended on the data.
+    """
+
+    pools: list[Indices]
+    tests: list[Indices] | None = None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    resolved: Mapping[str, Plain] = field(default_factory=dict)
+
+
+class Rule(ABC):
+    """A partition rule: a frozen dataclass of options that is called with a data set and a seed.
+
+    `name` is its name in the registry, `default_split` the split of the protocol it comes from.
+    """
+
+    name: ClassVar[str]
+    default_split: ClassVar[Split] = Split()
+
+    @abstractmethod
+    def shares(self, dataset: Dataset, seed: int) -> Shares:
+        """Decide which samples each client holds."""
+
+    def __call__(self, dataset: Dataset, seed: int, split: Split | None = None) -> Partition:
+        """Partition the data; without `split` the rule's own default is used.
+
+        Rules that take their test samples from elsewhere ignore `split.test` and honour `split.validation`.
+        """
+        require_count("seed", seed, least=0)
+        split = split or self.default_split
+        shares = self.shares(dataset, seed)
+        # `check` would say the same later, but an empty pool cannot even be split.
+        for client, pool in enumerate(shares.pools):
+            label = shares.names[client] if shares.names else str(client)
+            require(
+                len(pool) > 0, f"client '{label}' has no samples in data '{dataset.name}'; use fewer clients"
+            )
+        if shares.tests is None:
+            parts = [split(pool, seed, client) for client, pool in enumerate(shares.pools)]
+        else:
+            parts = [
+                (*split.without_validation(pool, seed, client), np.sort(test))
+                for client, (pool, test) in enumerate(zip(shares.pools, shares.tests, strict=True))
+            ]
+        train, validation, test = zip(*parts, strict=True)
+        # Only dataclasses are rules; `fields` needs to be told so.
+        options: Any = self
+        parameters: dict[str, Plain] = {
+            **{option.name: getattr(self, option.name) for option in fields(options)},
+            **shares.resolved,
+            "seed": seed,
+            "test": split.test if shares.tests is None else "by origin",
+            "validation": split.validation,
+            "data": dataset.name,
+            "data_size": len(dataset),
+        }
+        partition = Partition(
+            train=train,
+            validation=validation,
+            test=test,
+            rule=self.name,
+            parameters=parameters,
+            notes=shares.notes,
+            names=shares.names,
+        )
+        partition.check(dataset)
+        return partition
+
+
+def require_count(option: str, value: int, least: int = 1) -> None:
+    """Raise unless `value` is a whole number of at least `least`.
+
+    >>> require_count("clients", 0)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: clients = 0: must be a whole number of at least 1
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require(whole and value >= least, f"{option} = {value}: must be a whole number of at least {least}")
+
+
+def require_alpha(alpha: float) -> None:
+    """Raise unless `alpha` is a usable Dirichlet concentration."""
+    usable = math.isfinite(alpha) and 1e-6 <= alpha <= 1e6
+    require(usable, f"alpha = {alpha}: must be greater than 0 (from 1e-06 to 1e+06)")
+
+
+def require_enough_samples(clients: int, dataset: Dataset) -> None:
+    """Raise if there are more clients than samples."""
+    require(
+        clients <= len(dataset),
+        f"clients = {clients}: must be at most {len(dataset)}, the samples in data '{dataset.name}'",
+    )
+
+
+def by_class(dataset: Dataset, start: int = 0, end: int | None = None) -> list[Indices]:
+    """The indices of every class's samples within `start..end`, in ascending order: C arrays."""
+    labels = dataset.labels[start:end].numpy()
+    order = np.argsort(labels, kind="stable").astype(np.int64) + start
+    ends = np.cumsum(np.bincount(labels, minlength=dataset.classes))
+    return np.split(order, ends[:-1])
+
+
+def cut(samples: Indices, sizes: Indices) -> list[Indices]:
+    """Cut an array into contiguous slices of the given sizes, which add up to its length."""
+    return np.split(samples, np.cumsum(sizes)[:-1])

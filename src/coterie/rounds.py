@@ -1,0 +1,193 @@
+"""The server loop: a round trains rows, then mixes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from coterie.engines import Engine, Trained, Work
+from coterie.evaluate import Evaluation
+from coterie.exchange import Applied, Mix, Uploads, apply
+from coterie.federation import Federation
+from coterie.ledger import declared_bytes, tensor_bytes
+from coterie.local import Score
+from coterie.methods.method import Method
+from coterie.sampling import draw_cohort
+
+# Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
+DELIVERY_CHUNK = 64
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round."""
+
+    round: int
+    cohort: list[int]
+    received: Evaluation | None = None
+    trained: Evaluation | None = None
+    mixes: list[Applied] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+
+class Rounds:
+    """Runs a method on a federation, round by round."""
+
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        engine: Engine,
+        join: float = 1.0,
+        evaluate_every: int = 1,
+    ) -> None:
+        self.method, self.federation, self.engine = method, federation, engine
+        self.join, self.evaluate_every = join, evaluate_every
+        # The last evaluation of what everybody received; clients that sit out a round still hold that.
+        self.latest: Evaluation | None = None
+
+    def run_round(self) -> RoundReport:
+        """One round: draw the cohort, train, exchange, evaluate at both moments."""
+        method, federation = self.method, self.federation
+        federation.round += 1
+        clock = _Clock()
+        cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round)
+        report = RoundReport(federation.round, cohort.tolist())
+        wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
+
+        down = declared_bytes(federation, method.downloads(federation))
+        report.mixes += apply(method.deliver(federation, cohort), federation, _nothing(federation, cohort))
+        clock.lap("exchange")
+        work = Work(method.recipe(federation), method.probes(federation), test=wanted)
+        trained = self.engine.train(federation, work, cohort)
+        clock.lap("train")
+        clock.move("train", "evaluate", trained.test_seconds)
+        if wanted:
+            report.trained = self._evaluate_trained(cohort, trained.scores)
+            clock.lap("evaluate")
+
+        uploads, report.diverged = collect(method, federation, cohort, trained)
+        up = declared_bytes(federation, method.uploads(federation))
+        up += sum(tensor_bytes(value[0]) for value in uploads.probes.values())
+        if len(uploads.cohort):
+            report.mixes += apply(method.exchange(uploads), federation, uploads)
+        report.bytes = {"up": up * len(cohort), "down": down * len(cohort)}
+        clock.lap("exchange")
+        if wanted:
+            self.latest = report.received = self.evaluate_received()
+            clock.lap("evaluate")
+        else:
+            self.latest = None
+        report.seconds = clock.seconds
+        return report
+
+    def evaluate_received(self) -> Evaluation:
+        """Test everybody with what they would download now."""
+        return Evaluation.of(self.scores_received())
+
+    def scores_received(self, keep_scores: bool = False) -> list[Score]:
+        """Every client's score with what it would download now."""
+        everyone = self.federation.everyone
+        if not _delivers(self.method):
+            return self.engine.test(self.federation, everyone, keep_scores)
+        scores: list[Score] = []
+        for clients in everyone.split(DELIVERY_CHUNK):
+            with _as_delivered(self.method, self.federation, clients):
+                scores += self.engine.test(self.federation, clients, keep_scores)
+        return scores
+
+    def _evaluate_trained(self, cohort: Tensor, scores: list[Score]) -> Evaluation:
+        """The cohort with its trained models, everybody else with the model they hold."""
+        newest = Evaluation.of(scores)
+        if len(cohort) == self.federation.clients:
+            return newest
+        if self.latest is None or _delivers(self.method):
+            resting = torch.ones(self.federation.clients, dtype=torch.bool)
+            resting[cohort] = False
+            others = self.federation.everyone[resting]
+            by_client = dict(zip(others.tolist(), self.engine.test(self.federation, others), strict=True))
+            by_client |= dict(zip(cohort.tolist(), scores, strict=True))
+            return Evaluation.of([by_client[client] for client in range(self.federation.clients)])
+        return self.latest.updated(cohort.numpy(), newest)
+
+
+def collect(
+    method: Method, federation: Federation, cohort: Tensor, trained: Trained
+) -> tuple[Uploads, list[int]]:
+    """Keep every client's personal columns with it, and gather what the method declared as uploads.
+
+    A client whose rows are not finite is left out: it keeps its last good row and is named.
+    """
+    finite = torch.ones(len(cohort), dtype=torch.bool)
+    for rows in trained.rows.values():
+        finite &= _finite_rows(rows)
+    diverged = cohort[~finite].tolist()
+    if diverged:
+        cohort = cohort[finite]
+        trained = Trained(
+            {slot: rows[finite] for slot, rows in trained.rows.items()},
+            {name: value[finite] for name, value in trained.probes.items()},
+        )
+    for name, rows in trained.rows.items():
+        slot = federation[name]
+        slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
+    federation.taken_part[cohort] = True
+    declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
+    return Uploads(federation, cohort, trained.rows, declared, trained.probes), diverged
+
+
+def _finite_rows(rows: Tensor) -> Tensor:
+    """Which rows hold finite numbers only: a sum is finite unless an element is not (or it overflows)."""
+    sums = torch.isfinite(rows.sum(1))
+    if not bool(sums.all()):
+        sums = torch.isfinite(rows).all(1)
+    return sums
+
+
+def _delivers(method: Method) -> bool:
+    return type(method).deliver is not Method.deliver
+
+
+def _nothing(federation: Federation, clients: Tensor) -> Uploads:
+    return Uploads(federation, clients, {}, {})
+
+
+class _as_delivered:  # noqa: N801 (used like a function)
+    """While inside, `clients` hold what they would download; afterwards what they held before."""
+
+    def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:
+        self.federation, self.clients = federation, clients
+        self.mixes: Iterable[Mix] = list(method.deliver(federation, clients))
+        self.kept: dict[str, Tensor] = {}
+
+    def __enter__(self) -> None:
+        for mix in self.mixes:
+            self.kept[mix.target] = self.federation[mix.target].own[self.clients]
+        apply(self.mixes, self.federation, _nothing(self.federation, self.clients))
+
+    def __exit__(self, *_: object) -> None:
+        for target, rows in self.kept.items():
+            self.federation[target].own[self.clients] = rows
+
+
+class _Clock:
+    """Seconds by activity."""
+
+    def __init__(self) -> None:
+        self.seconds = {"train": 0.0, "exchange": 0.0, "evaluate": 0.0}
+        self._last = time.perf_counter()
+
+    def lap(self, activity: str) -> None:
+        now = time.perf_counter()
+        self.seconds[activity] += now - self._last
+        self._last = now
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds

@@ -1,0 +1,188 @@
+"""Running an experiment from start or checkpoint to the end, with everything recorded on the way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coterie.config import complete, experiment_from
+from coterie.engines import make_engine
+from coterie.errors import CoterieError, require
+from coterie.evaluate import final_metrics
+from coterie.experiment import Experiment, Prepared
+from coterie.history import History, as_line
+from coterie.newcomers import onboard
+from coterie.record import LOG, RunDirectory, refuse_existing
+from coterie.result import Result
+from coterie.rounds import RoundReport, Rounds
+
+log = logging.getLogger("coterie")
+
+OnRound = Callable[[RoundReport, Prepared], None]
+
+
+def run(experiment: Experiment, out: Path | None = None, on_round: OnRound | None = None) -> Result:
+    """Run an experiment; with `out`, record it in a new run directory."""
+    if out is not None:
+        refuse_existing(out)
+    require(
+        out is not None or not experiment.checkpoint_every,
+        f"checkpoint_every = {experiment.checkpoint_every}: a checkpoint needs an output directory (out)",
+    )
+    prepared = experiment.prepare()
+    directory = None if out is None else RunDirectory.create(out, complete(experiment), prepared.partition)
+    return _finish(prepared, directory, on_round)
+
+
+def resume(path: Path, on_round: OnRound | None = None, experiment: Experiment | None = None) -> Result:
+    """Carry a killed run on from its last checkpoint; it ends bit-identical to one that was never interrupted.
+
+    A run that used Python objects of its own (data, model) needs the same `experiment` again.
+    """
+    directory = RunDirectory.open(path)
+    if directory.finished:
+        raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
+    experiment = experiment or experiment_from(directory.config())
+    prepared = replace(experiment, partition=directory.partition(), held_out=0).prepare()
+    return _finish(replace(prepared, experiment=experiment), directory, on_round)
+
+
+def _finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
+    with _quiet_state(prepared.experiment.threads), _log_file(directory):
+        return _run_rounds(prepared, directory, on_round)
+
+
+def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
+    experiment, method = prepared.experiment, prepared.method
+    federation, problem = prepared.federation(), prepared.problem()
+    history = History([len(index) for index in problem.test])
+    if directory is not None:
+        directory.restore(federation)
+        history.lines = directory.lines(up_to=federation.round)
+    engine = make_engine(experiment.engine, problem, method, experiment.seed)
+    names = [prepared.partition.names[client] for client in prepared.participants]
+    try:
+        rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every)
+        rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
+        for note in prepared.partition.notes:
+            log.info("partition: %s", note)
+        while federation.round < experiment.rounds:
+            report = rounds.run_round()
+            history.lines.append(as_line(report))
+            _record(report, prepared, rounds, history, directory, names)
+            if on_round is not None:
+                on_round(report, prepared)
+        labels = [problem.labels[index].numpy() for index in problem.test]
+        quality = final_metrics(rounds.scores_received(keep_scores=True), labels)
+    finally:
+        engine.close()
+    summary = _summary(prepared, history, names, quality)
+    if prepared.partition.held_out:
+        summary["newcomers"] = {
+            moment: {"mean": scores.mean, "weighted": scores.weighted, "accuracy": scores.accuracy.tolist()}
+            for moment, scores in onboard(prepared, federation).items()
+        }
+    if directory is not None:
+        directory.finish(federation, summary)
+    return Result(prepared, federation, history, summary)
+
+
+def _record(
+    report: RoundReport,
+    prepared: Prepared,
+    rounds: Rounds,
+    history: History,
+    directory: RunDirectory | None,
+    names: list[str],
+) -> None:
+    experiment = prepared.experiment
+    for client in report.diverged:
+        log.warning(
+            "round %d: client %s diverged (its weights are not finite); it is left out of the round and keeps its "
+            "last good model. A smaller lr or clip= may help.",
+            report.round,
+            names[client],
+        )
+    if directory is None:
+        return
+    directory.add_line(history.lines[-1])
+    every = experiment.record_every
+    if report.mixes and every and (report.round % every == 0 or report.round == experiment.rounds):
+        directory.add_mixes(report.round, report.mixes)
+    if experiment.checkpoint_every and report.round % experiment.checkpoint_every == 0:
+        directory.checkpoint(rounds.federation)
+
+
+def _summary(
+    prepared: Prepared, history: History, names: list[str], quality: dict[str, float | None]
+) -> dict[str, Any]:
+    experiment = prepared.experiment
+    received, trained = history.last("received"), history.last("trained")
+    assert received is not None
+    assert trained is not None
+    config = complete(experiment)
+    clients = [
+        {
+            "client": name,
+            "size": int(prepared.partition.sizes[client]),
+            "received": float(received.accuracy[row]),
+            "trained": float(trained.accuracy[row]),
+        }
+        for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
+    ]
+    return {
+        "method": config["method"],
+        "rounds": experiment.rounds,
+        "seconds": history.seconds(),
+        "accuracy": history.accuracy(),
+        "worst_decile": {"received": received.worst_decile, "trained": trained.worst_decile},
+        "std": {"received": received.std, "trained": trained.std},
+        **quality,
+        "clients": clients,
+        "diverged": history.diverged(dict(enumerate(names))),
+        "bytes": history.bytes(),
+        "partition": {
+            "hash": prepared.partition.hash,
+            "notes": list(prepared.partition.notes),
+        },
+        "engine": experiment.engine,
+        "config": config,
+    }
+
+
+@contextmanager
+def _quiet_state(threads: int) -> Iterator[None]:
+    """Use the wished number of threads, and leave PyTorch's global state as it was."""
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _log_file(directory: RunDirectory | None) -> Iterator[None]:
+    """Keep the run's log in its directory."""
+    if directory is None:
+        yield
+        return
+    handler = logging.FileHandler(directory.path / LOG, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,44 @@
+"""Parts of the local objective beyond cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+RECEIVED = "received"  # the anchor that means: the model as it was downloaded
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """(μ/2)‖w − anchor‖²: pulls the row towards what was received, or towards a slot.
+
+    >>> import torch
+    >>> Proximal(0.5).gradient(torch.tensor([3.0]), lambda slot: torch.tensor([1.0]))
+    tensor([1.])
+    """
+
+    strength: float
+    anchor: str = RECEIVED
+
+    def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
+        """μ(w − anchor)."""
+        return self.strength * (row - anchor(self.anchor))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """⟨factor · slot, w⟩: adds a constant direction to every gradient.
+
+    >>> import torch
+    >>> Linear("dual", -1.0).gradient(torch.tensor([3.0]), lambda slot: torch.tensor([2.0]))
+    tensor([-2.])
+    """
+
+    slot: str
+    factor: float = 1.0
+
+    def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
+        """The direction itself, wherever the row is."""
+        return self.factor * anchor(self.slot)

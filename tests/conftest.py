@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def requires_data(name: str) -> pytest.MarkDecorator:
+    """Skip a test of real data unless COTERIE_DATA names a folder that holds the data set's sub-folder."""
+    root = os.environ.get("COTERIE_DATA", "")
+    present = bool(root) and (Path(root) / name).is_dir()
+    return pytest.mark.skipif(not present, reason=f"needs COTERIE_DATA with a sub-folder '{name}'")

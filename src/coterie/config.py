@@ -60,9 +60,7 @@ def complete(experiment: Experiment) -> Config:
             config[item.name] = value
     if isinstance(rule, Rule):
         config |= {
-            name: value
-            for name in options.option_fields(type(rule))
-            if (value := getattr(rule, name)) is not None
+            name: value for name in options.option_fields(type(rule)) if (value := getattr(rule, name)) is not None
         }
     config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
     config["set"] = {name: value for name, value in config["set"].items() if value is not None}
@@ -82,9 +80,7 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     if rule_name.startswith("given") or any(
         str(values.get(key, "")).startswith("given (") for key in ("data", "model")
     ):
-        raise CoterieError(
-            "this run used Python objects of its own (data, model or partition): repeat it from Python"
-        )
+        raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
     if rule_name not in PARTITIONS:
         raise unknown("partition", rule_name, PARTITIONS)
     rule_options = options.option_fields(PARTITIONS[rule_name])

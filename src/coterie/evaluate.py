@@ -76,9 +76,7 @@ def over_rounds(values: Sequence[float]) -> dict[str, float]:
     return {"best": max(values), "last": values[-1], "last5": float(np.mean(values[-5:]))}
 
 
-def final_metrics(
-    scores: Sequence[Score], labels: Sequence[npt.NDArray[np.int64]]
-) -> dict[str, float | None]:
+def final_metrics(scores: Sequence[Score], labels: Sequence[npt.NDArray[np.int64]]) -> dict[str, float | None]:
     """Macro-F1 and one-against-rest AUC, each the mean over clients that can have one.
 
     A client's AUC is over the classes in its own test data; with a single class there is none.

@@ -35,9 +35,7 @@ class Uploads:
         """The uploaded columns of `group`, a row per client of the cohort: `[m, |group|]`."""
         columns = self.federation.layout.columns(group)
         if not columns <= self.declared.get(slot, Columns()):
-            raise CoterieError(
-                f"'{group}' of slot '{slot}' was read on the server but is not among the uploads"
-            )
+            raise CoterieError(f"'{group}' of slot '{slot}' was read on the server but is not among the uploads")
         return columns.within(self.federation[slot].columns).take(self.trained[slot])
 
 
@@ -137,16 +135,10 @@ class _BoundMix:
         rows, sources = mix.weights.shape
         learned_from = uploads.cohort if self.from_upload else federation.everyone
         if sources != len(learned_from):
-            raise CoterieError(
-                f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows"
-            )
+            raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
         self.clients = uploads.cohort if rows == len(uploads.cohort) else federation.everyone
-        fits = (
-            rows == 1
-            if self.to_shared
-            else rows == len(self.clients) and self.columns <= self.target.own_columns
-        )
+        fits = rows == 1 if self.to_shared else rows == len(self.clients) and self.columns <= self.target.own_columns
         if not fits:
             kind = "shared" if self.to_shared else "personal"
             raise CoterieError(

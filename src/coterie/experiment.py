@@ -45,7 +45,7 @@ class Experiment:
 
     method: Method | str = "fedavg"
     data: Dataset | str = "digits"
-    partition: Rule | Partition | str = Dirichlet(alpha=0.1, clients=20)
+    partition: Rule | Partition | str = "dirichlet"
     model: nn.Module | str = "mlp"
     classifier: str = "last"
     rounds: int = 20
@@ -81,9 +81,7 @@ class Experiment:
         require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
         require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
         require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
-        require(
-            self.record_every >= 0, f"record_every = {self.record_every}: must not be negative (0: never)"
-        )
+        require(self.record_every >= 0, f"record_every = {self.record_every}: must not be negative (0: never)")
         require(
             self.checkpoint_every >= 0,
             f"checkpoint_every = {self.checkpoint_every}: must not be negative (0: never)",
@@ -153,9 +151,7 @@ class Experiment:
         if isinstance(self.model, nn.Module):
             module, classifier = copy.deepcopy(self.model), self.classifier
             if classifier in ("last", "all"):
-                raise CoterieError(
-                    f"classifier = '{classifier}': name the module of your model that is its classifier"
-                )
+                raise CoterieError(f"classifier = '{classifier}': name the module of your model that is its classifier")
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(stream_seed(self.seed, "model"))

@@ -60,8 +60,7 @@ class History:
         """`[moment][mean | weighted][best | last | last5]`."""
         return {
             moment: {
-                mean: over_rounds([entry[mean] for entry in self.evaluations(moment)])
-                for mean in ("mean", "weighted")
+                mean: over_rounds([entry[mean] for entry in self.evaluations(moment)]) for mean in ("mean", "weighted")
             }
             for moment in MOMENTS
         }

@@ -129,12 +129,12 @@ def require_classifier(module: nn.Module, path: str) -> nn.Module:
     modules = {name: sub for name, sub in module.named_modules() if name and list(sub.parameters())}
     if path not in modules:
         raise unknown("classifier module", path, modules)
-    return modules[path]
+    return module.get_submodule(path)
 
 
 def _entries(module: nn.Module) -> Iterator[Entry]:
     position = 0
-    tensors = [(name, p, False) for name, p in module.named_parameters()]
+    tensors: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point():
             tensors.append((name, buffer, True))
@@ -145,9 +145,7 @@ def _entries(module: nn.Module) -> Iterator[Entry]:
         )
     for name, tensor, is_buffer in tensors:
         if tensor.dtype != torch.float32:
-            raise CoterieError(
-                f"tensor '{name}' is {tensor.dtype}; rows hold float32: call module.float() first"
-            )
+            raise CoterieError(f"tensor '{name}' is {tensor.dtype}; rows hold float32: call module.float() first")
         yield Entry(name, tuple(tensor.shape), position, position + tensor.numel(), is_buffer)
         position += tensor.numel()
 

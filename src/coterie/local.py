@@ -199,9 +199,7 @@ class Trainer:
         held = federation[phase.slot].columns & layout.columns("parameters")
         self.columns = layout.columns(phase.train) & held
         if not self.columns:
-            raise CoterieError(
-                f"a phase trains '{phase.train}', of which slot '{phase.slot}' holds no parameters"
-            )
+            raise CoterieError(f"a phase trains '{phase.train}', of which slot '{phase.slot}' holds no parameters")
         self.network.train_only(self.columns)
         self.head_only = self.columns <= layout.columns("classifier")
         self.network.mode(True)
@@ -235,13 +233,11 @@ class Trainer:
         loss = self.phase.terms[0](batch)
         for term in self.phase.terms[1:]:
             loss = loss + term(batch)
-        loss.mean().backward()  # type: ignore[no-untyped-call]
+        loss.mean().backward()
         if self.phase.row_terms:
             self._add_row_terms()
         if self.clip:
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads])
-            )
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads]))
             scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
             for grad in self._grads:
                 grad.mul_(scale)
@@ -260,10 +256,14 @@ class Trainer:
         return self.worker.received(self.phase.slot if slot == RECEIVED else slot)
 
     def _add_row_terms(self) -> None:
-        for (start, stop), grad in zip(self.columns.spans, self._grads, strict=True):
-            row = self.network.row[start:stop]
+        for span, grad in zip(self.columns.spans, self._grads, strict=True):
+            part = slice(*span)
+
+            def anchor(slot: str, part: slice = part) -> Tensor:
+                return self.anchor(slot)[part]
+
             for term in self.phase.row_terms:
-                grad.add_(term.gradient(row, lambda slot, a=start, b=stop: self.anchor(slot)[a:b]))
+                grad.add_(term.gradient(self.network.row[part], anchor))
 
     def _make_optimiser(self) -> torch.optim.Optimizer:
         """The worker's optimiser for these columns, with fresh state: nothing carries over between clients."""
@@ -284,7 +284,7 @@ class Trainer:
         for group in self.phase.rates:
             parts.append(layout.columns(group) & rest)
             rest = rest - layout.columns(group)
-        options = {"momentum": settings.momentum} if settings.momentum else {}
+        options: dict[str, float] = {"momentum": settings.momentum} if settings.momentum else {}
         groups = [{"params": self._leaves(part)} for part in (*parts, rest)]
         if settings.optimizer != "rprop":
             options["weight_decay"] = settings.weight_decay

@@ -22,9 +22,7 @@ def welcome(prepared: Prepared, trained: Federation) -> Federation:
     for name, slot in newcomers.slots.items():
         source = trained[name]
         slot.shared.copy_(source.shared)
-        uploaded = (
-            slot.own_columns & trained.layout.columns(declared[name]) if name in declared else Columns()
-        )
+        uploaded = slot.own_columns & trained.layout.columns(declared[name]) if name in declared else Columns()
         if uploaded and len(veterans):
             mean = source.rows(veterans, uploaded).mean(0, keepdim=True)
             slot.write_own(newcomers.everyone, uploaded, mean.expand(newcomers.clients, -1))

@@ -115,7 +115,5 @@ def _literal(value: Any, wanted: Any) -> Any:
 
 def _spoken(wanted: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    spoken = [
-        names.get(one) or "one of " + ", ".join(map(str, get_args(one))) for one in _alternatives(wanted)
-    ]
+    spoken = [names.get(one) or "one of " + ", ".join(map(str, get_args(one))) for one in _alternatives(wanted)]
     return " or ".join(spoken)

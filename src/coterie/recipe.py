@@ -118,7 +118,7 @@ class Training:
 
 
 # Optimisers that update each element on its own, so that a row may be trained as one flat tensor.
-OPTIMISERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,

@@ -111,7 +111,12 @@ class RunDirectory:
         """The recorded mixes of a round."""
         tensors, metadata = load_tensors(self.path / MIXES / f"{round:05d}.safetensors")
         return [
-            Applied(**about, **{part: tensors[f"{number}.{part}"] for part in ("weights", "rows", "columns")})
+            Applied(
+                weights=tensors[f"{number}.weights"],
+                rows=tensors[f"{number}.rows"],
+                columns=tensors[f"{number}.columns"],
+                **about,
+            )
             for number, about in enumerate(json.loads(metadata["mixes"]))
         ]
 
@@ -147,8 +152,6 @@ def refuse_existing(path: Path) -> None:
     if path.is_file():
         raise CoterieError(f"out = {path}: is a file; name a directory")
     if (path / CONFIG).exists():
-        raise CoterieError(
-            f"out = {path}: already holds a run; name another directory, or 'coterie resume {path}'"
-        )
+        raise CoterieError(f"out = {path}: already holds a run; name another directory, or 'coterie resume {path}'")
     if path.is_dir() and any(path.iterdir()):
         raise CoterieError(f"out = {path}: is not empty; name a new directory")

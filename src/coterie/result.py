@@ -24,6 +24,10 @@ class MomentAccuracy:
     weighted: dict[str, float]
     by_client: Floats
 
+    def __str__(self) -> str:
+        last, best, last5 = (self.mean[at] for at in ("last", "best", "last5"))
+        return f"mean {last:.4f} (best {best:.4f}, last five {last5:.4f})"
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -33,10 +37,7 @@ class Accuracy:
     trained: MomentAccuracy
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{moment:>8}: mean {part.mean['last']:.4f} (best {part.mean['best']:.4f}, last five {part.mean['last5']:.4f})"
-            for moment, part in (("received", self.received), ("trained", self.trained))
-        )
+        return f"received: {self.received}\n trained: {self.trained}"
 
 
 @dataclass(frozen=True)

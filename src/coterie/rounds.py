@@ -117,9 +117,7 @@ class Rounds:
         return self.latest.updated(cohort.numpy(), newest)
 
 
-def collect(
-    method: Method, federation: Federation, cohort: Tensor, trained: Trained
-) -> tuple[Uploads, list[int]]:
+def collect(method: Method, federation: Federation, cohort: Tensor, trained: Trained) -> tuple[Uploads, list[int]]:
     """Keep every client's personal columns with it, and gather what the method declared as uploads.
 
     A client whose rows are not finite is left out: it keeps its last good row and is named.

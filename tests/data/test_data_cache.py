@@ -100,9 +100,7 @@ def test_a_cache_that_cannot_be_written_is_not_needed(root: Path, monkeypatch: p
     assert len(calls) == 2
 
 
-def test_without_settings_the_cache_lies_in_the_users_cache(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_settings_the_cache_lies_in_the_users_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COTERIE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "xdg"))
     monkeypatch.delenv("COTERIE_DATA", raising=False)
@@ -115,8 +113,6 @@ def test_without_settings_the_cache_lies_in_the_users_cache(
 def test_the_root_argument_goes_before_the_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTERIE_DATA", str(root))
     assert len(load("domainnet")) == 4
-    hub_table(
-        root / "b" / "domainnet" / "train.parquet", pixels(1, 3, 64), {"label": [0], "domain": ["real"]}
-    )
+    hub_table(root / "b" / "domainnet" / "train.parquet", pixels(1, 3, 64), {"label": [0], "domain": ["real"]})
     hub_table(root / "b" / "domainnet" / "test.parquet", pixels(1, 3, 64), {"label": [0], "domain": ["real"]})
     assert len(load("domainnet", root / "b")) == 2

@@ -103,9 +103,7 @@ def test_missing_files_of_a_known_set_are_fetched_once(served: tuple[Path, str],
     assert len(known.load(tmp_path / "root")) == 4
 
 
-def test_without_a_network_the_error_names_files_and_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_error_names_files_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     closed = Remote("http://127.0.0.1:9/cifar-10-binary.tar.gz", "md5", "0" * 32)
     known = replace(registry.DATASETS["cifar10"], remotes=(closed,))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixels, scaled, tar_of
 
-from coterie.data import DATASETS, Dataset, load
-from coterie.data import registry as registry_module
+from coterie.data import DATASETS, Dataset, finders, load
+from coterie.data.readers import idx
 from coterie.errors import CoterieError
 
 PARTS = (
@@ -79,9 +79,7 @@ def emnist_arrays() -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 EMNIST = tuple(
-    f"emnist-byclass-{split}-{kind}-ubyte.gz"
-    for split in ("train", "test")
-    for kind in ("images-idx3", "labels-idx1")
+    f"emnist-byclass-{split}-{kind}-ubyte.gz" for split in ("train", "test") for kind in ("images-idx3", "labels-idx1")
 )
 
 
@@ -136,9 +134,7 @@ def test_cifar10_binary_archive(tmp_path: Path) -> None:
 
 def test_cifar100_binary_archive_uses_the_fine_label(tmp_path: Path) -> None:
     images = pixels(4, 3, 32)
-    records = [
-        bytes([19, fine]) + image.tobytes() for fine, image in zip((99, 0, 42, 7), images, strict=True)
-    ]
+    records = [bytes([19, fine]) + image.tobytes() for fine, image in zip((99, 0, 42, 7), images, strict=True)]
     members = {"cifar-100-binary/train.bin": b"".join(records[:3]), "cifar-100-binary/test.bin": records[3]}
     tar_of(tmp_path / "cifar100" / "cifar-100-binary.tar.gz", members)
     check(load("cifar100", tmp_path), images, [99, 0, 42, 7], 3)
@@ -210,9 +206,28 @@ def test_domainnet_owners_are_domains_and_images_are_resized(tmp_path: Path) -> 
     assert data.owners.tolist() == [0, 0, 1, 1, 0, 1]
     assert data.labels.tolist() == [344, 5, 344, 5, 344, 344]
     assert (data.train_size, data.classes) == (4, 345)
-    side = registry_module.DOMAINNET_SIDE
+    side = finders.DOMAINNET_SIDE
     assert data.shape == (3, side, side)
     assert [float(image.mean()) for image in data.inputs] == [-1, -1, 1, 1, -1, 1]
+
+
+def test_another_side_for_domainnet_is_not_served_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domainnet(tmp_path / "domainnet", {"real": 9})
+    load("domainnet", tmp_path)
+    monkeypatch.setattr(finders, "DOMAINNET_SIDE", 16)
+    assert load("domainnet", tmp_path).shape == (3, 16, 16)
+
+
+def test_a_file_that_unpacks_to_an_absurd_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part in PARTS:
+        (folder / f"{part}.gz").write_bytes(gzipped(bytes(100_000)))
+    monkeypatch.setattr(idx, "MOST_ARRAY_BYTES", 99_999)
+    with pytest.raises(CoterieError, match=r"train-images-idx3-ubyte\.gz holds more than 99,999 bytes"):
+        load("mnist", tmp_path)
 
 
 def test_domainnet_without_a_list_or_with_a_bad_line_or_member_is_named(tmp_path: Path) -> None:

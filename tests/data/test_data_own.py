@@ -50,9 +50,7 @@ def test_floats_and_tensors_stay_as_they_are_and_are_copied() -> None:
 
 
 def test_text_labels_and_owners_are_numbered_in_sorted_order_over_both_splits() -> None:
-    data = from_arrays(
-        np.zeros((3, 2)), ["b", "c", "b"], owners=["y", "x", "y"], test=(np.ones((1, 2)), ["a"], ["w"])
-    )
+    data = from_arrays(np.zeros((3, 2)), ["b", "c", "b"], owners=["y", "x", "y"], test=(np.ones((1, 2)), ["a"], ["w"]))
     assert (data.class_names, data.labels.tolist()) == (("a", "b", "c"), [1, 2, 1, 0])
     assert data.owners is not None
     assert (data.owner_names, data.owners.tolist()) == (("w", "x", "y"), [2, 1, 2, 0])
@@ -69,7 +67,7 @@ def test_classes_may_be_more_than_are_seen() -> None:
     ("x", "y", "options", "message"),
     [
         (np.zeros((2, 2)), [0, 0], {}, "1 class; at least 2"),
-        (np.zeros((2, 2)), [0, -1], {}, "labels lie in -1"),
+        (np.zeros((2, 2)), [0, -1], {}, "label -1 of sample 1: labels count from 0"),
         (np.zeros((2, 2)), [0, 5], {"classes": 3}, r"labels lie in 0\.\.5; with 3 classes"),
         (np.zeros((2, 2)), [0, 5_000_000], {}, "number the classes from 0"),
         (np.zeros((2, 2)), [0.0, 0.5], {}, r"label 0\.5 of sample 1 is no integer"),
@@ -97,9 +95,7 @@ def test_classes_may_be_more_than_are_seen() -> None:
         (np.zeros((0, 2)), [], {}, "no samples"),
     ],
 )
-def test_bad_arrays_are_named(
-    x: np.ndarray, y: list[object], options: dict[str, object], message: str
-) -> None:
+def test_bad_arrays_are_named(x: np.ndarray, y: list[object], options: dict[str, object], message: str) -> None:
     with pytest.raises(CoterieError, match=message) as caught:
         from_arrays(x, y, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -273,9 +269,7 @@ def test_parquet_with_an_image_column(tmp_path: Path) -> None:
 def test_folder_with_image_tables_in_shards(tmp_path: Path) -> None:
     images = pixels(3, 1, 9)
     for number in range(2):
-        hub_table(
-            tmp_path / "data" / f"train-0000{number}-of-00002.parquet", images[[number]], {"label": [number]}
-        )
+        hub_table(tmp_path / "data" / f"train-0000{number}-of-00002.parquet", images[[number]], {"label": [number]})
     hub_table(tmp_path / "data" / "validation-00000-of-00001.parquet", images[2:], {"label": [1]})
     data = load_own(tmp_path)
     np.testing.assert_allclose(data.inputs.numpy(), scaled(images), atol=1e-7)

@@ -71,9 +71,7 @@ def test_resnet8_and_10_have_the_papers_parameters() -> None:
 
 
 def test_resnet18_has_the_published_number_of_parameters() -> None:
-    stages = sum(
-        basic_block(i, o) + basic_block(o, o) for i, o in [(64, 64), (64, 128), (128, 256), (256, 512)]
-    )
+    stages = sum(basic_block(i, o) + basic_block(o, o) for i, o in [(64, 64), (64, 128), (128, 256), (256, 512)])
     expected = conv_bn(3, 64, 7) + stages + linear(512, 1000)
     assert count(build("resnet18", (3, 224, 224), 1000)) == expected == 11_689_512
 
@@ -135,9 +133,7 @@ def test_mobilenet_v2_adds_the_input_where_the_shapes_agree() -> None:
     assert shortcuts == [later for n in repeats for later in [False] + [True] * n]
 
 
-@pytest.mark.parametrize(
-    ("side", "flattened"), [(8, 2 * 2), (15, 3 * 3), (16, 1 * 1), (28, 4 * 4), (32, 5 * 5)]
-)
+@pytest.mark.parametrize(("side", "flattened"), [(8, 2 * 2), (15, 3 * 3), (16, 1 * 1), (28, 4 * 4), (32, 5 * 5)])
 def test_5x5_convolutions_are_padded_below_16_pixels_only(side: int, flattened: int) -> None:
     for name, maps in (("cnn", 64), ("lenet5", 16)):
         hidden = build(name, (1, side, side), 2).get_submodule("classifier.0")
@@ -195,9 +191,7 @@ def test_pooling_before_relu_gives_the_same_values_and_gradients(window: int) ->
     [("lenet5", 2), ("resnet8", 9), ("resnet10", 12), ("resnet18", 20), ("mobilenet_v2", 52)],
 )
 def test_batch_norm_is_found_by_type(name: str, layers: int) -> None:
-    norms = [
-        module for module in build(name, (3, 32, 32), 10).modules() if isinstance(module, nn.BatchNorm2d)
-    ]
+    norms = [module for module in build(name, (3, 32, 32), 10).modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(norms) == layers
 
 

@@ -79,9 +79,7 @@ def test_stacked_parameters_run_under_vmap(name: str, side: int) -> None:
     images = torch.randn(3, 2, 1, side, side)
     parameters, buffers = stack_module_state(models)
 
-    def loss(
-        one: dict[str, torch.Tensor], stats: dict[str, torch.Tensor], batch: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(one: dict[str, torch.Tensor], stats: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
         return functional_call(models[0], (one, stats), (batch,)).square().sum()
 
     together = vmap(loss)(parameters, buffers, images)

@@ -50,9 +50,7 @@ def test_a_file_without_classifier_or_counters_is_enough(tmp_path: Path) -> None
     state = build("lenet5", SHAPE, 10).state_dict()
     kept = {key: t for key, t in state.items() if "classifier.4" not in key and "num_batches" not in key}
     save_file(kept, tmp_path / "headless.safetensors")
-    left = load_weights(
-        build("lenet5", SHAPE, 10), tmp_path / "headless.safetensors", classifier="classifier.4"
-    )
+    left = load_weights(build("lenet5", SHAPE, 10), tmp_path / "headless.safetensors", classifier="classifier.4")
     assert set(left) == set(state) - set(kept)
 
 

@@ -137,9 +137,7 @@ def test_dirichlet_deals_out_all_samples_and_respects_the_minimum() -> None:
     cap=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_dirichlet_is_a_partition_for_any_alpha(
-    alpha: float, clients: int, classes: int, seed: int, cap: bool
-) -> None:
+def test_dirichlet_is_a_partition_for_any_alpha(alpha: float, clients: int, classes: int, seed: int, cap: bool) -> None:
     data = toy(600, classes)
     partition = Dirichlet(clients, alpha, cap=cap)(data, seed)
     indices = np.concatenate([*partition.train, *partition.test])
@@ -167,9 +165,7 @@ def test_dirichlet_cap_stops_large_clients() -> None:
 def test_dirichlet_size_spread_matches_the_published_partition() -> None:
     """pFedSim's Table 4: standard deviation 487 (alpha 0.1) and 170 (alpha 0.5) around 600 samples."""
     for alpha, low, high in [(0.1, 380, 520), (0.5, 165, 215)]:
-        spread = [
-            held(Dirichlet(100, alpha)(CIFAR_SIZED, seed), CIFAR_SIZED).sum(1).std() for seed in range(3)
-        ]
+        spread = [held(Dirichlet(100, alpha)(CIFAR_SIZED, seed), CIFAR_SIZED).sum(1).std() for seed in range(3)]
         assert low < np.mean(spread) < high
 
 
@@ -305,9 +301,7 @@ def test_samplers_repeat_samples_only_in_classes_that_are_too_small() -> None:
 DOMINANT_GROUPS = [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0]]
 
 
-@pytest.mark.parametrize(
-    ("samples", "mixed", "dominant"), [(600, 12, (160, 160, 160)), (100, 2, (26, 26, 28))]
-)
+@pytest.mark.parametrize(("samples", "mixed", "dominant"), [(600, 12, (160, 160, 160)), (100, 2, (26, 26, 28))])
 def test_dominant_counts(samples: int, mixed: int, dominant: tuple[int, int, int]) -> None:
     partition = Dominant(20, samples=samples)(CIFAR_SIZED, 0)
     counts = held(partition, CIFAR_SIZED)

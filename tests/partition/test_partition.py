@@ -157,9 +157,7 @@ def test_class_counts_and_sizes() -> None:
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60, deadline=None)
-def test_split_covers_the_pool_and_leaves_no_part_empty(
-    size: int, test: float, validation: float, seed: int
-) -> None:
+def test_split_covers_the_pool_and_leaves_no_part_empty(size: int, test: float, validation: float, seed: int) -> None:
     pool = np.arange(100, 100 + size)
     parts = Split(test, validation)(pool, seed, client=0)
     assert sorted(np.concatenate(parts).tolist()) == pool.tolist()

@@ -101,10 +101,7 @@ def test_every_rule_checks_out_and_records_all_that_repeats_it(rule: Rule) -> No
     assert partition.parameters["validation"] == 0.2
     assert partition.parameters["data_size"] == len(OWNED)
     options = {field.name: partition.parameters[field.name] for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
-    assert (
-        type(rule)(**options)(OWNED, 5, Split(0.3, validation=0.2)).train[0].tolist()
-        == partition.train[0].tolist()
-    )
+    assert type(rule)(**options)(OWNED, 5, Split(0.3, validation=0.2)).train[0].tolist() == partition.train[0].tolist()
     assert all(len(part) for part in partition.validation)
     assert partition.parameters["clients"] == partition.clients == len(partition.names)
 

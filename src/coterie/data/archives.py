@@ -34,7 +34,7 @@ def readable(path: Path) -> Iterator[None]:
     """Turn a damaged or missing file into one line that names it."""
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, UnicodeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CoterieError(f"cannot read {path} ({reason}); remove it and fetch it again") from error
 

@@ -59,13 +59,9 @@ def from_arrays(
         labels.append(_array(test[1]).reshape(-1))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
-        require(
-            shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}"
-        )
+        require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
     for part, part_labels in zip(inputs, labels, strict=True):
-        require(
-            len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels"
-        )
+        require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
     indices, names = label_indices(_joined(labels, name), name)
     names = names or tuple(class_names)
     count = _class_count(indices, names, classes, name)
@@ -139,9 +135,7 @@ def to_inputs(values: Array, name: str) -> Tensor:
         values.ndim >= 2,
         f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
     )
-    require(
-        values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers"
-    )
+    require(values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers")
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:
@@ -149,7 +143,8 @@ def to_inputs(values: Array, name: str) -> Tensor:
     if values.dtype == np.uint8:
         return normalise(values)
     # A copy in any case: the caller's array may change or go away.
-    return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the data set refuses
+        return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
 
 def label_indices(values: Array, name: str) -> tuple[Ints, tuple[str, ...]]:
@@ -169,6 +164,10 @@ def label_indices(values: Array, name: str) -> tuple[Ints, tuple[str, ...]]:
         if len(wrong):
             value = values[wrong[0]]
             raise CoterieError(f"data '{name}': label {value} of sample {wrong[0]} is no integer (nor text)")
+    negative = np.flatnonzero(values < 0)
+    if len(negative):
+        first = negative[0]
+        raise CoterieError(f"data '{name}': label {values[first]} of sample {first}: labels count from 0")
     return values.astype(np.int64), ()
 
 
@@ -188,9 +187,7 @@ def _array(values: Values) -> Array:
 
 def _joined(parts: list[Array], name: str) -> Array:
     kinds = {part.dtype.kind in "US" for part in parts}
-    require(
-        len(kinds) == 1, f"data '{name}': labels or owners are text in one split and numbers in the other"
-    )
+    require(len(kinds) == 1, f"data '{name}': labels or owners are text in one split and numbers in the other")
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -25,8 +25,11 @@ VERSION = 1
 """Part of the key: raised when decoding changes, so that old entries are no longer used."""
 
 
-def cache_key(name: str, files: Iterable[Path], variant: str = "") -> str:
-    """The entry's folder name: the data set, and a digest of its files' names, sizes and times."""
+def cache_key(name: str, files: Iterable[Path], variant: str) -> str:
+    """The entry's folder name: the data set, and a digest of its files' names, sizes and times.
+
+    `variant` distinguishes ways to decode the same files, such as the size of the images.
+    """
     facts = [str(VERSION), variant]
     for file in files:
         state = file.stat()

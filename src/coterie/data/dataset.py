@@ -51,9 +51,7 @@ class Dataset:
             )
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
             first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])
-            raise CoterieError(
-                f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it"
-            )
+            raise CoterieError(f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it")
         require(
             1 <= self.train_size <= n,
             f"data '{self.name}': train_size = {self.train_size} must lie in 1..{n}",

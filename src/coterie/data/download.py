@@ -51,9 +51,7 @@ def download(remote: Remote, folder: Path, progress: bool = True) -> Path:
     checksum = hashlib.new(remote.kind, usedforsecurity=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=folder, prefix=remote.file + ".", suffix=".part", delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=remote.file + ".", suffix=".part", delete=False) as file:
             part = Path(file.name)
             with urllib.request.urlopen(remote.url, timeout=TIMEOUT_SECONDS) as answer:
                 expected = _length(answer.headers.get("Content-Length"))
@@ -72,8 +70,9 @@ def download(remote: Remote, folder: Path, progress: bool = True) -> Path:
         part.chmod(0o644)
         part.replace(target)
     except (OSError, http.client.HTTPException) as error:
-        plain = isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError)
-        reason = error.reason if plain else error
+        reason: object = error
+        if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
+            reason = error.reason
         raise CoterieError(f"could not download {remote.url} ({_one_line(reason)})") from error
     finally:
         if part is not None:

@@ -36,9 +36,7 @@ def load_folder(
     test = _samples(test_folder) if test_folder is not None else []
     known = {label for label, _ in train}
     for label, file in test:
-        require(
-            label in known, f"{file.parent}: class '{label}' has test images but no folder in {train_folder}"
-        )
+        require(label in known, f"{file.parent}: class '{label}' has test images but no folder in {train_folder}")
     images = _decode([file for _, file in train + test], size, name, progress)
     border = len(train)
     labels = [label for label, _ in train + test]

@@ -73,13 +73,9 @@ def open_image(content: bytes, what: str) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise CoterieError(
-            f"cannot read image {what}: it is damaged or none of {', '.join(FORMATS)}"
-        ) from error
+        raise CoterieError(f"cannot read image {what}: it is damaged or none of {', '.join(FORMATS)}") from error
     if image.width * image.height > MOST_PIXELS:
-        raise CoterieError(
-            f"image {what} has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read"
-        )
+        raise CoterieError(f"image {what} has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read")
     if image.mode in DEEP_MODES:
         raise CoterieError(f"image {what} has more than 8 bits a channel; convert it to 8 bits")
     return image
@@ -147,9 +143,7 @@ def decode_own(
         return decode_all(encoded(), ImageSpec(channels, *size, resize=True), advance)
 
 
-def _decoded_batches(
-    items: Iterable[tuple[str, bytes]], spec: ImageSpec, advance: Advance
-) -> Iterator[Bytes]:
+def _decoded_batches(items: Iterable[tuple[str, bytes]], spec: ImageSpec, advance: Advance) -> Iterator[Bytes]:
     def work(batch: list[tuple[str, bytes]]) -> Bytes:
         pixels = np.empty((len(batch), *spec.shape), dtype=np.uint8)
         for place, (name, content) in enumerate(batch):

@@ -35,9 +35,7 @@ def data_folder(name: str, root: Path | None = None) -> Path:
         return Path(chosen).expanduser() / name
     cache = user_cache()
     if cache is None:
-        raise CoterieError(
-            f"data '{name}': there is no home directory to keep files in; set COTERIE_DATA to a folder"
-        )
+        raise CoterieError(f"data '{name}': there is no home directory to keep files in; set COTERIE_DATA to a folder")
     return cache / "coterie" / "data" / name
 
 

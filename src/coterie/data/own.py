@@ -45,6 +45,4 @@ def load_own(
         require(client is None, f"client = {client}: names a column or key, but {path} is a folder of images")
         return load_folder(path, size=size, name=name, progress=progress)
     allowed = ", ".join((*TABLE_SUFFIXES, ".npz"))
-    raise CoterieError(
-        f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)"
-    )
+    raise CoterieError(f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,39 +11,33 @@ import torch
 from coterie.data.cache import cache_key, read_entry, write_entry
 from coterie.data.dataset import Dataset
 from coterie.data.download import Remote, download
-from coterie.data.images import Decoded, ImageSpec, normalise
+from coterie.data.finders import (
+    DOMAINNET_SIDE,
+    OBJECT_NAMES,
+    Find,
+    Found,
+    find_cifar,
+    find_cinic,
+    find_domainnet,
+    find_emnist,
+    find_mnist,
+    find_tiny_imagenet,
+)
+from coterie.data.images import Decoded, normalise
 from coterie.data.locate import data_folder, decoded_folder
-from coterie.data.readers.cifar import CIFAR10, CIFAR100, CifarLayout, read_cifar
+from coterie.data.readers.cifar import CIFAR10, CIFAR100
 from coterie.data.readers.cinic import ARCHIVE as CINIC_ARCHIVE
-from coterie.data.readers.cinic import read_cinic
 from coterie.data.readers.digits import load_digits
 from coterie.data.readers.domainnet import CLASSES as DOMAINNET_CLASSES
-from coterie.data.readers.domainnet import find_domainnet, read_domainnet
-from coterie.data.readers.hub import find_hub, read_hub
-from coterie.data.readers.idx import EMNIST_PARTS, MNIST_PARTS, find_idx, read_emnist, read_idx
+from coterie.data.readers.idx import MNIST_PARTS
 from coterie.data.readers.tiny_imagenet import ARCHIVE as TINY_ARCHIVE
-from coterie.data.readers.tiny_imagenet import read_tiny_imagenet
 from coterie.errors import CoterieError
-
-DOMAINNET_SIDE = 64
-"""DomainNet's images have many sizes; all are resized to squares with this side."""
 
 DIGIT_NAMES = tuple("0123456789")
 CHARACTER_NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 CLOTHING_NAMES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-OBJECT_NAMES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Found:
-    """Files of a data set in one of its layouts, and how to read them."""
-
-    files: tuple[Path, ...]
-    read: Callable[[], Decoded]
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class KnownDataset:
     class_names: tuple[str, ...] = ()
     files: str = ""
     remotes: tuple[Remote, ...] = ()
-    find: Callable[[Path, bool], Found | None] | None = None
+    find: Find | None = None
 
     def load(self, root: Path | None = None, progress: bool = True) -> Dataset:
         """The whole data set, normalised; official training samples first."""
@@ -80,7 +73,7 @@ class KnownDataset:
             names if len(names) == self.classes else (),
         )
 
-    def _found(self, find: Callable[[Path, bool], Found | None], folder: Path, progress: bool) -> Found:
+    def _found(self, find: Find, folder: Path, progress: bool) -> Found:
         found = find(folder, progress)
         if found is None:
             place = f"place {self.files} in {folder}"
@@ -103,74 +96,12 @@ def _decode_once(name: str, found: Found) -> Decoded:
     cache = decoded_folder()
     if cache is None:
         return found.read()
-    entry = cache / cache_key(name, found.files)
+    entry = cache / cache_key(name, found.files, str(found.spec.shape))
     decoded = read_entry(entry)
     if decoded is None:
         decoded = found.read()
         write_entry(entry, decoded)
     return decoded
-
-
-def _hub(
-    spec: ImageSpec,
-    folder: Path,
-    progress: bool,
-    *,
-    label: str = "label",
-    owner: str | None = None,
-    extra_train: tuple[str, ...] = (),
-) -> Found | None:
-    files = find_hub(folder, extra_train)
-    return Found(files.all, partial(read_hub, files, spec, label, owner, progress)) if files else None
-
-
-def _find_mnist(folder: Path, progress: bool) -> Found | None:
-    if hub := _hub(ImageSpec(1, 28, 28), folder, progress):
-        return hub
-    files = find_idx(folder, MNIST_PARTS)
-    return Found(files, partial(read_idx, files)) if files else None
-
-
-def _find_emnist(folder: Path, progress: bool) -> Found | None:
-    if hub := _hub(ImageSpec(1, 28, 28), folder, progress):
-        return hub
-    files = find_idx(folder, EMNIST_PARTS) or _existing(folder / "gzip.zip")
-    return Found(files, partial(read_emnist, files)) if files else None
-
-
-def _find_cifar(layout: CifarLayout, label: str, folder: Path, progress: bool) -> Found | None:
-    if hub := _hub(ImageSpec(3, 32, 32), folder, progress, label=label):
-        return hub
-    files = _existing(folder / layout.archive)
-    return Found(files, partial(read_cifar, files[0], layout)) if files else None
-
-
-def _find_cinic(folder: Path, progress: bool) -> Found | None:
-    spec = ImageSpec(3, 32, 32)
-    if hub := _hub(spec, folder, progress, extra_train=("valid", "validation")):
-        return hub
-    files = _existing(folder / CINIC_ARCHIVE)
-    return Found(files, partial(read_cinic, files[0], spec, OBJECT_NAMES, progress)) if files else None
-
-
-def _find_tiny_imagenet(folder: Path, progress: bool) -> Found | None:
-    spec = ImageSpec(3, 64, 64)
-    if hub := _hub(spec, folder, progress):
-        return hub
-    files = _existing(folder / TINY_ARCHIVE)
-    return Found(files, partial(read_tiny_imagenet, files[0], spec, progress)) if files else None
-
-
-def _find_domainnet(folder: Path, progress: bool) -> Found | None:
-    spec = ImageSpec(3, DOMAINNET_SIDE, DOMAINNET_SIDE, resize=True)
-    if hub := _hub(spec, folder, progress, owner="domain"):
-        return hub
-    files = find_domainnet(folder)
-    return Found(files, partial(read_domainnet, files, spec, progress)) if files else None
-
-
-def _existing(file: Path) -> tuple[Path, ...]:
-    return (file,) if file.is_file() else ()
 
 
 _MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
@@ -203,7 +134,7 @@ _KNOWN = (
             Remote(f"{_MNIST_URL}/{part}.gz", "sha256", digest)
             for part, digest in zip(MNIST_PARTS, _MNIST_SHA256, strict=True)
         ),
-        _find_mnist,
+        find_mnist,
     ),
     KnownDataset(
         "fashion_mnist",
@@ -215,7 +146,7 @@ _KNOWN = (
             Remote(f"{_FASHION_URL}/{part}.gz", "md5", digest)
             for part, digest in zip(MNIST_PARTS, _FASHION_MD5, strict=True)
         ),
-        _find_mnist,
+        find_mnist,
     ),
     KnownDataset(
         "cifar10",
@@ -230,7 +161,7 @@ _KNOWN = (
                 "c32a1d4ab5d03f1284b67883e8d87530",
             ),
         ),
-        partial(_find_cifar, CIFAR10, "label"),
+        partial(find_cifar, CIFAR10, "label"),
     ),
     KnownDataset(
         "cifar100",
@@ -245,7 +176,7 @@ _KNOWN = (
                 "03b5dce01913d631647c71ecec9e9cb8",
             ),
         ),
-        partial(_find_cifar, CIFAR100, "fine_label"),
+        partial(find_cifar, CIFAR100, "fine_label"),
     ),
     KnownDataset(
         "emnist",
@@ -260,7 +191,7 @@ _KNOWN = (
                 "58c8d27c78d21e728a6bc7b3cc06412e",
             ),
         ),
-        _find_emnist,
+        find_emnist,
     ),
     KnownDataset(
         "cinic10",
@@ -275,7 +206,7 @@ _KNOWN = (
                 "6ee4d0c996905fe93221de577967a372",
             ),
         ),
-        _find_cinic,
+        find_cinic,
     ),
     KnownDataset(
         "tiny_imagenet",
@@ -284,7 +215,7 @@ _KNOWN = (
         (),
         f"{TINY_ARCHIVE}, or train and valid .parquet (hub layout),",
         (Remote(f"http://cs231n.stanford.edu/{TINY_ARCHIVE}", "md5", "90528d7ca1a48142e341f4ef8d21d0de"),),
-        _find_tiny_imagenet,
+        find_tiny_imagenet,
     ),
     KnownDataset(
         "domainnet",
@@ -293,7 +224,7 @@ _KNOWN = (
         (),
         f"<domain>.zip, <domain>_train.txt and <domain>_test.txt of one or more domains, or {_PARQUET},",
         (),
-        _find_domainnet,
+        find_domainnet,
     ),
 )
 

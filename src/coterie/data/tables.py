@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from coterie.data.arrays import Array, TestSplit, from_arrays
 from coterie.data.dataset import Dataset
 from coterie.data.images import decode_own
-from coterie.data.readers.hub import TEST_SPLITS, declared_names, shards
+from coterie.data.readers.hub import TEST_SPLITS, declared_names, is_image, shards
 from coterie.errors import CoterieError, require, unknown
 
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -60,7 +60,7 @@ def load_table(
     tables = [_read(parts) for parts in (splits.train, splits.test) if parts]
     names = tables[0].column_names
     owner = client or (DEFAULT_CLIENT if DEFAULT_CLIENT in names and label != DEFAULT_CLIENT else None)
-    image = next((field.name for field in tables[0].schema if _is_image(field.type)), None)
+    image = next((field.name for field in tables[0].schema if is_image(field.type)), None)
     features = [image] if image is not None else [column for column in names if column not in (label, owner)]
     require(bool(features), f"{files[0]} has no feature columns besides '{label}'")
     for file, table in zip(files, tables, strict=True):
@@ -78,9 +78,7 @@ def load_table(
             for file, table in zip(files, tables, strict=True)
         ]
     labels = [_keys(table, label, file) for file, table in zip(files, tables, strict=True)]
-    owners = [
-        _keys(table, owner, file) for file, table in zip(files, tables, strict=True) if owner is not None
-    ]
+    owners = [_keys(table, owner, file) for file, table in zip(files, tables, strict=True) if owner is not None]
     test: TestSplit | None = None
     if splits.test:
         test = (inputs[1], labels[1], owners[1]) if owners else (inputs[1], labels[1])
@@ -114,21 +112,14 @@ def _read(files: tuple[Path, ...]) -> pa.Table:
     return table
 
 
-def _is_image(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-
-
 def _numbers(table: pa.Table, column: str, file: Path) -> npt.NDArray[np.float32]:
     values = table.column(column)
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise CoterieError(
-            f"column '{column}' of {file} is {kind}, not numeric; encode it as numbers or drop it"
-        )
-    numbers = (
-        values.cast(pa.float64(), safe=False) if not pa.types.is_boolean(kind) else values.cast(pa.int8())
-    )
-    array = np.asarray(numbers.to_numpy(), dtype=np.float32)
+        raise CoterieError(f"column '{column}' of {file} is {kind}, not numeric; encode it as numbers or drop it")
+    numbers = values.cast(pa.float64(), safe=False) if not pa.types.is_boolean(kind) else values.cast(pa.int8())
+    with np.errstate(over="ignore"):
+        array = np.asarray(numbers.to_numpy(), dtype=np.float32)
     wrong = np.flatnonzero(~np.isfinite(array))
     require(
         len(wrong) == 0,

@@ -54,7 +54,7 @@ class Engine(ABC):
     def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
         """Score the clients' models as the federation holds them, on their own test data."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (engines without workers have nothing to release)
         """Release workers and memory."""
 
 

@@ -27,9 +27,7 @@ USUAL_LEAST = 40
 NUMBERS_PER_BATCH = 200_000
 
 
-def log_gamma_draws(
-    stream: np.random.Generator, alpha: float, shape: tuple[int, ...]
-) -> npt.NDArray[np.float64]:
+def log_gamma_draws(stream: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Logarithms of Gamma(alpha) variables; normalised along an axis they are Dirichlet proportions.
 
     In logarithms nothing underflows, however small alpha is: proportions can be renormalised over any

@@ -51,9 +51,7 @@ class ByOrigin(Rule):
             "test samples; at least 2 are needed",
         )
         if len(both) < dataset.classes:
-            notes.append(
-                f"{dataset.classes - len(both)} classes without training or test samples are left out"
-            )
+            notes.append(f"{dataset.classes - len(both)} classes without training or test samples are left out")
         pools, tests = [], []
         repeating = 0
         for client in range(self.clients):
@@ -61,13 +59,9 @@ class ByOrigin(Rule):
             train_sizes, test_sizes = self.class_sizes(len(both), stream)
             pools.append(_sample([train[c] for c in both], train_sizes, stream))
             tests.append(_sample([test[c] for c in both], test_sizes, stream))
-            repeating += len(np.unique(pools[-1])) < len(pools[-1]) or len(np.unique(tests[-1])) < len(
-                tests[-1]
-            )
+            repeating += len(np.unique(pools[-1])) < len(pools[-1]) or len(np.unique(tests[-1])) < len(tests[-1])
         if repeating:
-            notes.append(
-                f"{repeating} clients hold samples more than once: a class is smaller than their need"
-            )
+            notes.append(f"{repeating} clients hold samples more than once: a class is smaller than their need")
         return Shares(pools=pools, tests=tests, notes=tuple(notes))
 
 
@@ -139,9 +133,7 @@ def _sample(classes: list[Indices], sizes: Indices, stream: np.random.Generator)
     for samples, size in zip(classes, sizes.tolist(), strict=True):
         rounds = -(-size // len(samples))
         drawn.append(
-            np.concatenate([np.empty(0, np.int64), *(stream.permutation(samples) for _ in range(rounds))])[
-                :size
-            ]
+            np.concatenate([np.empty(0, np.int64), *(stream.permutation(samples) for _ in range(rounds))])[:size]
         )
     return np.concatenate(drawn)
 

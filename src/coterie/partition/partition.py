@@ -172,9 +172,7 @@ class Partition:
                 )
             for part in ("validation", "test"):
                 leaked = np.intersect1d(self.train[client], getattr(self, part)[client])
-                require(
-                    len(leaked) == 0, f"client '{name}': {len(leaked)} samples are in both train and {part}"
-                )
+                require(len(leaked) == 0, f"client '{name}': {len(leaked)} samples are in both train and {part}")
 
     def save(self, path: str | Path) -> None:
         """Write one .safetensors file: concatenated indices with offsets, and JSON metadata."""

@@ -62,9 +62,7 @@ class Pathological(Rule):
             f"of classes in data '{dataset.name}'",
         )
         stream = numpy_stream(seed, f"partition:pathological:{self.variant}")
-        takers = (
-            self._in_order(len(present)) if self.variant == "order" else self._at_random(len(present), stream)
-        )
+        takers = self._in_order(len(present)) if self.variant == "order" else self._at_random(len(present), stream)
         pieces: list[list[Indices]] = [[] for _ in range(self.clients)]
         for c, takers_of_class in zip(present, takers, strict=True):
             if not takers_of_class:

@@ -55,9 +55,7 @@ class Rule(ABC):
         # `check` would say the same later, but an empty pool cannot even be split.
         for client, pool in enumerate(shares.pools):
             label = shares.names[client] if shares.names else str(client)
-            require(
-                len(pool) > 0, f"client '{label}' has no samples in data '{dataset.name}'; use fewer clients"
-            )
+            require(len(pool) > 0, f"client '{label}' has no samples in data '{dataset.name}'; use fewer clients")
         if shares.tests is None:
             parts = [split(pool, seed, client) for client, pool in enumerate(shares.pools)]
         else:

@@ -34,9 +34,7 @@ class Split:
 
     def __post_init__(self) -> None:
         require(0 < self.test < 1, f"test = {self.test}: must be greater than 0 and less than 1")
-        require(
-            0 <= self.validation < 1, f"validation = {self.validation}: must be at least 0 and less than 1"
-        )
+        require(0 <= self.validation < 1, f"validation = {self.validation}: must be at least 0 and less than 1")
 
     def __call__(self, pool: Indices, seed: int, client: int) -> tuple[Indices, Indices, Indices]:
         """Cut one client's samples into (train, validation, test), each in ascending order."""

@@ -20,16 +20,12 @@ SPLITS = ("train", "valid", "test")
 SAMPLES = 270_000
 
 
-def read_cinic(
-    archive: Path, spec: ImageSpec, class_names: tuple[str, ...], progress: bool = True
-) -> Decoded:
+def read_cinic(archive: Path, spec: ImageSpec, class_names: tuple[str, ...], progress: bool = True) -> Decoded:
     """Samples ordered by split, class and file name, whatever the archive's own order."""
     keys: list[tuple[int, int, str]] = []
 
     def encoded() -> Iterator[tuple[str, bytes]]:
-        for name, content in tar_members(
-            archive, lambda name: name.lower().endswith(".png"), MOST_IMAGE_BYTES
-        ):
+        for name, content in tar_members(archive, lambda name: name.lower().endswith(".png"), MOST_IMAGE_BYTES):
             parts = PurePosixPath(name).parts
             split, label = parts[-3:-1] if len(parts) >= 3 else ("", "")
             if split not in SPLITS or label not in class_names:

@@ -50,9 +50,7 @@ def read_domainnet(files: tuple[Path, ...], spec: ImageSpec, progress: bool = Tr
     archives = {file.stem: file for file in files if file.suffix == ".zip"}
     listed = {
         split: [
-            line
-            for domain, zip_ in archives.items()
-            for line in _list(zip_.with_name(f"{domain}_{split}.txt"), domain)
+            line for domain, zip_ in archives.items() for line in _list(zip_.with_name(f"{domain}_{split}.txt"), domain)
         ]
         for split in SPLITS
     }

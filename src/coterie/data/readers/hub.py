@@ -53,9 +53,7 @@ def find_hub(folder: Path, extra_train: Sequence[str] = ()) -> HubFiles | None:
             test = shards(place, split)
             if test and split not in extra_train:
                 return HubFiles(train, test)
-        raise CoterieError(
-            f"{place} holds {train[0].name} but no test*.parquet; place the test split beside it"
-        )
+        raise CoterieError(f"{place} holds {train[0].name} but no test*.parquet; place the test split beside it")
     return None
 
 
@@ -84,6 +82,9 @@ def read_hub(
     columns = list(dict.fromkeys(name for table in tables for name in table.schema_arrow.names))
     image = next((name for name in IMAGE_COLUMNS if name in columns), None)
     require(image is not None, f"{files.train[0]} has no image column (one of: {', '.join(IMAGE_COLUMNS)})")
+    for file, table in zip(files.all, tables, strict=True):
+        sound = image in table.schema_arrow.names and is_image(table.schema_arrow.field(image).type)
+        require(sound, f"{file} has no column '{image}' of encoded images (a struct with a field 'bytes')")
     rows = [table.metadata.num_rows for table in tables]
 
     def encoded() -> Iterator[tuple[str, bytes]]:
@@ -108,6 +109,15 @@ def open_table(file: Path) -> pq.ParquetFile:
         raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
 
 
+def is_image(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds encoded images, as the hub writes them.
+
+    >>> is_image(pa.struct([("bytes", pa.binary()), ("path", pa.string())])), is_image(pa.string())
+    (True, False)
+    """
+    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
 def encoded_images(file: Path, table: pq.ParquetFile, column: str) -> Iterator[tuple[str, bytes]]:
     """Name (file and row) and encoded content of each image of a struct column."""
     row = 0
@@ -122,14 +132,13 @@ def encoded_images(file: Path, table: pq.ParquetFile, column: str) -> Iterator[t
         raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
 
 
-def index_column(
-    files: Sequence[Path], tables: Sequence[pq.ParquetFile], column: str
-) -> tuple[Ints, tuple[str, ...]]:
+def index_column(files: Sequence[Path], tables: Sequence[pq.ParquetFile], column: str) -> tuple[Ints, tuple[str, ...]]:
     """A column of class indices (kept) or of names (mapped to indices in sorted order), with the names."""
     for file, table in zip(files, tables, strict=True):
         if column not in table.schema_arrow.names:
             raise unknown(f"column in {file}", column, table.schema_arrow.names)
-    values = pa.chunked_array([chunk for t in tables for chunk in t.read([column]).column(0).chunks])
+    kind = tables[0].schema_arrow.field(column).type
+    values = pa.chunked_array([chunk for t in tables for chunk in t.read([column]).column(0).cast(kind).chunks])
     require(values.null_count == 0, f"column '{column}' of {files[0]} has missing values")
     if pa.types.is_integer(values.type):
         return values.to_numpy().astype(np.int64), declared_names(tables[0].schema_arrow, column)

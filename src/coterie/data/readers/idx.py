@@ -30,8 +30,7 @@ UNSIGNED_BYTES = 0x08
 def find_idx(folder: Path, parts: tuple[str, ...]) -> tuple[Path, ...]:
     """The four files, each `name.gz` or `name`; empty where one of them is missing."""
     found = tuple(
-        next((file for file in (folder / f"{part}.gz", folder / part) if file.is_file()), None)
-        for part in parts
+        next((file for file in (folder / f"{part}.gz", folder / part) if file.is_file()), None) for part in parts
     )
     return tuple(file for file in found if file is not None) if None not in found else ()
 
@@ -42,11 +41,7 @@ def parse_idx(content: bytes, what: str) -> Bytes:
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]), "example").tolist()
     [7, 8, 9]
     """
-    sound = (
-        len(content) >= 4
-        and content[:3] == bytes([0, 0, UNSIGNED_BYTES])
-        and len(content) >= 4 + 4 * content[3]
-    )
+    sound = len(content) >= 4 and content[:3] == bytes([0, 0, UNSIGNED_BYTES]) and len(content) >= 4 + 4 * content[3]
     require(sound, f"{what} is not an idx file of unsigned bytes")
     rank = content[3]
     shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=rank, offset=4))

@@ -27,13 +27,11 @@ def read_tiny_imagenet(archive: Path, spec: ImageSpec, progress: bool = True) ->
         class_names = tuple(sorted(word for line in lines("wnids.txt") if (word := line.strip())))
         index = {name: place for place, name in enumerate(class_names)}
         pattern = re.compile(rf"{BASE}/train/([^/]+)/images/[^/]+\.JPEG")
-        train = sorted(
-            (match[1], match[0]) for name in zipped.namelist() if (match := pattern.fullmatch(name))
-        )
+        train = sorted((match[1], match[0]) for name in zipped.namelist() if (match := pattern.fullmatch(name)))
         test = []
         for line in lines("val/val_annotations.txt"):
-            file, label = line.split("\t")[:2]
-            test.append((label, f"{BASE}/val/images/{file}"))
+            file, _, rest = line.partition("\t")
+            test.append((rest.partition("\t")[0], f"{BASE}/val/images/{file}"))
         for label, name in train + test:
             if label not in index:
                 raise CoterieError(f"{name} in {archive} has class '{label}', which wnids.txt does not list")

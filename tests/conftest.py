@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def requires_data(name: str) -> pytest.MarkDecorator:
@@ -11,3 +12,9 @@ def requires_data(name: str) -> pytest.MarkDecorator:
     root = os.environ.get("COTERIE_DATA", "")
     present = bool(root) and (Path(root) / name).is_dir()
     return pytest.mark.skipif(not present, reason=f"needs COTERIE_DATA with a sub-folder '{name}'")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Small models run fastest on one thread, and rounding then does not depend on the machine's cores."""
+    torch.set_num_threads(1)

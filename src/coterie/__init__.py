@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coterie.exchange import Mix, Put, Uploads
     from coterie.experiment import Experiment
     from coterie.federation import Federation
-    from coterie.methods import FedAvg, FedBN, FedPer, FedProx, Local, Method
+    from coterie.methods import FedAvg, FedBN, FedCAC, FedPer, FedProx, FedReMa, FedTC, Local, Method, PFedCS, PFedSim
     from coterie.partition import (
         ByClient,
         ByDomain,
@@ -39,7 +39,19 @@ _HOMES = {
     "coterie.exchange": ("Mix", "Put", "Uploads"),
     "coterie.experiment": ("Experiment",),
     "coterie.federation": ("Federation",),
-    "coterie.methods": ("FedAvg", "FedBN", "FedPer", "FedProx", "Local", "Method"),
+    "coterie.methods": (
+        "FedAvg",
+        "FedBN",
+        "FedCAC",
+        "FedPer",
+        "FedProx",
+        "FedReMa",
+        "FedTC",
+        "Local",
+        "Method",
+        "PFedCS",
+        "PFedSim",
+    ),
     "coterie.partition": (
         "ByClient",
         "ByDomain",
@@ -69,13 +81,18 @@ __all__ = [
     "Experiment",
     "FedAvg",
     "FedBN",
+    "FedCAC",
     "FedPer",
     "FedProx",
+    "FedReMa",
+    "FedTC",
     "Federation",
     "Iid",
     "Local",
     "Method",
     "Mix",
+    "PFedCS",
+    "PFedSim",
     "Partition",
     "Pathological",
     "Phase",

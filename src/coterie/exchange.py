@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,8 +46,9 @@ class Mix:
 
     `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
     that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
-    It has one row for shared columns (`[1, ·]`); for personal columns one row per client of the cohort
-    or per client of the federation. With `gate` (bool, `[rows, |group|]`) only the gated elements are written.
+    For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
+    names, with a row of weights for each of them, or one row for all (`[1, ·]`). With `gate` (bool, one row
+    per client written, `[·, |group|]`) only the gated elements are written.
     """
 
     weights: Tensor
@@ -54,6 +56,7 @@ class Mix:
     source: str = "upload"
     target: str = "model"
     of: str = "model"
+    to: Literal["cohort", "everyone"] = "cohort"
     gate: Tensor | None = None
 
 
@@ -137,13 +140,12 @@ class _BoundMix:
         if sources != len(learned_from):
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
-        self.clients = uploads.cohort if rows == len(uploads.cohort) else federation.everyone
-        fits = rows == 1 if self.to_shared else rows == len(self.clients) and self.columns <= self.target.own_columns
-        if not fits:
-            kind = "shared" if self.to_shared else "personal"
+        self.clients = uploads.cohort if mix.to == "cohort" else federation.everyone
+        personal = self.columns <= self.target.own_columns
+        if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
             raise CoterieError(
-                f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit {kind} columns "
-                f"of {federation.clients} clients with {len(uploads.cohort)} in the cohort"
+                f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
+                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients ({mix.to})"
             )
         self.applied = Applied(
             weights=self.weights,

@@ -15,12 +15,12 @@ from coterie import options
 from coterie.data import Dataset, load
 from coterie.errors import CoterieError, require, unknown
 from coterie.federation import Federation
-from coterie.layout import Layout, StatsPolicy
+from coterie.layout import Layout, StatsPolicy, require_classifier
 from coterie.local import Problem
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS, build
 from coterie.network import check_split, single_samples_fail
-from coterie.partition import PARTITIONS, Dirichlet, Partition, Rule, Split
+from coterie.partition import PARTITIONS, Partition, Rule, Split
 from coterie.recipe import Training
 from coterie.rng import stream_seed
 
@@ -35,10 +35,11 @@ class Experiment:
 
     Everything but `method`, `data`, `partition` and `model` is a number or a word, and every run writes
     the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
-    of a module. `stats` overrides what the method does with batch-norm statistics. `test` and `validation`
-    override the split of the partition rule; `held_out` keeps clients apart for onboarding tests.
+    of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
+    does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
+    `held_out` keeps clients apart for onboarding tests.
 
-    >>> result = Experiment(data="digits", partition=Dirichlet(alpha=0.5, clients=4), rounds=2, epochs=1).run()
+    >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
     >>> 0 < result.accuracy().received.mean["best"] <= 1
     True
     """
@@ -48,6 +49,8 @@ class Experiment:
     partition: Rule | Partition | str = "dirichlet"
     model: nn.Module | str = "mlp"
     classifier: str = "last"
+    label: str = "label"
+    client_column: str | None = None
     rounds: int = 20
     join: float = 1.0
     epochs: int = 5
@@ -112,7 +115,9 @@ class Experiment:
         """Load the data, draw the partition, build and check the model: everything before round 1."""
         method = self.method
         assert isinstance(method, Method)
-        data = load(self.data) if isinstance(self.data, str) else self.data
+        data = self.data
+        if isinstance(data, str):
+            data = load(data, label=self.label, client=self.client_column)
         partition = self._partition(data)
         module, layout = self._model(data, method)
         feature_width = check_split(module, layout, data.inputs[:2])
@@ -201,8 +206,11 @@ class Prepared:
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
             feature_width=self.feature_width,
+            head=require_classifier(module, layout.classifier),
         )
         federation.add_slot("model", layout.everything, shared=self.method.shared)
+        for slot, group in self.method.remembers.items():
+            federation.add_slot(slot, group)
         self.method.init(federation)
         return federation
 

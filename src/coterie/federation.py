@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.columns import Columns
 from coterie.layout import Layout
@@ -76,6 +76,7 @@ class Federation:
     rounds: int
     seed: int
     feature_width: int
+    head: nn.Module  # the classifier's architecture, for what the server computes with classifiers
     round: int = 0
 
     def __post_init__(self) -> None:
@@ -105,6 +106,21 @@ class Federation:
         slot = Slot(self.initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
         self.slots[name] = slot
         return slot
+
+    def head_logits(self, rows: Tensor, features: Tensor) -> Tensor:
+        """What classifiers `rows [m, |classifier|]` say to `features [n, d]`: `[m, n, C]`."""
+        group = self.layout.columns("classifier")
+        local = {
+            entry.name.removeprefix(f"{self.layout.classifier}."): (entry.columns.within(group), entry.shape)
+            for entry in self.layout.entries
+            if entry.columns <= group
+        }
+        outputs = []
+        with torch.no_grad():
+            for row in rows:
+                tensors = {name: columns.take(row).view(shape) for name, (columns, shape) in local.items()}
+                outputs.append(torch.func.functional_call(self.head, tensors, (features,)))
+        return torch.stack(outputs)
 
     def __getitem__(self, slot: str) -> Slot:
         return self.slots[slot]

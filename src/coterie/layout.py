@@ -79,6 +79,12 @@ class Layout:
     def _under(self, path: str) -> Columns:
         return _union(entry for entry in self.entries if entry.name.startswith(f"{path}."))
 
+    def _module(self, path: str) -> Columns:
+        found = self._under(path)
+        if not found:
+            raise unknown("group", path, self.groups)
+        return found & self.groups["all"]
+
     def columns(self, group: str | Columns) -> Columns:
         """The columns of a group, of a module path, or of an expression such as `"all - norm"`."""
         if isinstance(group, Columns):
@@ -88,11 +94,15 @@ class Layout:
             if part in ("+", "-"):
                 sign = part
             elif part:
-                found = self.groups.get(part, Columns()) or self._under(part)
-                if not found and part not in self.groups:
-                    raise unknown("group", part, self.groups)
+                found = self.groups[part] if part in self.groups else self._module(part)
                 total = total | found if sign == "+" else total - found
         return total
+
+    @property
+    def classifier_weights(self) -> tuple[Entry, ...]:
+        """The weight matrices of the classifier, in order: tensors with one row per output."""
+        group = self.groups["classifier"]
+        return tuple(entry for entry in self.entries if entry.columns <= group and len(entry.shape) == 2)
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """Every tensor by name, as a view of `row [P]`: nothing is copied."""

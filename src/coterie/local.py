@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from coterie.columns import Columns
 from coterie.errors import CoterieError
-from coterie.federation import Federation
+from coterie.federation import Federation, Slot
 from coterie.layout import Layout
 from coterie.network import Network
 from coterie.recipe import OPTIMISERS, Phase, Recipe, Training
@@ -127,20 +127,23 @@ class Worker:
         torch.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
 
     def network(self, slot: str) -> Network:
-        """The network of a slot with this client's row in it."""
+        """The network of a slot with this client's row in it; `received` is a copy of the model as downloaded."""
         network = self._networks.get(slot)
         if network is None:
             network = self._networks[slot] = Network(self.problem.module, self.problem.layout)
             network.train_only(Columns())
             network.mode(False)
         if slot not in self._present:
-            self.federation[slot].copy_row(self.client, network.row)
+            self._slot(slot).copy_row(self.client, network.row)
             self._present.add(slot)
         return network
 
+    def _slot(self, name: str) -> Slot:
+        return self.federation["model" if name == RECEIVED else name]
+
     def trunk(self, slot: str) -> nn.Module:
         """The extractor of a slot; slots that hold a classifier alone use the model's."""
-        holds_extractor = self.problem.layout.columns("extractor") <= self.federation[slot].columns
+        holds_extractor = self.problem.layout.columns("extractor") <= self._slot(slot).columns
         return self.network(slot if holds_extractor else "model").trunk
 
     def received(self, slot: str = "model") -> Tensor:
@@ -218,7 +221,8 @@ class Trainer:
         own = problem.train[worker.client]
         cached = worker.features(own, self.phase.slot) if self.head_only else None
         epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
-        stream = torch_stream(worker.seed, f"batches:{self.number}", worker.federation.round, worker.key)
+        number = self.number if self.phase.stream is None else self.phase.stream
+        stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)
         for _ in range(epochs):
             for part in torch.randperm(len(own), generator=stream).split(problem.training.batch):
                 if len(part) == 1 and problem.skip_single_samples:

@@ -32,15 +32,6 @@ def identity(count: int) -> Tensor:
     return torch.eye(count, dtype=torch.float64)
 
 
-def for_all(weights: Tensor, clients: int) -> Tensor:
-    """One row of weights given to every client: `[1, m]` becomes `[clients, m]`.
-
-    >>> for_all(uniform(2), 3).shape
-    torch.Size([3, 2])
-    """
-    return weights.expand(clients, -1)
-
-
 def among(members: Tensor, sizes: Tensor) -> Tensor:
     """Each row's `members [r, m]` (bool) weighted by `sizes [m]`: `[r, m]`; each row needs a member.
 
@@ -58,3 +49,17 @@ def normalised(scores: Tensor) -> Tensor:
     """
     scores = scores.double()
     return scores / scores.sum(1, keepdim=True)
+
+
+def embedded(weights: Tensor, members: Tensor, clients: int) -> Tensor:
+    """Weights among some clients, `[p, p]`, as weights among all: the others learn from themselves alone.
+
+    >>> embedded(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 2]), 3)
+    tensor([[0.5000, 0.0000, 0.5000],
+            [0.0000, 1.0000, 0.0000],
+            [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
+    """
+    full = identity(clients)
+    full[members] = 0
+    full[members[:, None], members] = weights.double()
+    return full

@@ -68,16 +68,17 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
     whole = copy.deepcopy(module).eval()
     network.mode(False)
     with torch.no_grad():
-        features = network.trunk(sample)
+        expected = whole(sample)
         try:
+            features = network.trunk(sample)
             cut = network.head(features)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            reason = " ".join(str(error).split())
             raise CoterieError(
                 f"classifier '{layout.classifier}': its input is not what the rest of the model returns; name the "
-                f"last module of the model's forward pass ({error})"
+                f"last module of the model's forward pass ({reason})"
             ) from None
-        same = cut.shape == whole(sample).shape and torch.allclose(cut, whole(sample), atol=1e-5)
-    if not same:
+    if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5):
         raise CoterieError(
             f"classifier '{layout.classifier}': the model computes something after it; name the module whose output "
             "is the model's output"
@@ -88,7 +89,7 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
 def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:
     """Whether a training step on one sample is impossible: batch norm over a single value has no variance."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws numbers
             copy.deepcopy(module).train()(sample[:1])
     except ValueError:
         return True

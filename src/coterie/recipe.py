@@ -48,7 +48,8 @@ class Phase:
 
     `train` names the groups that move, `slot` the row they belong to. `epochs` and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
-    extractor's features are computed once, in evaluation mode, and every epoch runs on them.
+    extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
+    different `stream` (by default their position in the recipe) see the samples in different orders.
 
     >>> Phase(train="classifier", epochs=1).slot
     'model'
@@ -62,6 +63,7 @@ class Phase:
     terms: tuple[Term, ...] = (cross_entropy,)
     row_terms: tuple[RowTerm, ...] = ()
     rule: StepRule = plain_steps
+    stream: int | None = None
 
 
 Recipe = tuple[Phase, ...]

@@ -128,6 +128,13 @@ class RunDirectory:
         """Save the state after a round; the old checkpoint is replaced at once."""
         save_tensors(self.path / CHECKPOINT, dict(federation.state()), {"round": str(federation.round)})
 
+    def checkpointed_round(self) -> int:
+        """The round of the last checkpoint; 0 if there is none."""
+        if not (self.path / CHECKPOINT).is_file():
+            return 0
+        with safe_open(self.path / CHECKPOINT, framework="pt") as file:
+            return int(file.metadata()["round"])
+
     def restore(self, federation: Federation) -> None:
         """Put a federation back to the last checkpoint, if there is one."""
         if not (self.path / CHECKPOINT).is_file():

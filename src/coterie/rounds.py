@@ -137,7 +137,11 @@ def collect(method: Method, federation: Federation, cohort: Tensor, trained: Tra
         slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
     federation.taken_part[cohort] = True
     declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
-    return Uploads(federation, cohort, trained.rows, declared, trained.probes), diverged
+    uploads = Uploads(federation, cohort, trained.rows, declared, trained.probes)
+    for name, group in method.remembers.items():
+        columns = federation.layout.columns(group)
+        federation[name].write_own(cohort, columns, uploads.rows(columns))
+    return uploads, diverged
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from coterie.local import Batch
 
 RECEIVED = "received"  # the anchor that means: the model as it was downloaded
 
@@ -42,3 +47,18 @@ class Linear:
     def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
         """The direction itself, wherever the row is."""
         return self.factor * anchor(self.slot)
+
+
+@dataclass(frozen=True)
+class PrototypeDistance:
+    """weight · MSE(z, prototype of y), over features; classes without a prototype (NaN) are passed over."""
+
+    value: str
+    weight: float = 1.0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The term for every sample: `[B]`."""
+        prototypes = batch.value(self.value)[batch.labels]
+        known = ~prototypes.isnan().any(1)
+        distance = (batch.features - prototypes.nan_to_num()).square().mean(1)
+        return self.weight * torch.where(known, distance, 0.0)

@@ -65,7 +65,7 @@ def find_mnist(folder: Path, progress: bool) -> Found | None:
 def find_emnist(folder: Path, progress: bool) -> Found | None:
     """EMNIST by class: Parquet, idx files, or the archive of these."""
     spec = ImageSpec(1, 28, 28)
-    # Images on the hub are upright already; only the idx files are not.
+    # Encoded images are taken as they are; only the idx files are known to be stored sideways.
     if hub := _hub(spec, folder, progress):
         return hub
     files = find_idx(folder, EMNIST_PARTS) or _existing(folder / "gzip.zip")

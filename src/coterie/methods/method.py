@@ -24,12 +24,15 @@ class Method:
 
     A method says which columns of the model are shared (`shared`; all others are personal), what travels
     (`uploads`, `downloads`), how a client trains (`recipe`), what it measures (`probes`), and how the
-    server mixes (`exchange`). It holds no state: whatever changes lives in the federation.
+    server mixes (`exchange`). It holds no state: whatever changes lives in the federation. `stats` is what
+    happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested,
+    `remembers` the slots (and their groups) in which the server keeps every client's last upload.
     """
 
     shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
+    remembers: ClassVar[Mapping[str, str]] = {}
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""

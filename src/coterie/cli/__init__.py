@@ -1,0 +1,185 @@
+"""The command `coterie`. Commands import what they need when they run: `coterie --help` loads no PyTorch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from coterie import __version__
+from coterie.cli.problems import Interrupted, one_line
+from coterie.cli.settings import RUNNING, Settings, option, read_values
+from coterie.errors import CoterieError
+from coterie.terminal import say, stdout
+
+TRAIN = Group("Train", sort_key=1)
+LOOK = Group("Look up", sort_key=2)
+ABOUT = Group("About", sort_key=3)
+OUTPUT = Group("Method options, files and output", sort_key=0)
+LISTED = ("methods", "datasets", "models", "partitions")
+
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(help="A TOML file with the same keys as the options; options given here override it.", group=OUTPUT),
+]
+AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
+
+app = App(
+    name="coterie",
+    help="Personalised federated learning: every client gets its own model and learns from those that resemble it.",
+    version=__version__,
+    suppress_keyboard_interrupt=False,
+)
+app["--help"].group = ABOUT
+app["--version"].group = ABOUT
+
+
+@app.command(group=TRAIN)
+def run(
+    method: Annotated[str | None, Parameter(help="The method (see 'coterie methods').", show_default=False)] = None,
+    /,
+    *,
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),
+    ] = None,
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The directory to keep the run in; it must be new.", show_default="runs/METHOD-DATA-N", group=OUTPUT
+        ),
+    ] = None,
+    json: AsJson = False,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    seed: Annotated[int | None, option("The seed of everything random.", 0, RUNNING)] = None,
+) -> None:
+    """Run one method and keep everything about the run in a directory."""
+    from coterie.cli.commands import run_command
+
+    given = settings.given() | ({} if seed is None else {"seed": seed})
+    run_command(method, config, given, set or [], out, json)
+
+
+@app.command(group=TRAIN)
+def compare(
+    *methods: Annotated[str, Parameter(help="The methods to compare (see 'coterie methods').")],
+    seeds: Annotated[
+        list[int] | None,
+        Parameter(
+            help="Every method runs once with each seed, all on the seed's partition.",
+            show_default="0 1 2",
+            consume_multiple=True,
+            negative=(),
+            converter=read_values,
+            group=OUTPUT,
+        ),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(
+            help="An option for all methods that have it (NAME=VALUE) or for one (METHOD.NAME=VALUE); may be repeated.",
+            negative=(),
+            group=OUTPUT,
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The directory to keep all runs and comparison.json in; it must be new.",
+            show_default="nothing is kept",
+            group=OUTPUT,
+        ),
+    ] = None,
+    json: AsJson = False,
+    settings: Settings = Settings(),  # noqa: B008 (frozen)
+) -> None:
+    """Run several methods on the same partitions with several seeds; print mean ± spread in a table."""
+    from coterie.cli.commands import compare_command
+
+    compare_command(methods, [0, 1, 2] if seeds is None else seeds, config, settings.given(), set or [], out, json)
+
+
+@app.command(group=TRAIN)
+def resume(
+    run: Annotated[Path, Parameter(help="The directory of a run that was stopped.")], /, *, json: AsJson = False
+) -> None:
+    """Carry a stopped run on from its last checkpoint; it ends as if it had never been stopped."""
+    from coterie.cli.commands import resume_command
+
+    resume_command(run, json)
+
+
+@app.command(group=LOOK)
+def show(
+    run: Annotated[Path, Parameter(help="The directory of a finished run or comparison.")],
+    /,
+    *,
+    all: Annotated[
+        bool, Parameter(help="Say of every client who it learns from, not just of the first.", negative=(), group=OUTPUT)
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Print the summary of a finished run, its clients, and who learned from whom; or a comparison's table."""
+    from coterie.cli.show import show_command
+
+    show_command(run, all, json)
+
+
+def _list(kind: str) -> None:
+    from coterie.cli.listing import listing
+
+    stdout().print(listing(kind))
+
+
+@app.command(group=LOOK)
+def methods() -> None:
+    """List the methods, with their options and defaults."""
+    _list("methods")
+
+
+@app.command(group=LOOK)
+def datasets() -> None:
+    """List the data sets known by name."""
+    _list("datasets")
+
+
+@app.command(group=LOOK)
+def models() -> None:
+    """List the models."""
+    _list("models")
+
+
+@app.command(group=LOOK)
+def partitions() -> None:
+    """List the partition rules, with their options and defaults."""
+    _list("partitions")
+
+
+@app.command(group=ABOUT)
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (this process's, by default) and return its exit code."""
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing more can be written there, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CoterieError, CycloptsError, OSError) as error:
+        say(f"error: {one_line(error)}")
+        return 2
+    except (Interrupted, KeyboardInterrupt) as stop:
+        say(str(stop) or "interrupted")
+        return 130
+    return 0

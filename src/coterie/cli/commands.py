@@ -1,0 +1,166 @@
+"""What the commands that train do: `run`, `compare`, `resume`."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coterie.cli.merge import experiments, one_experiment
+from coterie.cli.problems import Interrupted
+from coterie.compare import Comparison, compare
+from coterie.config import Config, experiment_from, method_name
+from coterie.errors import CoterieError
+from coterie.experiment import Experiment
+from coterie.methods import Method
+from coterie.record import RunDirectory, load_tensors, refuse_existing
+from coterie.run import resume
+from coterie.terminal import RoundProgress, accuracy_table, comparison_table, say, stdout, summary_lines
+
+RUNS = Path("runs")
+
+
+def run_command(
+    method: str | None,
+    file: Path | None,
+    given: Config,
+    sets: Sequence[str],
+    out: Path | None,
+    json: bool,
+) -> None:
+    """Run one experiment and print its summary."""
+    experiment = one_experiment(method, file, given, sets)
+    if out is not None:
+        refuse_existing(out)
+    with _run_directory(out, experiment) as directory, _resumable(directory):
+        with RoundProgress(experiment.rounds) as progress:
+            summary = experiment.run(directory, progress.on_round).summary
+    _print_summary(summary, directory, json)
+
+
+def resume_command(path: Path, json: bool) -> None:
+    """Carry a run on and print its summary."""
+    config = RunDirectory.open(path).config()
+    rounds = experiment_from(config).rounds
+    with _resumable(path), RoundProgress(rounds) as progress:
+        summary = resume(path, progress.on_round).summary
+    _print_summary(summary, path, json)
+
+
+def compare_command(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    file: Path | None,
+    given: Config,
+    sets: Sequence[str],
+    out: Path | None,
+    json: bool,
+) -> None:
+    """Compare methods and print the table."""
+    chosen = experiments(methods, file, given, sets)
+    rounds = max((experiment.rounds for experiment in chosen.values()), default=1)
+    current: list[Path | None] = [None]
+    begun = 0
+
+    with RoundProgress(rounds, runs=len(chosen) * len(seeds)) as progress:
+
+        def start(name: str, seed: int, directory: Path | None) -> None:
+            nonlocal begun
+            begun += 1
+            current[0] = directory
+            progress.start(f"{name}, seed {seed} ({begun}/{len(chosen) * len(seeds)})")
+
+        try:
+            comparison = compare(chosen, seeds, out, progress.on_round, start)
+        except KeyboardInterrupt:
+            kept = f"; finished runs are kept in {out}" if out is not None and begun else ""
+            raise Interrupted(f"interrupted in run {begun} of {len(chosen) * len(seeds)}{kept}") from None
+    print_comparison(comparison, out, json)
+
+
+def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> None:
+    """The table (or JSON) on stdout."""
+    if json:
+        print(json_format.dumps(comparison.as_dict(), indent=2))
+        return
+    console = stdout()
+    console.print(comparison_table(comparison))
+    seeds = ", ".join(map(str, comparison.seeds))
+    spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
+    console.print(f"\nAccuracy in %: {spread} {seeds}. {comparison.note()}", soft_wrap=True)
+    if out is not None:
+        console.print(f"The runs are kept in {out}", soft_wrap=True)
+
+
+def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> None:
+    if json:
+        print(json_format.dumps(summary, indent=2))
+        say(f"the run is kept in {directory}")
+        return
+    console = stdout()
+    console.print(accuracy_table(summary))
+    console.print()
+    for line in summary_lines(summary):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"The run is kept in {directory}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _run_directory(out: Path | None, experiment: Experiment) -> Iterator[Path]:
+    """The directory of a run: the wished one, or `runs/<method>-<data>-<n>` with the next free n.
+
+    The latter is made at once, so that runs started at the same time do not meet, and taken away again
+    if nothing was written there.
+    """
+    if out is not None:
+        yield out
+        return
+    assert isinstance(experiment.method, Method)
+    assert isinstance(experiment.data, str)
+    data = Path(experiment.data)
+    stem = f"{method_name(experiment.method)}-{data.stem or data.resolve().stem}"
+    made = not RUNS.exists()
+    path = next_free(RUNS, stem)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
+            if made:
+                RUNS.rmdir()
+
+
+def next_free(parent: Path, stem: str) -> Path:
+    """A new directory `parent/stem-n` with the smallest n above those there are."""
+    parent.mkdir(parents=True, exist_ok=True)
+    numbers = [path.name.removeprefix(f"{stem}-") for path in parent.glob(f"{stem}-*")]
+    number = max((int(text) for text in numbers if text.isdecimal()), default=0)
+    while True:
+        number += 1
+        with suppress(FileExistsError):
+            path = parent / f"{stem}-{number}"
+            path.mkdir()
+            return path
+
+
+@contextmanager
+def _resumable(directory: Path) -> Iterator[None]:
+    """Ctrl-C ends in one line that says how to carry on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(_way_on(directory)) from None
+
+
+def _way_on(directory: Path) -> str:
+    try:
+        run = RunDirectory.open(directory)
+        checkpoint = run.checkpointed_round()
+    except CoterieError:
+        return "interrupted before the first round"
+    command = f"'coterie resume {directory}'"
+    if checkpoint:
+        return f"interrupted; {command} carries on after round {checkpoint}"
+    return f"interrupted; {command} starts again from round 1 (there is no checkpoint: see --checkpoint-every)"

@@ -1,0 +1,114 @@
+"""From a configuration file and what was given on the command line to experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.config import Config, experiment_from, read_toml
+from coterie.errors import CoterieError, require, unknown
+from coterie.experiment import Experiment
+from coterie.methods import METHODS
+from coterie.options import option_fields
+from coterie.partition import PARTITIONS
+
+Sets = dict[str, Any]
+"""Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""
+
+
+def read_sets(texts: Sequence[str]) -> Sets:
+    """The `--set` options.
+
+    >>> read_sets(["mu=0.1", "fedprox.mu=1"])
+    {'mu': '0.1', 'fedprox': {'mu': '1'}}
+    """
+    sets: Sets = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        method, _, option = key.strip().rpartition(".")
+        require(bool(equals and option), f"set = '{text}': must be NAME=VALUE or METHOD.NAME=VALUE")
+        if method:
+            _sets_of(sets, method)[option] = value.strip()
+        else:
+            sets[option] = value.strip()
+    return sets
+
+
+def merged(file: Path | None, given: Mapping[str, Any]) -> Config:
+    """The file's configuration, overridden by what was given.
+
+    Options of the file's partition rule that a rule given instead does not have are left aside.
+    """
+    config = {} if file is None else read_toml(file)
+    sets = config.get("set", {})
+    require(isinstance(sets, dict), f"set = {sets!r}: must be a table of method options")
+    rule = str(given.get("partition", ""))
+    if rule in PARTITIONS and rule != config.get("partition", rule):
+        others = {name for other in PARTITIONS.values() for name in option_fields(other)}
+        others -= set(option_fields(PARTITIONS[rule]))
+        config = {key: value for key, value in config.items() if key not in others}
+    return {**config, **given}
+
+
+def one_experiment(method: str | None, file: Path | None, given: Mapping[str, Any], texts: Sequence[str]) -> Experiment:
+    """The experiment of `run`. A method given on the command line does not take over the file's method options."""
+    config = merged(file, given)
+    named = config.pop("method", None)
+    chosen = method or named
+    if chosen is None:
+        raise CoterieError(f"method: name one (allowed: {', '.join(sorted(METHODS))})")
+    sets = config.pop("set", {}) if chosen == named else {}
+    return experiment_from({**config, "method": chosen, "set": _joined(sets, read_sets(texts), [chosen])[chosen]})
+
+
+def experiments(
+    methods: Sequence[str], file: Path | None, given: Mapping[str, Any], texts: Sequence[str]
+) -> dict[str, Experiment]:
+    """The experiments of `compare`, by method."""
+    for method in methods:
+        require(methods.count(method) == 1, f"method '{method}' is given twice")
+    config = merged(file, given)
+    named = config.pop("method", None)
+    sets = config.pop("set", {})
+    if named in METHODS:
+        # A run's configuration: its options are those of its method.
+        sets = {named: sets} if named in methods else {}
+    by_method = _joined(sets, read_sets(texts), methods)
+    return {method: experiment_from({**config, "method": method, "set": by_method[method]}) for method in methods}
+
+
+def _joined(file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each method's own options: the file's, then the given ones; those for one method over those for all."""
+    known = {}
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        known[method] = set(option_fields(METHODS[method]))
+    result: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for sets in (file, given):
+        for option, value in sets.items():
+            if isinstance(value, dict):
+                continue
+            takers = [method for method in methods if option in known[method]]
+            if not takers:
+                raise unknown(f"option of {', '.join(methods)}", option, {o for options in known.values() for o in options})
+            for method in takers:
+                result[method][option] = value
+        for method, values in sets.items():
+            if not isinstance(values, dict):
+                continue
+            if method not in result:
+                raise unknown("method in set", method, methods)
+            for option in values:
+                if option not in known[method]:
+                    raise unknown(f"option of {method}", option, known[method])
+            result[method] |= values
+    return result
+
+
+def _sets_of(sets: Sets, method: str) -> dict[str, Any]:
+    found = sets.setdefault(method, {})
+    require(isinstance(found, dict), f"set: '{method}' is both an option and a method")
+    assert isinstance(found, dict)
+    return found

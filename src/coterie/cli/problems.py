@@ -1,0 +1,73 @@
+"""Every mistake on the command line as one line: the option, the value, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+
+from cyclopts import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from coterie.errors import CoterieError, unknown
+
+
+class Interrupted(Exception):
+    """Ctrl-C; the message says how to carry on."""
+
+
+def one_line(error: Exception) -> str:
+    """What to print for an error.
+
+    >>> one_line(CoterieError("alpha = 0: must be greater than 0"))
+    'alpha = 0: must be greater than 0'
+    >>> one_line(PermissionError(13, "Permission denied", "runs"))
+    'runs: Permission denied'
+    """
+    if isinstance(error, CycloptsError):
+        text = _parsing(error)
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = str(error)
+    return " ".join(text.split())
+
+
+def _parsing(error: CycloptsError) -> str:
+    command = " ".join(error.command_chain or ())
+    manual = f"'coterie {command} --help' lists them" if command else "see 'coterie --help'"
+    match error:
+        case CoercionError(__cause__=CoterieError() as cause):
+            return str(cause)
+        case CoercionError(token=token) if token is not None and token.keyword:
+            return f"{_plain(token.keyword)} = '{token.value}': must be true or false"
+        case UnknownOptionError(token=token):
+            return _unknown_option(token.keyword or token.value, error, manual)
+        case UnknownCommandError(unused_tokens=[first, *_]) if error.app is not None:
+            return str(unknown("command", first, [name for name in error.app if not name.startswith("-")]))
+        case MissingArgumentError(argument=argument) if argument is not None:
+            keyword = error.keyword or argument.name
+            return f"{keyword} needs a value" if keyword.startswith("-") else f"{command} needs {keyword}"
+        case UnusedCliTokensError(unused_tokens=[first, *_]):
+            return f"'{first}': {command or 'coterie'} takes no further argument"
+        case RepeatArgumentError(token=token):
+            return f"{token.keyword} is given twice"
+    error.verbose = False
+    return str(error)
+
+
+def _unknown_option(given: str, error: UnknownOptionError, manual: str) -> str:
+    name = given.split("=")[0]
+    allowed = [option for argument in error.argument_collection for option in argument.names]
+    near = difflib.get_close_matches(name.replace("_", "-"), allowed, n=1, cutoff=0.6)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"unknown option '{name}'; {hint}({manual})"
+
+
+def _plain(keyword: str) -> str:
+    return keyword.lstrip("-").replace("-", "_")

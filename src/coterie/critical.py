@@ -1,0 +1,68 @@
+"""Critical parameters: the elements of a row to which training is most sensitive (FedCAC, equations 5 and 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.rng import torch_stream
+
+if TYPE_CHECKING:
+    from coterie.local import Worker
+
+
+def critical(scores: Tensor, share: float) -> Tensor:
+    """The `share` of highest scores `[n]` as a mask, ties included.
+
+    Where the cut falls among (near-)zero scores, as with dead units, it moves up to the smallest score that
+    is not zero; otherwise a tensor that hardly moved would be critical as a whole.
+
+    >>> critical(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5)
+    tensor([False,  True,  True, False])
+    >>> critical(torch.tensor([0.0, 0.0, 0.0, 0.2]), 0.5)
+    tensor([False, False, False,  True])
+    """
+    count = int(share * scores.numel())
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    cut = scores.kthvalue(scores.numel() - count + 1).values
+    if float(cut) <= 1e-10:
+        moved = scores[scores > 1e-20]
+        cut = moved.min() if len(moved) else cut
+    return scores >= cut
+
+
+@dataclass(frozen=True)
+class CriticalMask:
+    """The probe: which elements of the trained model are critical, tensor by tensor; it travels as bits.
+
+    Sensitivity is |Δw · w|, Δw the displacement over the round. `reverse` takes the least sensitive
+    elements instead, `random` any. Batch-norm statistics are never critical.
+    """
+
+    share: float
+    kind: str = "sensitivity"
+
+    name: ClassVar[str] = "critical"
+    moment: ClassVar[Literal["received", "trained"]] = "trained"
+
+    def __call__(self, worker: Worker) -> Tensor:
+        """The mask over the columns of `all`: `[|all|]` bool."""
+        layout, row = worker.problem.layout, worker.network("model").row
+        stream = torch_stream(worker.seed, "mask", worker.federation.round, worker.key)
+        sensitivity = ((row - worker.received()) * row).abs()
+        mask = torch.zeros(layout.width, dtype=torch.bool)
+        for entry in layout.entries:
+            if entry.is_buffer:
+                continue
+            part = slice(entry.start, entry.stop)
+            scores = sensitivity[part]
+            if self.kind == "random":
+                scores = torch.rand(len(scores), generator=stream)
+            elif self.kind == "reverse":
+                scores = scores.max() - scores
+            mask[part] = critical(scores, self.share)
+        return layout.columns("all").take(mask)

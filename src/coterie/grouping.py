@@ -1,0 +1,122 @@
+"""Which of the others are near: two groups of one client's distances, for all clients at once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from torch import Tensor
+
+FLOOR = 1e-6  # of a component's variance; distances are normalised to a maximum of 1
+STEPS = 100
+TOLERANCE = 1e-4  # on the mean log-likelihood
+EQUAL = 1e-12
+
+
+def others(distances: Tensor) -> Tensor:
+    """Each row of `[m, m]` without its diagonal: `[m, m − 1]`.
+
+    >>> others(torch.tensor([[0, 1, 2], [3, 0, 4], [5, 6, 0]]))
+    tensor([[1, 2],
+            [3, 4],
+            [5, 6]])
+    """
+    m = len(distances)
+    return distances[~torch.eye(m, dtype=torch.bool)].view(m, m - 1)
+
+
+def near_by_mixture(distances: Tensor) -> Tensor:
+    """The others whom a two-component Gaussian mixture puts with the near ones: `[m, m]` bool, diagonal False.
+
+    EM runs on all clients' distances at once, from a deterministic start (2-means from minimum and maximum).
+    The result is monotone: whoever is no farther than an accepted client is accepted too, even where a wide
+    far component would claim the very smallest distances. Without two groups to tell apart, all are near.
+    """
+    values = others(distances)
+    low = _assigned_low(values, *_em(values, _two_means(values)))
+    return _monotone(distances, values, low)
+
+
+def near_by_means(distances: Tensor) -> Tensor:
+    """The nearer group by 2-means: `[m, m]` bool."""
+    values = others(distances)
+    return _monotone(distances, values, ~_two_means(values))
+
+
+def near_by_linkage(distances: Tensor) -> Tensor:
+    """The nearer of two clusters by average linkage on each client's distances: `[m, m]` bool."""
+    values = others(distances)
+    low = torch.ones_like(values, dtype=torch.bool)
+    if values.shape[1] > 1:
+        for row, value in enumerate(values.double().numpy()):
+            labels = fcluster(linkage(value[:, None], method="average"), 2, criterion="maxclust")
+            low[row] = torch.from_numpy(labels == labels[value.argmin()])
+    return _monotone(distances, values, low)
+
+
+def _monotone(distances: Tensor, values: Tensor, low: Tensor) -> Tensor:
+    """Everybody no farther than the farthest of the low group; all, where there are no two groups."""
+    m = len(distances)
+    reach = torch.where(low, values, -math.inf).amax(1)
+    spread = values.amax(1) - values.amin(1)
+    one_group = (spread < EQUAL) | low.all(1) | ~low.any(1)
+    near = (distances <= reach[:, None]) | one_group[:, None]
+    return near & ~torch.eye(m, dtype=torch.bool)
+
+
+def _two_means(values: Tensor) -> Tensor:
+    """Lloyd's iteration per row from the row's minimum and maximum: `[m, n]` bool, True in the upper group."""
+    centres = torch.stack([values.amin(1), values.amax(1)], 1)
+    upper = torch.zeros_like(values, dtype=torch.bool)
+    for _ in range(STEPS):
+        updated = (values - centres[:, 1:]).abs() < (values - centres[:, :1]).abs()
+        if bool((updated == upper).all()):
+            break
+        upper = updated
+        for side, members in enumerate((~upper, upper)):
+            count = members.sum(1)
+            mean = (values * members).sum(1) / count.clamp(min=1)
+            centres[:, side] = torch.where(count > 0, mean, centres[:, side])
+    return upper
+
+
+def _log_joint(values: Tensor, mass: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """log(π_c · N(value; μ_c, σ_c²)) for both components: `[m, n, 2]`."""
+    scaled = (values[..., None] - mean[:, None]) ** 2 / variance[:, None]
+    return mass.log()[:, None] - 0.5 * (scaled + variance.log()[:, None] + math.log(2 * math.pi))
+
+
+def _fit(values: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass, mean and variance of both components `[m, 2]` from the values' shares in them `[m, n, 2]`."""
+    total = shares.sum(1).clamp(min=1e-300)
+    mean = (shares * values[..., None]).sum(1) / total
+    variance = (shares * (values[..., None] - mean[:, None]) ** 2).sum(1) / total
+    return total / values.shape[1], mean, variance.clamp(min=FLOOR)
+
+
+def _em(values: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Expectation-maximisation for every row of `values [m, n]`; rows that have converged are left alone."""
+    mass, mean, variance = _fit(values, torch.stack([~upper, upper], -1).double())
+    active = torch.arange(len(values))
+    before = torch.full((len(values),), -math.inf, dtype=torch.float64)
+    for _ in range(STEPS):
+        joint = _log_joint(values[active], mass[active], mean[active], variance[active])
+        evidence = joint.logsumexp(-1)
+        likelihood = evidence.mean(1)
+        moving = (likelihood - before[active]).abs() >= TOLERANCE
+        before[active] = likelihood
+        shares = (joint[moving] - evidence[moving][..., None]).exp()
+        active = active[moving]
+        if not len(active):
+            break
+        mass[active], mean[active], variance[active] = _fit(values[active], shares)
+    return mass, mean, variance
+
+
+def _assigned_low(values: Tensor, mass: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """The values assigned to the component whose assigned values have the lower mean: `[m, n]` bool."""
+    second = _log_joint(values, mass, mean, variance).argmax(-1) == 1
+    first_mean = (values * ~second).sum(1) / (~second).sum(1).clamp(min=1)
+    second_mean = (values * second).sum(1) / second.sum(1).clamp(min=1)
+    return torch.where((first_mean <= second_mean)[:, None], ~second, second)

@@ -1,0 +1,89 @@
+"""FedCAC: critical parameters are shared cautiously, all others boldly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.critical import CriticalMask
+from coterie.errors import require, unknown
+from coterie.exchange import Action, Mix, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.mixing import by_size, normalised
+from coterie.probes import Probe
+from coterie.similarity import overlaps
+
+MASKS = ("sensitivity", "random", "reverse")
+COLLABORATIONS = ("threshold", "none", "top1", "top5", "as_critical")
+
+
+@dataclass(frozen=True)
+class FedCAC(Method):
+    """Bold but cautious: unlocking the potential of PFL through cautiously aggressive collaboration (ICCV 2023).
+
+    After training, the τ most sensitive elements of each tensor are critical (5)–(6). Every client receives
+    the mean of all models where it is not critical, and where it is, the mean over itself and the clients
+    whose critical elements overlap with its own at least by a threshold that rises from the mean overlap to
+    the largest by round β (7)–(8); later nobody does (9)–(11). Batch-norm statistics stay local.
+
+    Where the paper contradicts itself: its O is a difference but is used as a similarity; we take the
+    authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). With partial participation all of it is about the cohort.
+    """
+
+    tau: float = 0.5
+    beta: int = 100
+    mask: str = "sensitivity"
+    collaboration: str = "threshold"
+
+    shared: ClassVar[str] = ""
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.tau <= 1, f"tau = {self.tau}: must lie in [0, 1]")
+        require(self.beta >= 1, f"beta = {self.beta}: must be at least 1")
+        for option, allowed in (("mask", MASKS), ("collaboration", COLLABORATIONS)):
+            if getattr(self, option) not in allowed:
+                raise unknown(option, getattr(self, option), allowed)
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """Which elements are critical."""
+        return (CriticalMask(self.tau, self.mask),)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The whole model (and the mask)."""
+        return {"model": "all"}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The client's own mix (11), which the server makes since it has the mask."""
+        return {"model": "all"}
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """The mean of everybody, then under the mask the mean of the overlapping."""
+        masks = uploads.probes["critical"]
+        partners = self.collaborators(overlaps(masks), uploads.federation.round)
+        cautious = normalised(partners | torch.eye(len(masks), dtype=torch.bool))
+        if self.collaboration == "as_critical":
+            yield Mix(cautious)
+        else:
+            yield Mix(by_size(uploads))
+            yield Mix(cautious, gate=masks)
+
+    def collaborators(self, overlap: Tensor, round: int) -> Tensor:
+        """C_i of every client (7)–(8): `[m, m]` bool, without the client itself."""
+        apart = ~torch.eye(len(overlap), dtype=torch.bool)
+        if len(overlap) == 1 or self.collaboration == "none":
+            return ~apart & apart
+        if self.collaboration in ("top1", "top5"):
+            count = min(int(self.collaboration[3:]), len(overlap) - 1)
+            ranked = overlap.masked_fill(~apart, -torch.inf).topk(count).indices
+            return torch.zeros_like(apart).scatter_(1, ranked, True)
+        if round > self.beta:
+            return ~apart & apart
+        mean, largest = overlap[apart].mean(), overlap[apart].max()
+        return apart & (overlap >= mean + round / self.beta * (largest - mean) - 1e-7)

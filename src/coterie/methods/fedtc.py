@@ -1,0 +1,82 @@
+"""FedTC: a local classifier that is kept, and a shared one that teaches the extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from coterie.errors import require
+from coterie.exchange import Action, Mix, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.mixing import by_size
+from coterie.recipe import Phase, Recipe
+
+if TYPE_CHECKING:
+    from coterie.local import Batch
+
+
+def own_head_loss(batch: Batch) -> Tensor:
+    """Eq. (5): CE(φ_k · stopgrad(z), y), which moves the local classifier alone."""
+    return cross_entropy(batch.head("model", batch.features.detach()), batch.labels, reduction="none")
+
+
+def shared_head_loss(batch: Batch) -> Tensor:
+    """Eq. (6): CE(φ̄ · z, y) with φ̄ frozen, which moves the extractor alone."""
+    return cross_entropy(batch.head("shared_head"), batch.labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class FedTC(Method):
+    """FedTC: a personalized federated learning method with two classifiers (CMC 2023).
+
+    The extractor θ trains against the frozen shared classifier φ̄ at the run's rate, the local classifier φ_k
+    on the same features at `lr_classifier`: one forward and one backward pass serve both. θ and φ̄ are the
+    data-weighted means (7)–(8); φ_k is kept.
+
+    Where the paper contradicts itself: Algorithm 1 (line 13) overwrites φ_k with φ̄ each round while text and
+    figures keep it; `reset_local_head=True` is the algorithm's reading. A client that has never taken part
+    holds φ̄, so that it starts from it when it first does.
+    """
+
+    lr_classifier: float = 1e-4
+    reset_local_head: bool = False
+
+    shared: ClassVar[str] = "extractor"
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(self.lr_classifier > 0, f"lr_classifier = {self.lr_classifier}: must be greater than 0")
+
+    def init(self, federation: Federation) -> None:
+        """The shared classifier is a slot of its own."""
+        federation.add_slot("shared_head", "classifier", shared="classifier")
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Both classifiers in one phase, each rate for its own part."""
+        return (Phase(terms=(own_head_loss, shared_head_loss), rates={"classifier": self.lr_classifier}),)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """Extractor and local classifier."""
+        return {"model": "all"}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """Extractor and shared classifier."""
+        return {"model": "extractor", "shared_head": "classifier"}
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mean extractor, mean classifier."""
+        federation = uploads.federation
+        weights = by_size(uploads)
+        yield Mix(weights, "extractor")
+        yield Mix(weights, "classifier", target="shared_head")
+        resets = torch.ones_like(federation.taken_part) if self.reset_local_head else ~federation.taken_part
+        if bool(resets.any()):
+            gate = resets[:, None].expand(-1, federation.layout.columns("classifier").size)
+            yield Mix(weights, "classifier", to="everyone", gate=gate)

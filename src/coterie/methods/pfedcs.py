@@ -1,0 +1,158 @@
+"""PFedCS: clients with similar classifiers teach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax
+
+from coterie import grouping
+from coterie.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
+from coterie.columns import Columns
+from coterie.errors import require, unknown
+from coterie.exchange import Action, Mix, Put, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.mixing import by_size, embedded
+from coterie.recipe import Phase, Recipe, cross_entropy
+from coterie.similarity import require_weight_matrix, row_normalised, squared_distances
+from coterie.terms import RECEIVED
+
+if TYPE_CHECKING:
+    from coterie.local import Batch
+
+NEAR = {
+    "gmm": grouping.near_by_mixture,
+    "kmeans": grouping.near_by_means,
+    "hierarchical": grouping.near_by_linkage,
+}
+CHOICES = {
+    "selection": (*NEAR, "none", "all", "random", "fixed"),
+    "weights": WEIGHTS,
+    "teacher_trunk": ("current", "frozen"),
+}
+
+
+@dataclass(frozen=True)
+class TeacherKL:
+    """KL(p_v ‖ p_w): the tuned classifier of similar clients teaches, on the current (or the received) features."""
+
+    weight: float
+    trunk: str
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The term for every sample, `[B]`; zero for a client that has no teacher yet."""
+        features = batch.features if self.trunk == "current" else batch.under(RECEIVED).features
+        teacher = log_softmax(batch.head("teacher", features.detach()), 1).detach()
+        divergence = kl_div(log_softmax(batch.logits, 1), teacher, reduction="none", log_target=True).sum(1)
+        return self.weight * batch.value("has_teacher") * divergence
+
+
+@dataclass(frozen=True)
+class PFedCS(Method):
+    """PFedCS: a personalized federated learning method for enhancing collaboration among similar classifiers (2025).
+
+    Rounds 1..β: a client's customised classifier is v_k = Σ_i p_i φ_i over its collaborators and itself (6);
+    it tunes v_k for `tune_epochs` on its frozen extractor (9)–(10), then trains on CE + KL(p_v ‖ p_w) (12).
+    The extractor is FedAvg's. After round β it is FedPer. Collaborators are the near component of a mixture on
+    the row-normalised classifier distances, within τ = avg + (t/β)(min − avg) (4)–(5).
+
+    Where the paper contradicts itself: literal (7) gives the client itself an extra weight and the sum exceeds
+    one. `weights="self_inclusive"` reads its sums over C̄ ∪ {k}; `"renormalised"` divides by the total;
+    `"peers_only"` leaves the client out. β and λ are not in the paper: half the rounds and 0.5. There is no
+    teacher in a client's first round. `selection` names the variants of Tables 3 and 4.
+    """
+
+    beta: int | None = None
+    lam: float = 0.5
+    tune_epochs: int = 1
+    kl: float = 1.0
+    selection: str = "gmm"
+    weights: str = "self_inclusive"
+    dist_power: int = 2
+    teacher_trunk: str = "current"
+
+    shared: ClassVar[str] = "extractor"
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(self.beta is None or self.beta >= 1, f"beta = {self.beta}: must be at least 1")
+        require(0 <= self.lam <= 1, f"lam = {self.lam}: must lie in [0, 1]")
+        require(self.tune_epochs >= 0, f"tune_epochs = {self.tune_epochs}: must not be negative")
+        require(self.kl >= 0, f"kl = {self.kl}: must not be negative")
+        require(self.dist_power in (1, 2), f"dist_power = {self.dist_power}: must be 1 or 2")
+        for option, allowed in CHOICES.items():
+            if getattr(self, option) not in allowed:
+                raise unknown(option, getattr(self, option), allowed)
+
+    def last_stage_one_round(self, federation: Federation) -> int:
+        """β: half the rounds unless given."""
+        return max(1, federation.rounds // 2) if self.beta is None else self.beta
+
+    def makes_teachers(self, federation: Federation) -> bool:
+        """Whether this round's uploads make teachers for the next one."""
+        return federation.round + 1 <= self.last_stage_one_round(federation)
+
+    def has_teachers(self, federation: Federation) -> bool:
+        """Whether teachers were sent for the round under way."""
+        return 1 < federation.round <= self.last_stage_one_round(federation)
+
+    def check(self, federation: Federation) -> None:
+        """Clients are compared by their classifiers' weights."""
+        require_weight_matrix(federation, "pfedcs")
+
+    def init(self, federation: Federation) -> None:
+        """A teacher for everybody, unused until there is something to teach."""
+        federation.add_slot("teacher", "classifier")
+        federation.values["has_teacher"] = torch.zeros(federation.clients, 1)
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Tune the teacher, then learn from it and from the data."""
+        if not self.has_teachers(federation):
+            return (Phase(),)
+        tune = Phase(train="classifier", slot="teacher", epochs=self.tune_epochs, stream=1)
+        train = Phase(terms=(cross_entropy, TeacherKL(self.kl, self.teacher_trunk)), stream=0)
+        return (tune, train) if self.tune_epochs else (train,)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The classifier too, as long as it will make teachers."""
+        return {"model": "all" if self.makes_teachers(federation) else "extractor"}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The extractor, and a teacher in stage 1."""
+        return {"model": "extractor"} | ({"teacher": "classifier"} if self.has_teachers(federation) else {})
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mean extractor; for the next round of stage 1, everybody's teacher."""
+        federation = uploads.federation
+        yield Mix(by_size(uploads), "extractor")
+        if self.makes_teachers(federation):
+            pool = federation.everyone[federation.taken_part]
+            weights = embedded(self.teaching(federation, pool), pool, federation.clients)
+            yield Mix(weights, "classifier", source="model", target="teacher", to="everyone")
+            yield Put("has_teacher", federation.taken_part.float()[:, None])
+
+    def teaching(self, federation: Federation, pool: Tensor) -> Tensor:
+        """Who teaches whom among the clients whose classifiers are known: `[p, p]`."""
+        matrices = Columns.of(*(entry.columns.spans[0] for entry in federation.layout.classifier_weights))
+        distances = squared_distances(federation["model"].rows(pool, matrices))
+        distances = row_normalised(distances if self.dist_power == 2 else distances.sqrt())
+        chosen = self.collaborators(federation, pool, distances)
+        return teaching_weights(distances, chosen, federation.sizes[pool], self.lam, self.weights)
+
+    def collaborators(self, federation: Federation, pool: Tensor, distances: Tensor) -> Tensor:
+        """C̄ of every client (5): `[p, p]` bool, the client itself not included."""
+        apart = ~torch.eye(len(pool), dtype=torch.bool)
+        if len(pool) == 1:
+            return ~apart & apart
+        if self.selection in NEAR:
+            limit = threshold(distances, (federation.round + 1) / self.last_stage_one_round(federation))
+            return NEAR[self.selection](distances) & (distances <= limit[:, None] + EPS)
+        if self.selection == "random":
+            return three_at_random(federation, pool)
+        return apart & (distances <= {"none": -1.0, "fixed": 0.5, "all": torch.inf}[self.selection])

@@ -1,0 +1,108 @@
+"""pFedSim: warm up together, then learn extractors from clients with similar classifiers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.errors import require, unknown
+from coterie.exchange import Action, Mix, Put, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.mixing import by_size, identity, normalised
+from coterie.similarity import class_cosines, require_weight_matrix
+
+SIMILARITIES = ("code", "paper")
+MOST = 1 - 1e-4  # cosines stay below 1, so that equal classifiers do not weigh infinitely much
+
+
+@dataclass(frozen=True)
+class PFedSim(Method):
+    """pFedSim: similarity-aware model aggregation towards personalized federated learning (arXiv 2305.15706).
+
+    The first ⌊ρT⌋ rounds are FedAvg; everybody starts the rest from its model. Then a client of the cohort
+    receives the extractor Σ_j Φ_ij ω_j / Σ_j Φ_ij over all stored models (4) and keeps its classifier.
+    Φ_ij follows from the cosines of the classifiers' rows, class by class; pairs are renewed when both took
+    part in a round, all others keep their last value, 0 at first. The server stores every client's model:
+    K rows and a K × K matrix.
+
+    Paper and published code differ: `similarity="paper"` is −mean_c log(1 − max(0, cos_c)) with weight 1 for
+    the client itself, `"code"` is −log(1 − max(0, mean_c cos_c)) with −log 1e-4 ≈ 9.21; `self_weight`
+    overrides it. Tested as in the paper at the moment `trained`: every client with its last trained model.
+    """
+
+    rho: float = 0.5
+    similarity: str = "code"
+    self_weight: float | None = None
+
+    shared: ClassVar[str] = ""
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.rho <= 1, f"rho = {self.rho}: must lie in [0, 1]")
+        if self.similarity not in SIMILARITIES:
+            raise unknown("similarity", self.similarity, SIMILARITIES)
+        require(
+            self.self_weight is None or self.self_weight > 0,
+            f"self_weight = {self.self_weight}: must be greater than 0",
+        )
+
+    def check(self, federation: Federation) -> None:
+        """Clients are compared by their classifiers' weights."""
+        require_weight_matrix(federation, "pfedsim")
+
+    def init(self, federation: Federation) -> None:
+        """Nobody is known to be similar yet."""
+        federation.values["similarity"] = identity(federation.clients) * self.weight_of_self
+
+    @property
+    def weight_of_self(self) -> float:
+        """Φ_ii, never computed from cosines."""
+        if self.self_weight is not None:
+            return self.self_weight
+        return -math.log(1 - MOST) if self.similarity == "code" else 1.0
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The whole model in both phases."""
+        return {"model": "all"}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The whole model while warming up; then the extractor, the classifier being the client's own."""
+        return {"model": "all" if self.warming_up(federation) else "extractor"}
+
+    def warming_up(self, federation: Federation) -> bool:
+        """Whether the round belongs to the first ⌊ρT⌋."""
+        return federation.round <= math.floor(self.rho * federation.rounds + 1e-9)
+
+    def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
+        """Eq. (4), when a client downloads; as long as nobody is similar it changes nothing."""
+        if not self.warming_up(federation):
+            yield Mix(normalised(federation.values["similarity"][clients]), "extractor", source="model")
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """FedAvg for everybody while warming up; then renew the similarities within the cohort."""
+        federation, cohort = uploads.federation, uploads.cohort
+        if self.warming_up(federation):
+            yield Mix(by_size(uploads), to="everyone")
+        elif len(cohort) > 1:
+            matrix = federation.layout.classifier_weights[-1]
+            weights = uploads.rows(matrix.columns).view(len(cohort), *matrix.shape)
+            renewed = federation.values["similarity"].clone()
+            renewed[cohort[:, None], cohort] = self.similarities(weights)
+            renewed.fill_diagonal_(self.weight_of_self)
+            yield Put("similarity", renewed)
+
+    def similarities(self, weights: Tensor) -> Tensor:
+        """Φ of classifiers `[m, C, d]`, (3): `[m, m]`; the diagonal means nothing."""
+        classes = weights.shape[1]
+        if self.similarity == "code":
+            mean = sum(class_cosines(weights), torch.tensor(0.0)) / classes
+            return -torch.log(1 - mean.clamp(0, MOST))
+        logs = (torch.log(1 - cosine.clamp(0, MOST)) for cosine in class_cosines(weights))
+        return -sum(logs, torch.tensor(0.0)) / classes

@@ -1,0 +1,86 @@
+"""How alike clients are: distances and similarities of rows, vectorised over clients, in float64 where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from coterie.columns import Columns
+from coterie.errors import require
+from coterie.exchange import BLOCK
+from coterie.federation import Federation
+
+
+def require_weight_matrix(federation: Federation, method: str) -> None:
+    """An error unless the classifier has a weight matrix to compare."""
+    require(
+        bool(federation.layout.classifier_weights),
+        f"{method}: the classifier '{federation.layout.classifier}' has no weight matrix to compare clients by",
+    )
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """‖row_i − row_j‖² for every pair of `rows [m, n]`: `[m, m]`, float64.
+
+    Rows are centred first: late in training they are nearly equal, and the expanded square would cancel.
+
+    >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+    tensor([[ 0., 25.],
+            [25.,  0.]], dtype=torch.float64)
+    """
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, rows.shape[1], BLOCK):
+        block = rows[:, start : start + BLOCK].double()
+        block = block - block.mean(0)
+        gram += block @ block.T
+    squares = gram.diagonal()
+    distances = (squares[:, None] + squares[None] - 2 * gram).clamp(min=0)
+    return distances.fill_diagonal_(0)
+
+
+def row_normalised(distances: Tensor) -> Tensor:
+    """Every row divided by its maximum; rows of zeros stay zero: `[m, m]`.
+
+    >>> row_normalised(torch.tensor([[0.0, 2.0, 4.0], [0.0, 0.0, 0.0], [4.0, 1.0, 0.0]]))[0]
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    largest = distances.max(1, keepdim=True).values
+    return torch.where(largest > 0, distances / largest.clamp(min=1e-300), torch.zeros_like(distances))
+
+
+def class_cosines(weights: Tensor) -> Iterator[Tensor]:
+    """Class by class, the cosines between clients' classifier rows `[m, C, d]`: C matrices `[m, m]`, float64."""
+    for rows in weights.double().unbind(1):
+        norms = rows.norm(dim=1)
+        yield (rows @ rows.T) / (norms[:, None] * norms[None] + 1e-8)
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """The cosine of every pair of `rows [m, n]`: `[m, m]`, symmetric, exactly 1 on the diagonal.
+
+    >>> cosines(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    unit = torch.nn.functional.normalize(rows.double(), dim=1)
+    return (unit @ unit.T).clamp(-1, 1).fill_diagonal_(1.0)
+
+
+def overlaps(masks: Tensor) -> Tensor:
+    """How far masks `[m, n]` (bool) agree: 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁), `[m, m]`; 1 if equal, 0 if disjoint.
+
+    For masks of one size this is the share of i's elements that j holds too. An empty mask overlaps with nothing.
+
+    >>> overlaps(torch.tensor([[True, True, False, False], [True, False, True, False]]))
+    tensor([[1.0000, 0.5000],
+            [0.5000, 1.0000]], dtype=torch.float64)
+    """
+    common = torch.zeros(len(masks), len(masks), dtype=torch.float64)
+    for block in Columns.of((0, masks.shape[1])).blocks(BLOCK):
+        part = block.take(masks).float()
+        common += (part @ part.T).double()
+    sizes = common.diagonal()
+    differing = sizes[:, None] + sizes[None] - 2 * common
+    return torch.where(sizes[:, None] > 0, 1 - differing / (2 * sizes[:, None]).clamp(min=1), torch.zeros_like(common))

@@ -1,0 +1,197 @@
+"""What people see: progress and warnings on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from coterie.compare import Column, Comparison
+    from coterie.rounds import RoundReport
+
+SECONDS_BETWEEN_LINES = 1.0
+# Files and pipes have no width; lines are as long as they need to be.
+UNLIMITED_WIDTH = 10_000
+
+
+def stdout() -> Console:
+    """The console for results; on a terminal it keeps to its width."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
+
+
+def say(line: str) -> None:
+    """A line on stderr."""
+    print(f"coterie: {line}", file=sys.stderr, flush=True)
+
+
+class RoundProgress:
+    """Shows how far a run is: a bar on a terminal, otherwise a plain line about once a second.
+
+    Use it as a context manager: while it is open, warnings in Coterie's log are shown on stderr too.
+    `on_round` fits `Experiment.run`.
+    """
+
+    def __init__(self, rounds: int, runs: int = 1) -> None:
+        self.rounds, self.total = rounds, rounds * runs
+        self._runs_begun, self._label, self._accuracy = 0, "", "–"
+        self._first_done: int | None = None
+        self._begin = self._last_line = time.monotonic()
+        console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("received mean {task.fields[accuracy]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("rounds", total=self.total, accuracy=self._accuracy)
+        self._handler = _WarningLines(self)
+
+    def __enter__(self) -> RoundProgress:
+        logging.getLogger("coterie").addHandler(self._handler)
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        logging.getLogger("coterie").removeHandler(self._handler)
+
+    def start(self, label: str) -> None:
+        """The next run begins."""
+        self._runs_begun += 1
+        self._label, self._accuracy = label, "–"
+        self._bar.update(self._task, description=label, accuracy=self._accuracy)
+
+    def on_round(self, report: RoundReport, _: object = None) -> None:
+        """A round is over."""
+        done = max(self._runs_begun - 1, 0) * self.rounds + report.round
+        if report.received is not None:
+            self._accuracy = f"{report.received.mean:.4f}"
+        if self._first_done is None:
+            # A resumed run begins in the middle; the rounds before took none of our time.
+            self._first_done = done
+            self._bar.reset(self._task, completed=done - 1)
+        self._bar.update(self._task, completed=done, accuracy=self._accuracy)
+        now = time.monotonic()
+        if self._bar.disable and (now - self._last_line >= SECONDS_BETWEEN_LINES or done == self.total):
+            self._last_line = now
+            self.print(f"{self._label}{': ' if self._label else ''}{self._plain_line(report.round, done, now)}")
+
+    def print(self, line: str) -> None:
+        """A line on stderr, above the bar where there is one."""
+        if self._bar.disable:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(line, markup=False, soft_wrap=True)
+
+    def _plain_line(self, round: int, done: int, now: float) -> str:
+        assert self._first_done is not None
+        left = (now - self._begin) / (done - self._first_done + 1) * (self.total - done)
+        clock = f"{int(left) // 3600}:{int(left) // 60 % 60:02d}:{int(left) % 60:02d}"
+        return f"round {round}/{self.rounds}, received mean {self._accuracy}, ETA {clock}"
+
+
+class _WarningLines(logging.Handler):
+    """Sends warnings to where the progress is shown."""
+
+    def __init__(self, progress: RoundProgress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.print(f"coterie: warning: {record.getMessage()}")
+
+
+def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
+    """A table with a line under its header and no further frame; columns in `right` are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    for place, header in enumerate(headers):
+        table.add_column(Text(header), justify="right" if place in right else "left", overflow="fold")
+    return table
+
+
+def accuracy_table(summary: Mapping[str, Any]) -> Table:
+    """Accuracy of a run: a line for each moment and mean, a column for each way to choose the round."""
+    table = plain_table("accuracy", "mean over", "best round", "last round", "last five", right=(2, 3, 4))
+    over = {"mean": "clients", "weighted": "test samples"}
+    for moment, means in summary["accuracy"].items():
+        for mean, rounds in means.items():
+            table.add_row(moment, over[mean], *(f"{rounds[at]:.4f}" for at in ("best", "last", "last5")))
+    return table
+
+
+def clients_table(summary: Mapping[str, Any]) -> Table:
+    """Every client of a run with its accuracies after the last round."""
+    table = plain_table("client", "training samples", "received, last", "trained, last", right=(1, 2, 3))
+    for client in summary["clients"]:
+        numbers = f"{client['received']:.4f}", f"{client['trained']:.4f}"
+        table.add_row(Text(client["client"]), str(client["size"]), *numbers)
+    return table
+
+
+def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a run's table leaves out, a line each."""
+    worst, each = summary["worst_decile"], summary["bytes"]["per_client_round"]
+    yield (
+        f"worst tenth of the clients, last round: received {worst['received']:.4f}, trained {worst['trained']:.4f}"
+    )
+    if "newcomers" in summary:
+        means = {moment: scores["mean"] for moment, scores in summary["newcomers"].items()}
+        yield f"newcomers, mean: received {means['received']:.4f}, after local training {means['trained']:.4f}"
+    for client, rounds in summary["diverged"].items():
+        yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
+    yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
+    seconds = sum(summary["seconds"]["per_round"].values())
+    yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Methods and columns, mean ± standard deviation over seeds, winners marked by a star."""
+    from coterie.compare import COLUMNS
+
+    # Narrow columns: one word of the title a line.
+    titles = [_title(column) for column in COLUMNS.values()]
+    table = plain_table("method", *titles, right=range(1, len(titles) + 1))
+    for method in comparison.methods:
+        table.add_row(method, *(_cell(comparison, method, column) for column in COLUMNS.values()))
+    return table
+
+
+def _title(column: Column) -> str:
+    words = column.title.split()
+    return "\n".join([*words, "%"] if column.unit == "share" else words)
+
+
+def _cell(comparison: Comparison, method: str, column: Column) -> str:
+    mean, std = comparison.mean(method, column.key), comparison.std(method, column.key)
+    if column.unit == "bytes":
+        return spoken_bytes(mean)
+    if column.unit == "seconds":
+        return f"{mean:.2f}"
+    # Without a star a space takes its place, so that the numbers stand below each other.
+    mark = "" if comparison.winner(column.key) is None and std is None else " "
+    mark = "*" if comparison.winner(column.key) == method else mark
+    return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
+
+
+def spoken_bytes(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> spoken_bytes(0), spoken_bytes(19_240), spoken_bytes(2_500_000)
+    ('0 B', '19.2 kB', '2.5 MB')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,150 @@
+"""Tiny problems for tests: a data set, a partition of unequal clients, models with and without batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie.data import Dataset
+from coterie.experiment import Experiment, Prepared
+from coterie.federation import Federation
+from coterie.local import Worker
+from coterie.methods import Method
+from coterie.partition import Partition
+from coterie.recipe import Recipe
+from coterie.result import Result
+
+FEATURES, CLASSES = 6, 3
+
+
+def toy_data(samples: int = 150, classes: int = CLASSES, features: int = FEATURES, seed: int = 0) -> Dataset:
+    """Gaussian clouds, one a class, that overlap enough for accuracies to differ between models."""
+    stream = np.random.default_rng(seed)
+    labels = stream.integers(classes, size=samples)
+    labels[:classes] = np.arange(classes)
+    centres = stream.normal(size=(classes, features))
+    inputs = centres[labels] + stream.normal(size=(samples, features))
+    return Dataset("toy", torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels), classes=classes)
+
+
+def toy_partition(data: Dataset, clients: int = 4, seed: int = 0) -> Partition:
+    """Clients of unequal size that lean towards different classes; a quarter of each client's samples is for testing."""
+    stream = np.random.default_rng(seed)
+    order = np.argsort(data.labels.numpy() + 1.5 * stream.random(len(data)), kind="stable")
+    weights = np.arange(clients) + 3.0
+    ends = np.round(np.cumsum(weights) / weights.sum() * len(data)).astype(int)
+    pools = [stream.permutation(pool) for pool in np.split(order, ends[:-1])]
+    cuts = [max(1, len(pool) // 4) for pool in pools]
+    return Partition(
+        train=tuple(pool[cut:] for pool, cut in zip(pools, cuts, strict=True)),
+        test=tuple(pool[:cut] for pool, cut in zip(pools, cuts, strict=True)),
+    )
+
+
+class PlainNet(nn.Module):
+    """An extractor of two layers and a classifier; nothing random, no batch norm."""
+
+    def __init__(self, features: int = FEATURES, classes: int = CLASSES, width: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU())
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+class NormNet(nn.Module):
+    """Batch norm whose names do not tell: `foo` and `downsample.1` are batch norm, `bn` is a linear layer."""
+
+    def __init__(self, features: int = FEATURES, classes: int = CLASSES, width: int = 8) -> None:
+        super().__init__()
+        self.bn = nn.Linear(features, width)
+        self.foo = nn.BatchNorm1d(width)
+        self.downsample = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width))
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.foo(self.bn(x)))
+        out: Tensor = self.classifier(torch.relu(self.downsample(hidden)))
+        return out
+
+
+class DropNet(nn.Module):
+    """Dropout before the classifier."""
+
+    def __init__(self, features: int = FEATURES, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Dropout(0.5))
+        self.classifier = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+def seeded(kind: type[nn.Module], seed: int = 1, **options: Any) -> nn.Module:
+    """A module with reproducible initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind(**options)
+
+
+MODELS = {"plain": PlainNet, "norm": NormNet, "dropout": DropNet}
+
+
+def tiny(method: Method | str = "fedavg", model: str | nn.Module = "plain", clients: int = 4, **options: Any) -> Experiment:
+    """An experiment of three short rounds on toy data."""
+    data = options.pop("data", None) or toy_data()
+    partition = options.pop("partition", None) or toy_partition(data, clients)
+    if isinstance(model, str):
+        model = seeded(MODELS[model])
+    settings = {"rounds": 3, "epochs": 1, "batch": 10, "lr": 0.1, "classifier": "classifier", **options}
+    return Experiment(method=method, data=data, partition=partition, model=model, **settings)
+
+
+def rows_of(federation: Federation, slot: str = "model") -> Tensor:
+    """All clients' rows of a slot: `[K, P]`."""
+    return federation[slot].rows(federation.everyone)
+
+
+def final_rows(result: Result) -> Tensor:
+    """The clients' models after the last round: `[K, P]`."""
+    return rows_of(result.federation)
+
+
+def seat(prepared: Prepared, client: int, round: int = 1) -> Worker:
+    """A worker at which a client has taken its seat, in a federation before its first exchange."""
+    federation = prepared.federation()
+    federation.round = round
+    worker = Worker(prepared.problem(), prepared.method, prepared.experiment.seed)
+    worker.seat(federation, client)
+    return worker
+
+
+def trained_row(prepared: Prepared, recipe: Recipe, client: int = 0, round: int = 1, slot: str = "model") -> Tensor:
+    """The row `[P]` of a client after a recipe."""
+    worker = seat(prepared, client, round)
+    worker.train(recipe)
+    return worker.network(slot).row.clone()
+
+
+def without_times(value: Any) -> Any:
+    """The same nested value without the entries that measure time."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key != "seconds"}
+    if isinstance(value, list):
+        return [without_times(item) for item in value]
+    return value
+
+
+def permuted_partition(partition: Partition, seed: int = 5) -> tuple[Partition, Sequence[int]]:
+    """The partition under new labels, and the order: its client i is the old client `order[i]`."""
+    order = [int(k) for k in np.random.default_rng(seed).permutation(partition.clients)]
+    if partition.clients > 1 and order == sorted(order):
+        order = order[::-1]
+    return partition.permuted(order), order

@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,9 @@ from coterie.sampling import draw_cohort
 
 Named = dict[str, Tensor]
 """Tensors by name."""
+
+Optimiser = Callable[..., torch.optim.Optimizer]
+"""Makes an optimiser from parameters and a rate."""
 
 
 @dataclass
@@ -100,7 +104,7 @@ def run(
     K = len(train)
     sizes = [len(own) for own in train]
     skip_single = single_samples_fail(module, inputs[:1])
-    sgd = {"momentum": momentum, "weight_decay": weight_decay}
+    sgd = partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay)
 
     clients = [Client(*split(module, classifier)) for _ in range(K)]
     theta = parameters_of(clients[0].extractor)
@@ -131,7 +135,9 @@ def run(
             phi_hat[k] = parameters_of(client.head)
 
         if variant in ("F", "A&F"):
-            prototypes |= class_means([clients[k].extractor for k in cohort], [train[k] for k in cohort], inputs, labels)
+            prototypes |= class_means(
+                [clients[k].extractor for k in cohort], [train[k] for k in cohort], inputs, labels
+            )
 
         # (6): FedAvg on the extractors.
         trained = [parameters_of(clients[k].extractor) for k in cohort]
@@ -186,12 +192,12 @@ def fit(
     labels: Tensor,
     order: Iterator[Tensor],
     rate: float,
-    sgd: dict[str, float],
+    sgd: Optimiser,
 ) -> None:
     """Train the parameters of `trained` with cross-entropy and, where prototypes are given, the pull of (11)."""
     client.extractor.train()
     client.head.train()
-    optimiser = torch.optim.SGD(trained.parameters(), lr=rate, **sgd)
+    optimiser = sgd(trained.parameters(), lr=rate)
     for part in order:
         client.extractor.zero_grad()
         client.head.zero_grad()
@@ -209,21 +215,19 @@ def fit(
 
 
 def fit_head(
-    client: Client, inputs: Tensor, labels: Tensor, order: Iterator[Tensor], rate: float, sgd: dict[str, float]
+    client: Client, inputs: Tensor, labels: Tensor, order: Iterator[Tensor], rate: float, sgd: Optimiser
 ) -> None:
     """Train the classifier alone, on the frozen extractor's features."""
     features = features_of(client.extractor, inputs)
     client.head.train()
-    optimiser = torch.optim.SGD(client.head.parameters(), lr=rate, **sgd)
+    optimiser = sgd(client.head.parameters(), lr=rate)
     for part in order:
         optimiser.zero_grad()
         cross_entropy(client.head(features[part]), labels[part]).backward()
         optimiser.step()
 
 
-def class_means(
-    extractors: list[nn.Module], train: list[Tensor], inputs: Tensor, labels: Tensor
-) -> dict[int, Tensor]:
+def class_means(extractors: list[nn.Module], train: list[Tensor], inputs: Tensor, labels: Tensor) -> dict[int, Tensor]:
     """The mean feature of every class at the given clients, all samples counted alike."""
     sums: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
@@ -350,9 +354,7 @@ def weighted_mean(tensors: list[Tensor], weights: list[float]) -> Tensor:
     return total.to(tensors[0].dtype)
 
 
-def batches(
-    samples: int, batch: int, epochs: int, generator: torch.Generator, skip_single: bool
-) -> Iterator[Tensor]:
+def batches(samples: int, batch: int, epochs: int, generator: torch.Generator, skip_single: bool) -> Iterator[Tensor]:
     """Shuffled positions, batch by batch, for all epochs; the last partial batch is kept."""
     for _ in range(epochs):
         for part in torch.randperm(samples, generator=generator).split(batch):
@@ -381,9 +383,7 @@ def demonstrate() -> None:
     torch.manual_seed(0)
     module = build("mlp", data.shape, data.classes)
     train = [torch.from_numpy(own) for own in partition.train]
-    outcome = run(
-        data.inputs, data.labels, train, module, "classifier", rounds=8, epochs=2, batch=16, lr=0.05, seed=0
-    )
+    outcome = run(data.inputs, data.labels, train, module, "classifier", rounds=8, epochs=2, batch=16, lr=0.05, seed=0)
 
     for k, model in enumerate(outcome.models):
         module.load_state_dict(model, strict=False)

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,9 @@ from coterie.sampling import draw_cohort
 
 Named = dict[str, Tensor]
 """Tensors by name."""
+
+Optimiser = Callable[..., torch.optim.Optimizer]
+"""Makes an optimiser from parameters and a rate."""
 
 TINY = 1e-12
 
@@ -94,7 +98,7 @@ def run(
     sizes = [len(own) for own in train]
     stage_one_rounds = max(1, round(rounds / 2)) if beta is None else beta
     skip_single = single_samples_fail(module, inputs[:1])
-    sgd = {"momentum": momentum, "weight_decay": weight_decay}
+    sgd = partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay)
 
     clients = [Client(*split(module, classifier)) for _ in range(K)]
     global_extractor = parameters_of(clients[0].extractor)
@@ -137,9 +141,7 @@ def run(
 
         # The teachers of the coming round, whose number enters (4).
         if t + 1 <= stage_one_rounds:
-            P = mixing_weights(
-                uploaded, sizes, t + 1, stage_one_rounds, lam, selection, weights, dist_power, seed
-            )
+            P = mixing_weights(uploaded, sizes, t + 1, stage_one_rounds, lam, selection, weights, dist_power, seed)
             teachers = {k: mix(uploaded, P[k]) for k in uploaded}
             outcome.teachers[t + 1] = teachers
             outcome.weights[t + 1] = as_matrix(P, K)
@@ -157,14 +159,14 @@ def tune(
     labels: Tensor,
     order: Iterator[Tensor],
     rate: float,
-    sgd: dict[str, float],
+    sgd: Optimiser,
 ) -> None:
     """Fine-tune the teacher on frozen features: (9) and (10)."""
     extractor.eval()
     with torch.no_grad():
         features = extractor(inputs)
     teacher.train()
-    optimiser = torch.optim.SGD(teacher.parameters(), lr=rate, **sgd)
+    optimiser = sgd(teacher.parameters(), lr=rate)
     for part in order:
         optimiser.zero_grad()
         cross_entropy(teacher(features[part]), labels[part]).backward()
@@ -179,14 +181,14 @@ def fit(
     labels: Tensor,
     order: Iterator[Tensor],
     rate: float,
-    sgd: dict[str, float],
+    sgd: Optimiser,
 ) -> None:
     """Train extractor and classifier with cross-entropy, and the frozen teacher's guidance: (11) to (13)."""
     client.extractor.train()
     client.head.train()
     if teacher is not None:
         teacher.eval()
-    optimiser = torch.optim.SGD([*client.extractor.parameters(), *client.head.parameters()], lr=rate, **sgd)
+    optimiser = sgd([*client.extractor.parameters(), *client.head.parameters()], lr=rate)
     for part in order:
         optimiser.zero_grad()
         z = client.extractor(inputs[part])
@@ -440,9 +442,7 @@ def weighted_mean(tensors: list[Tensor], weights: list[float]) -> Tensor:
     return total.to(tensors[0].dtype)
 
 
-def batches(
-    samples: int, batch: int, epochs: int, generator: torch.Generator, skip_single: bool
-) -> Iterator[Tensor]:
+def batches(samples: int, batch: int, epochs: int, generator: torch.Generator, skip_single: bool) -> Iterator[Tensor]:
     """Shuffled positions, batch by batch, for all epochs; the last partial batch is kept."""
     for _ in range(epochs):
         for part in torch.randperm(samples, generator=generator).split(batch):
@@ -471,9 +471,7 @@ def demonstrate() -> None:
     torch.manual_seed(0)
     module = build("mlp", data.shape, data.classes)
     train = [torch.from_numpy(own) for own in partition.train]
-    outcome = run(
-        data.inputs, data.labels, train, module, "classifier", rounds=8, epochs=2, batch=16, lr=0.05, seed=0
-    )
+    outcome = run(data.inputs, data.labels, train, module, "classifier", rounds=8, epochs=2, batch=16, lr=0.05, seed=0)
 
     for k, model in enumerate(outcome.models):
         module.load_state_dict(model, strict=False)

@@ -18,6 +18,24 @@ BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
+class ClientRows:
+    """The cohort's rows around local training, for what clients keep of it (`Method.keeps`)."""
+
+    federation: Federation
+    cohort: Tensor  # [m] client ids
+    trained: Mapping[str, Tensor]  # slot -> [m, slot width]
+
+    def before(self, slot: str = "model", group: str | Columns = "all") -> Tensor:
+        """The columns of a slot as the clients held them before training: `[m, |group|]`."""
+        return self.federation[slot].rows(self.cohort, self.federation.layout.columns(group))
+
+    def after(self, slot: str = "model", group: str | Columns = "all") -> Tensor:
+        """The columns of a trained slot after training: `[m, |group|]`."""
+        columns = self.federation.layout.columns(group)
+        return columns.within(self.federation[slot].columns).take(self.trained[slot])
+
+
+@dataclass(frozen=True)
 class Uploads:
     """What the clients of this round sent: their trained rows (declared columns only) and their probes."""
 
@@ -37,6 +55,8 @@ class Uploads:
         columns = self.federation.layout.columns(group)
         if not columns <= self.declared.get(slot, Columns()):
             raise CoterieError(f"'{group}' of slot '{slot}' was read on the server but is not among the uploads")
+        if slot not in self.trained:
+            raise CoterieError(f"slot '{slot}' is declared as an upload but no phase of the recipe trains it")
         return columns.within(self.federation[slot].columns).take(self.trained[slot])
 
 
@@ -62,10 +82,14 @@ class Mix:
 
 @dataclass(frozen=True)
 class Put:
-    """A value that the server computed itself: prototypes, statistics, a generator."""
+    """What the server computed itself: a value (prototypes, statistics, a generator), or shared columns of a slot.
+
+    With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns.
+    """
 
     name: str
     value: Tensor
+    group: str | Columns | None = None
 
 
 Action = Mix | Put
@@ -90,6 +114,8 @@ def check_weights(weights: Tensor) -> None:
 
     >>> check_weights(torch.tensor([[0.5, 0.5]]))
     """
+    if weights.ndim != 2:
+        raise CoterieError(f"mixing weights must be a matrix; these have the shape {tuple(weights.shape)}")
     if not bool(torch.isfinite(weights).all()):
         raise CoterieError("mixing weights are not finite")
     if bool((weights < 0).any()):
@@ -115,8 +141,12 @@ def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -
         for one, part, values in results:
             one.write(part, values)
     for action in listed:
-        if isinstance(action, Put):
+        if isinstance(action, Mix):
+            continue
+        if action.group is None:
             federation.values[action.name] = action.value
+        else:
+            federation[action.name].write_shared(federation.layout.columns(action.group), action.value)
     return [one.applied for one in bound]
 
 
@@ -135,6 +165,8 @@ class _BoundMix:
         if self.from_upload:
             uploads.rows(self.columns, mix.of)  # refuses columns that were not uploaded
             self.uploaded = uploads.trained[mix.of]
+        elif not self.columns <= self.source.columns:
+            raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
         rows, sources = mix.weights.shape
         learned_from = uploads.cohort if self.from_upload else federation.everyone
         if sources != len(learned_from):
@@ -147,6 +179,9 @@ class _BoundMix:
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients ({mix.to})"
             )
+        gated = (1 if self.to_shared else len(self.clients), self.columns.size)
+        if self.gate is not None and self.gate.shape != gated:
+            raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
         self.applied = Applied(
             weights=self.weights,
             group=mix.group if isinstance(mix.group, str) else "columns",

@@ -207,10 +207,9 @@ class Prepared:
             seed=self.experiment.seed,
             feature_width=self.feature_width,
             head=require_classifier(module, layout.classifier),
+            training=self.experiment.training,
         )
         federation.add_slot("model", layout.everything, shared=self.method.shared)
-        for slot, group in self.method.remembers.items():
-            federation.add_slot(slot, group)
         self.method.init(federation)
         return federation
 

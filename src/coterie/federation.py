@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from coterie.columns import Columns
+from coterie.errors import unknown
 from coterie.layout import Layout
+from coterie.recipe import Training
 
 
 class Slot:
@@ -33,6 +35,8 @@ class Slot:
     def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
         """New rows `[m, |columns|]` of the given clients (all columns of the slot by default)."""
         wanted = self.columns if columns is None else columns
+        if not wanted <= self.columns:
+            raise ValueError("columns outside the slot")
         out = self.shared.new_empty(len(clients), wanted.size)
         common, own = wanted & self.shared_columns, wanted & self.own_columns
         if common:
@@ -77,6 +81,7 @@ class Federation:
     seed: int
     feature_width: int
     head: nn.Module  # the classifier's architecture, for what the server computes with classifiers
+    training: Training = field(default_factory=Training)
     round: int = 0
 
     def __post_init__(self) -> None:
@@ -101,9 +106,12 @@ class Federation:
         own = any(slot.own.shape[1] for slot in self.slots.values())
         return not own and all(len(value) == 1 for value in self.values.values())
 
-    def add_slot(self, name: str, columns: str | Columns = "all", shared: str | Columns = "") -> Slot:
-        """Create a slot that starts as the common initial row; columns outside `shared` are personal."""
-        slot = Slot(self.initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
+    def add_slot(
+        self, name: str, columns: str | Columns = "all", shared: str | Columns = "", fill: float | None = None
+    ) -> Slot:
+        """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled."""
+        initial = self.initial if fill is None else torch.full_like(self.initial, fill)
+        slot = Slot(initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
         self.slots[name] = slot
         return slot
 
@@ -123,6 +131,8 @@ class Federation:
         return torch.stack(outputs)
 
     def __getitem__(self, slot: str) -> Slot:
+        if slot not in self.slots:
+            raise unknown("slot", slot, self.slots)
         return self.slots[slot]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
@@ -140,5 +150,7 @@ class Federation:
         for name, slot in self.slots.items():
             slot.shared.copy_(state[f"slot.{name}.shared"])
             slot.own.copy_(state[f"slot.{name}.own"])
-        for name in self.values:
-            self.values[name] = state[f"value.{name}"]
+        # Values may appear in the course of a run: the state says which there are.
+        for name, value in state.items():
+            if name.startswith("value."):
+                self.values[name.removeprefix("value.")] = value

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from coterie.columns import Columns
+from coterie.columns import Columns, Span
 from coterie.errors import CoterieError
 from coterie.federation import Federation, Slot
 from coterie.layout import Layout
@@ -159,6 +160,14 @@ class Worker:
         value = self.federation.values[name]
         return value[0 if len(value) == 1 else self.client]
 
+    def peers(self) -> tuple[list[int], Tensor]:
+        """The other clients whose models this one downloaded, and their rows `[n, P]`."""
+        chosen = list(self.method.peers(self.federation, self.client))
+        rows = self.received()[None].repeat(len(chosen), 1)
+        for row, peer in zip(rows, chosen, strict=True):
+            self.federation["model"].copy_row(peer, row)
+        return chosen, rows
+
     def features(self, index: Tensor, slot: str = "model") -> Tensor:
         """The extractor's output on the given samples, in evaluation mode and without gradients: `[n, d]`."""
         trunk = self.trunk(slot)
@@ -192,28 +201,54 @@ class Worker:
         return Score(torch.cat(correct), torch.cat(losses), torch.cat(kept) if kept else None)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A trained span: flat views of a network's row and gradient, and where it lies."""
+
+    slot: str
+    span: Span
+    row: Tensor
+    grad: Tensor
+
+    @property
+    def columns(self) -> Columns:
+        """The span's columns."""
+        return Columns((self.span,))
+
+
 class Trainer:
-    """One phase at one client: hands out batches, computes gradients, takes steps."""
+    """One phase at one client: hands out batches, computes gradients, takes steps.
+
+    `parts` are the trained spans; the rules of unusual methods read and write them directly.
+    """
 
     def __init__(self, worker: Worker, phase: Phase, number: int) -> None:
         self.worker, self.phase, self.number = worker, phase, number
-        self.network = worker.network(phase.slot)
-        layout, federation = worker.problem.layout, worker.federation
-        held = federation[phase.slot].columns & layout.columns("parameters")
-        self.columns = layout.columns(phase.train) & held
-        if not self.columns:
-            raise CoterieError(f"a phase trains '{phase.train}', of which slot '{phase.slot}' holds no parameters")
-        self.network.train_only(self.columns)
-        self.head_only = self.columns <= layout.columns("classifier")
-        self.network.mode(True)
-        if self.head_only:
-            self.network.trunk.eval()
-        settings = worker.problem.training
+        settings, federation = worker.problem.training, worker.federation
         self.factor = settings.factor(max(federation.round, 1), federation.rounds)
         self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
         self.clip = settings.clip
-        self._optimiser = self._make_optimiser()
-        self._grads = [self.network.grad[start:stop] for start, stop in self.columns.spans]
+        self.parts: list[Part] = []
+        self.head_only = True
+        for slot, group in ((phase.slot, phase.train), *phase.also.items()):
+            self._open(slot, group)
+        self._optimiser = self._fresh_optimiser()
+
+    def _open(self, slot: str, group: str) -> None:
+        """Unfreeze a group of a slot and list its spans."""
+        worker, layout = self.worker, self.worker.problem.layout
+        columns = layout.columns(group) & layout.columns("parameters") & worker.federation[slot].columns
+        if not columns:
+            raise CoterieError(f"a phase trains '{group}', of which slot '{slot}' holds no parameters")
+        network = worker.network(slot)
+        network.train_only(columns)
+        network.mode(True)
+        if columns <= layout.columns("classifier"):
+            network.trunk.eval()
+        else:
+            self.head_only = False
+        for start, stop in columns.spans:
+            self.parts.append(Part(slot, (start, stop), network.row[start:stop], network.grad[start:stop]))
 
     def batches(self) -> Iterator[Batch]:
         """Every epoch's batches: shuffled, the last partial one kept."""
@@ -231,75 +266,71 @@ class Trainer:
                 yield Batch(worker, self.phase.slot, own[part], features)
 
     def gradient(self, batch: Batch) -> None:
-        """Fill the network's gradient with that of the phase's objective on the batch."""
-        for grad in self._grads:
-            grad.zero_()
+        """Fill the parts' gradients with that of the phase's objective on the batch."""
+        for part in self.parts:
+            part.grad.zero_()
         loss = self.phase.terms[0](batch)
         for term in self.phase.terms[1:]:
             loss = loss + term(batch)
         loss.mean().backward()
-        if self.phase.row_terms:
-            self._add_row_terms()
+        for row_term in self.phase.row_terms:
+            for part in self.parts:
+                if part.slot == self.phase.slot:
+                    part.grad.add_(row_term.gradient(part.row, partial(self.anchor, part)))
         if self.clip:
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in self._grads]))
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part.grad) for part in self.parts]))
             scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
-            for grad in self._grads:
-                grad.mul_(scale)
+            for part in self.parts:
+                part.grad.mul_(scale)
 
     def step(self) -> None:
-        """Let the optimiser move the trained columns along the gradient."""
+        """Let the optimiser move the parts along their gradients."""
         self._optimiser.step()
 
     def finish(self) -> None:
-        """Leave the network as later phases and tests expect it: frozen, in evaluation mode."""
-        self.network.mode(False)
-        self.network.train_only(Columns())
+        """Leave the networks as later phases and tests expect them: frozen, in evaluation mode."""
+        for slot in (self.phase.slot, *self.phase.also):
+            self.worker.network(slot).mode(False)
+            self.worker.network(slot).train_only(Columns())
 
-    def anchor(self, slot: str) -> Tensor:
-        """The row `[P]` that a row term refers to: what was received, or another slot's row."""
-        return self.worker.received(self.phase.slot if slot == RECEIVED else slot)
+    def anchor(self, part: Part, slot: str) -> Tensor:
+        """A part's columns as they were received, or as another slot holds them."""
+        row = self.worker.received(self.phase.slot if slot == RECEIVED else slot)
+        return row[part.span[0] : part.span[1]]
 
-    def _add_row_terms(self) -> None:
-        for span, grad in zip(self.columns.spans, self._grads, strict=True):
-            part = slice(*span)
-
-            def anchor(slot: str, part: slice = part) -> Tensor:
-                return self.anchor(slot)[part]
-
-            for term in self.phase.row_terms:
-                grad.add_(term.gradient(self.network.row[part], anchor))
-
-    def _make_optimiser(self) -> torch.optim.Optimizer:
-        """The worker's optimiser for these columns, with fresh state: nothing carries over between clients."""
-        settings, worker = self.worker.problem.training, self.worker
-        key = (self.phase.slot, self.columns, tuple(self.phase.rates))
-        optimiser = worker._optimisers.get(key)
-        if optimiser is None:
-            optimiser = worker._optimisers[key] = self._build_optimiser(settings)
+    def _fresh_optimiser(self) -> torch.optim.Optimizer:
+        """The worker's optimiser for this kind of phase, without state: nothing carries over between clients."""
+        phase, kept = self.phase, self.worker._optimisers
+        key = (phase.slot, phase.train, tuple(phase.also.items()), tuple(phase.rates))
+        if key not in kept:
+            kept[key] = self._build_optimiser()
+        optimiser = kept[key]
         optimiser.state.clear()
-        rates = [*(self.factor * rate for rate in self.phase.rates.values()), self.lr]
+        rates = [*(self.factor * rate for rate in phase.rates.values()), self.lr]
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate
         return optimiser
 
-    def _build_optimiser(self, settings: Training) -> torch.optim.Optimizer:
-        layout = self.worker.problem.layout
-        parts, rest = [], self.columns
-        for group in self.phase.rates:
-            parts.append(layout.columns(group) & rest)
-            rest = rest - layout.columns(group)
-        options: dict[str, float] = {"momentum": settings.momentum} if settings.momentum else {}
-        groups = [{"params": self._leaves(part)} for part in (*parts, rest)]
+    def _build_optimiser(self) -> torch.optim.Optimizer:
+        settings, layout = self.worker.problem.training, self.worker.problem.layout
+        groups: list[list[nn.Parameter]] = [[] for _ in range(len(self.phase.rates) + 1)]
+        for part in self.parts:
+            rest = part.columns
+            for leaves, group in zip(groups, self.phase.rates, strict=False):
+                leaves += self._leaves(part.slot, rest & layout.columns(group))
+                rest = rest - layout.columns(group)
+            groups[-1] += self._leaves(part.slot, rest)
+        options = {"momentum": settings.momentum} if settings.momentum else {}
         if settings.optimizer != "rprop":
             options["weight_decay"] = settings.weight_decay
         build = OPTIMISERS[settings.optimizer]
-        return build(groups, lr=settings.lr, **options)
+        return build([{"params": leaves} for leaves in groups], lr=settings.lr, **options)
 
-    def _leaves(self, columns: Columns) -> list[nn.Parameter]:
-        """Flat parameters that share memory with the network's row and gradient."""
-        leaves = []
+    def _leaves(self, slot: str, columns: Columns) -> list[nn.Parameter]:
+        """Flat parameters that share memory with a network's row and gradient."""
+        network, leaves = self.worker.network(slot), []
         for start, stop in columns.spans:
-            leaf = nn.Parameter(self.network.row[start:stop])
-            leaf.grad = self.network.grad[start:stop]
+            leaf = nn.Parameter(network.row[start:stop])
+            leaf.grad = network.grad[start:stop]
             leaves.append(leaf)
         return leaves

@@ -46,7 +46,8 @@ def plain_steps(trainer: Trainer, batches: Iterator[Batch]) -> None:
 class Phase:
     """A stretch of local training.
 
-    `train` names the groups that move, `slot` the row they belong to. `epochs` and `lr` default to the
+    `train` names the groups that move, `slot` the row they belong to; `also` names groups of other slots
+    that move along in the same steps. `epochs` and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
     different `stream` (by default their position in the recipe) see the samples in different orders.
@@ -57,6 +58,7 @@ class Phase:
 
     train: str = "all"
     slot: str = "model"
+    also: Mapping[str, str] = field(default_factory=dict)
     epochs: int | None = None
     lr: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)

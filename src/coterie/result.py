@@ -14,6 +14,7 @@ from coterie.evaluate import Floats
 from coterie.experiment import Prepared
 from coterie.federation import Federation
 from coterie.history import History
+from coterie.local import Worker
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,19 @@ class Result:
         return Accuracy(**moments)
 
     def model(self, client: int) -> nn.Module:
-        """An ordinary module with the weights that the method tests for a client, as received after the last round."""
-        row = self.federation.initial.clone()
-        for slot in dict.fromkeys(("model", self.prepared.method.tested)):
-            self.federation[slot].copy_row(client, row)
-        layout = self.prepared.problem_base.layout
-        return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
+        """An ordinary module with the weights that the method tests for a client, as received after the last round.
+
+        Where the method tests a tuned copy, the copy is tuned here too.
+        """
+        prepared, tested = self.prepared, self.prepared.method.tested
+        worker = Worker(prepared.problem(), prepared.method, self.federation.seed)
+        with torch.random.fork_rng(devices=[]):
+            worker.seat(self.federation, client)
+            worker.train(prepared.method.tune(self.federation))
+        row = worker.network("model").row.clone()
+        self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.network(tested).row))
+        module = copy.deepcopy(prepared.problem_base.module)
+        return prepared.problem_base.layout.load(module, row).eval()
 
     def predict(self, client: int, inputs: torch.Tensor) -> torch.Tensor:
         """The classes that a client's model gives for `inputs [n, ...]`: `[n]`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.engines import Engine, Trained, Work
 from coterie.evaluate import Evaluation
-from coterie.exchange import Applied, Mix, Uploads, apply
+from coterie.exchange import Applied, ClientRows, Mix, Uploads, apply
 from coterie.federation import Federation
 from coterie.ledger import declared_bytes, tensor_bytes
 from coterie.local import Score
@@ -61,7 +61,9 @@ class Rounds:
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        down = declared_bytes(federation, method.downloads(federation))
+        down = declared_bytes(federation, method.downloads(federation)) * len(cohort)
+        peers = sum(len(method.peers(federation, client)) for client in report.cohort)
+        down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
         report.mixes += apply(method.deliver(federation, cohort), federation, _nothing(federation, cohort))
         clock.lap("exchange")
         work = Work(method.recipe(federation), method.probes(federation), test=wanted)
@@ -77,7 +79,7 @@ class Rounds:
         up += sum(tensor_bytes(value[0]) for value in uploads.probes.values())
         if len(uploads.cohort):
             report.mixes += apply(method.exchange(uploads), federation, uploads)
-        report.bytes = {"up": up * len(cohort), "down": down * len(cohort)}
+        report.bytes = {"up": up * len(cohort), "down": down}
         clock.lap("exchange")
         if wanted:
             self.latest = report.received = self.evaluate_received()
@@ -132,16 +134,15 @@ def collect(method: Method, federation: Federation, cohort: Tensor, trained: Tra
             {slot: rows[finite] for slot, rows in trained.rows.items()},
             {name: value[finite] for name, value in trained.probes.items()},
         )
-    for name, rows in trained.rows.items():
+    around = ClientRows(federation, cohort, trained.rows)
+    kept = {name: keep(around) for name, keep in method.keeps(federation).items()}
+    held = {**trained.rows, **kept}
+    for name, rows in held.items():
         slot = federation[name]
         slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
     federation.taken_part[cohort] = True
     declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
-    uploads = Uploads(federation, cohort, trained.rows, declared, trained.probes)
-    for name, group in method.remembers.items():
-        columns = federation.layout.columns(group)
-        federation[name].write_own(cohort, columns, uploads.rows(columns))
-    return uploads, diverged
+    return Uploads(federation, cohort, held, declared, trained.probes), diverged
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

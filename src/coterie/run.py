@@ -67,6 +67,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
         history.lines = directory.lines(up_to=federation.round)
     engine = make_engine(experiment.engine, problem, method, experiment.seed)
     names = [prepared.partition.names[client] for client in prepared.participants]
+    _load_optimisers()
     try:
         rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every)
         rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
@@ -154,6 +155,11 @@ def _summary(
         "engine": experiment.engine,
         "config": config,
     }
+
+
+def _load_optimisers() -> None:
+    """The first optimiser of a process makes PyTorch load for a second; that is no part of the first round's time."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 
 @contextmanager

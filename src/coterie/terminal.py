@@ -23,14 +23,18 @@ SECONDS_BETWEEN_LINES = 1.0
 UNLIMITED_WIDTH = 10_000
 
 
-def stdout() -> Console:
-    """The console for results; on a terminal it keeps to its width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
-
-
-def say(line: str) -> None:
-    """A line on stderr."""
-    print(f"coterie: {line}", file=sys.stderr, flush=True)
+def print_result(*parts: Table | str) -> None:
+    """Tables and lines on stdout; on a terminal tables keep to its width, elsewhere lines end where their text does."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
+    for part in parts:
+        if isinstance(part, str):
+            print(part)
+        elif console.is_terminal:
+            console.print(part)
+        else:
+            with console.capture() as text:
+                console.print(part)
+            print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 class RoundProgress:
@@ -80,7 +84,7 @@ class RoundProgress:
             self._accuracy = f"{report.received.mean:.4f}"
         if self._first_done is None:
             # A resumed run begins in the middle; the rounds before took none of our time.
-            self._first_done = done
+            self._first_done, self._begin = done, time.monotonic()
             self._bar.reset(self._task, completed=done - 1)
         self._bar.update(self._task, completed=done, accuracy=self._accuracy)
         now = time.monotonic()
@@ -97,9 +101,13 @@ class RoundProgress:
 
     def _plain_line(self, round: int, done: int, now: float) -> str:
         assert self._first_done is not None
-        left = (now - self._begin) / (done - self._first_done + 1) * (self.total - done)
-        clock = f"{int(left) // 3600}:{int(left) // 60 % 60:02d}:{int(left) % 60:02d}"
-        return f"round {round}/{self.rounds}, received mean {self._accuracy}, ETA {clock}"
+        # Time runs from the end of the first round: what came before was preparation.
+        timed = done - self._first_done
+        left = "?"
+        if timed:
+            seconds = int((now - self._begin) / timed * (self.total - done))
+            left = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return f"round {round}/{self.rounds}, received mean {self._accuracy}, ETA {left}"
 
 
 class _WarningLines(logging.Handler):
@@ -115,7 +123,7 @@ class _WarningLines(logging.Handler):
 
 def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
     """A table with a line under its header and no further frame; columns in `right` are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, header in enumerate(headers):
         table.add_column(Text(header), justify="right" if place in right else "left", overflow="fold")
     return table
@@ -143,9 +151,7 @@ def clients_table(summary: Mapping[str, Any]) -> Table:
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
     worst, each = summary["worst_decile"], summary["bytes"]["per_client_round"]
-    yield (
-        f"worst tenth of the clients, last round: received {worst['received']:.4f}, trained {worst['trained']:.4f}"
-    )
+    yield (f"worst tenth of the clients, last round: received {worst['received']:.4f}, trained {worst['trained']:.4f}")
     if "newcomers" in summary:
         means = {moment: scores["mean"] for moment, scores in summary["newcomers"].items()}
         yield f"newcomers, mean: received {means['received']:.4f}, after local training {means['trained']:.4f}"
@@ -179,9 +185,9 @@ def _cell(comparison: Comparison, method: str, column: Column) -> str:
         return spoken_bytes(mean)
     if column.unit == "seconds":
         return f"{mean:.2f}"
-    # Without a star a space takes its place, so that the numbers stand below each other.
-    mark = "" if comparison.winner(column.key) is None and std is None else " "
-    mark = "*" if comparison.winner(column.key) == method else mark
+    winner = comparison.winner(column.key)
+    # In a column with a star, a space takes its place, so that the numbers stand below each other.
+    mark = "" if winner is None else "*" if winner == method else " "
     return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
 
 

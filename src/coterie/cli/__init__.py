@@ -11,16 +11,14 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie import __version__
-from coterie.cli.problems import Interrupted, one_line
+from coterie.cli.problems import InterruptionError, one_line
 from coterie.cli.settings import RUNNING, Settings, option, read_values
 from coterie.errors import CoterieError
-from coterie.terminal import say, stdout
 
 TRAIN = Group("Train", sort_key=1)
 LOOK = Group("Look up", sort_key=2)
 ABOUT = Group("About", sort_key=3)
 OUTPUT = Group("Method options, files and output", sort_key=0)
-LISTED = ("methods", "datasets", "models", "partitions")
 
 ConfigFile = Annotated[
     Path | None,
@@ -121,7 +119,8 @@ def show(
     /,
     *,
     all: Annotated[
-        bool, Parameter(help="Say of every client who it learns from, not just of the first.", negative=(), group=OUTPUT)
+        bool,
+        Parameter(help="Say of every client who it learns from, not just of the first.", negative=(), group=OUTPUT),
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -133,8 +132,9 @@ def show(
 
 def _list(kind: str) -> None:
     from coterie.cli.listing import listing
+    from coterie.terminal import print_result
 
-    stdout().print(listing(kind))
+    print_result(listing(kind))
 
 
 @app.command(group=LOOK)
@@ -177,9 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (CoterieError, CycloptsError, OSError) as error:
-        say(f"error: {one_line(error)}")
+        print(f"coterie: error: {one_line(error)}", file=sys.stderr)
         return 2
-    except (Interrupted, KeyboardInterrupt) as stop:
-        say(str(stop) or "interrupted")
+    except (InterruptionError, KeyboardInterrupt) as stop:
+        print(f"coterie: {stop or 'interrupted'}", file=sys.stderr)
         return 130
     return 0

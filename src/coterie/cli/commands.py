@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from coterie.cli.merge import experiments, one_experiment
-from coterie.cli.problems import Interrupted
+from coterie.cli.problems import InterruptionError
 from coterie.compare import Comparison, compare
 from coterie.config import Config, experiment_from, method_name
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment
 from coterie.methods import Method
-from coterie.record import RunDirectory, load_tensors, refuse_existing
+from coterie.record import RunDirectory, refuse_existing
 from coterie.run import resume
-from coterie.terminal import RoundProgress, accuracy_table, comparison_table, say, stdout, summary_lines
+from coterie.terminal import RoundProgress, accuracy_table, comparison_table, print_result, summary_lines
 
 RUNS = Path("runs")
 
@@ -34,9 +35,9 @@ def run_command(
     experiment = one_experiment(method, file, given, sets)
     if out is not None:
         refuse_existing(out)
-    with _run_directory(out, experiment) as directory, _resumable(directory):
-        with RoundProgress(experiment.rounds) as progress:
-            summary = experiment.run(directory, progress.on_round).summary
+    showing = RoundProgress(experiment.rounds)
+    with _run_directory(out, experiment) as directory, _resumable(directory), showing as progress:
+        summary = experiment.run(directory, progress.on_round).summary
     _print_summary(summary, directory, json)
 
 
@@ -76,7 +77,7 @@ def compare_command(
             comparison = compare(chosen, seeds, out, progress.on_round, start)
         except KeyboardInterrupt:
             kept = f"; finished runs are kept in {out}" if out is not None and begun else ""
-            raise Interrupted(f"interrupted in run {begun} of {len(chosen) * len(seeds)}{kept}") from None
+            raise InterruptionError(f"interrupted in run {begun} of {len(chosen) * len(seeds)}{kept}") from None
     print_comparison(comparison, out, json)
 
 
@@ -85,26 +86,19 @@ def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> No
     if json:
         print(json_format.dumps(comparison.as_dict(), indent=2))
         return
-    console = stdout()
-    console.print(comparison_table(comparison))
     seeds = ", ".join(map(str, comparison.seeds))
     spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
-    console.print(f"\nAccuracy in %: {spread} {seeds}. {comparison.note()}", soft_wrap=True)
+    print_result(comparison_table(comparison), "", f"Accuracy in %: {spread} {seeds}. {comparison.note()}")
     if out is not None:
-        console.print(f"The runs are kept in {out}", soft_wrap=True)
+        print_result(f"The runs are kept in {out}")
 
 
 def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> None:
     if json:
         print(json_format.dumps(summary, indent=2))
-        say(f"the run is kept in {directory}")
+        print(f"coterie: the run is kept in {directory}", file=sys.stderr)
         return
-    console = stdout()
-    console.print(accuracy_table(summary))
-    console.print()
-    for line in summary_lines(summary):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(f"The run is kept in {directory}", markup=False, soft_wrap=True)
+    print_result(accuracy_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}")
 
 
 @contextmanager
@@ -151,7 +145,7 @@ def _resumable(directory: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(_way_on(directory)) from None
+        raise InterruptionError(_way_on(directory)) from None
 
 
 def _way_on(directory: Path) -> str:

@@ -92,7 +92,9 @@ def _joined(file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[s
                 continue
             takers = [method for method in methods if option in known[method]]
             if not takers:
-                raise unknown(f"option of {', '.join(methods)}", option, {o for options in known.values() for o in options})
+                raise unknown(
+                    f"option of {', '.join(methods)}", option, {o for options in known.values() for o in options}
+                )
             for method in takers:
                 result[method][option] = value
         for method, values in sets.items():

@@ -17,7 +17,7 @@ from cyclopts import (
 from coterie.errors import CoterieError, unknown
 
 
-class Interrupted(Exception):
+class InterruptionError(Exception):
     """Ctrl-C; the message says how to carry on."""
 
 

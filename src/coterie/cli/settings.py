@@ -8,6 +8,8 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter, Token
@@ -25,7 +27,7 @@ def read_value(wanted: Any, tokens: Sequence[Token]) -> Any:
     """A converter that reads values just as a configuration file does: `2.7` is no whole number."""
     plain = wanted
     if get_origin(wanted) in (Union, types.UnionType):
-        plain = Union[tuple(one for one in get_args(wanted) if one is not type(None))]
+        plain = reduce(or_, (one for one in get_args(wanted) if one is not type(None)))
     token = tokens[0]
     return coerced((token.keyword or "value").lstrip("-").replace("-", "_"), token.value, plain)
 
@@ -54,7 +56,9 @@ class Settings:
 
     data: Annotated[
         str | None,
-        option("A data set (see 'coterie datasets') or a path to your own .csv, .parquet, .npz or folder.", "digits", DATA),
+        option(
+            "A data set (see 'coterie datasets') or a path to your own .csv, .parquet, .npz or folder.", "digits", DATA
+        ),
     ] = None
     label: Annotated[str | None, option("The label column of your own table.", "label", DATA)] = None
     client_column: Annotated[
@@ -71,7 +75,9 @@ class Settings:
     classifier: Annotated[
         str | None,
         option(
-            "What counts as the classifier: 'last', 'all' fully connected layers, or the path of a module.", "last", DATA
+            "What counts as the classifier: 'last', 'all' fully connected layers, or the path of a module.",
+            "last",
+            DATA,
         ),
     ] = None
     stats: Annotated[
@@ -86,14 +92,14 @@ class Settings:
     alpha: Annotated[
         float | None, option("Dirichlet concentration; the smaller, the more clients differ.", BY_RULE, PARTITION)
     ] = None
-    cap: Annotated[
-        bool | None, switch("A client that holds its share takes no further class.", BY_RULE, PARTITION)
-    ] = None
+    cap: Annotated[bool | None, switch("A client that holds its share takes no further class.", BY_RULE, PARTITION)] = (
+        None
+    )
     least: Annotated[int | None, option("The smallest client's samples.", BY_RULE, PARTITION)] = None
     classes_per_client: Annotated[int | None, option("Classes of each client.", BY_RULE, PARTITION)] = None
-    variant: Annotated[
-        str | None, option("'order' (clients form groups) or 'random' classes.", BY_RULE, PARTITION)
-    ] = None
+    variant: Annotated[str | None, option("'order' (clients form groups) or 'random' classes.", BY_RULE, PARTITION)] = (
+        None
+    )
     unbalanced: Annotated[bool | None, switch("Clients differ in size.", BY_RULE, PARTITION)] = None
     samples: Annotated[int | None, option("Samples of each client.", BY_RULE, PARTITION)] = None
     iid: Annotated[float | None, option("The share of them that is evenly mixed, 0 to 1.", BY_RULE, PARTITION)] = None

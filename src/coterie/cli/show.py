@@ -12,7 +12,7 @@ from coterie.config import Config
 from coterie.errors import CoterieError
 from coterie.exchange import Applied
 from coterie.record import SUMMARY, RunDirectory
-from coterie.terminal import accuracy_table, clients_table, stdout, summary_lines
+from coterie.terminal import accuracy_table, clients_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
@@ -35,28 +35,20 @@ def show_command(path: Path, everyone: bool, json: bool) -> None:
         print(text, end="")
         return
     summary = json_format.loads(text)
-    console = stdout()
     options = ", ".join(f"{name}={value}" for name, value in config["set"].items())
     method = config["method"] + (f" ({options})" if options else "")
-    title = f"{method} on {config['data']}, {len(summary['clients'])} clients, model {config['model']}, "
-    for line in (f"{title}seed {config['seed']}", ""):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print(accuracy_table(summary))
-    console.print()
-    for line in summary_lines(summary):
-        console.print(line, markup=False, soft_wrap=True)
-    console.print()
-    console.print(clients_table(summary))
-    console.print()
     names = [client["client"] for client in summary["clients"]]
-    for line in _learning(run, config, names, everyone):
-        console.print(line, markup=False, soft_wrap=True)
+    title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
+    print_result(title, "", accuracy_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
+    print_result(*_learning(run, config, names, everyone))
 
 
 def _learning(run: RunDirectory, config: Config, names: Sequence[str], everyone: bool) -> Iterator[str]:
     recorded = run.recorded_rounds()
     if not recorded:
-        reason = "it was not recorded (record_every = 0)" if config["record_every"] == 0 else "nobody learned from others"
+        reason = (
+            "it was not recorded (record_every = 0)" if config["record_every"] == 0 else "nobody learned from others"
+        )
         yield f"Who learns from whom: {reason}"
         return
     yield f"Who learns from whom (round {recorded[-1]}):"
@@ -68,10 +60,11 @@ def who_learns_from_whom(mix: Applied, names: Sequence[str], limit: int) -> Iter
     """A mix in words: for each client that learned, from whom and how much.
 
     >>> import torch
-    >>> mix = Applied(torch.tensor([[0.75, 0.25]]), "extractor", "model", False, torch.tensor([1]), torch.tensor([0, 1]))
+    >>> weights, learners, sources = torch.tensor([[0.75, 0.25]]), torch.tensor([1]), torch.tensor([0, 1])
+    >>> mix = Applied(weights, "extractor", "model", gated=False, rows=learners, columns=sources)
     >>> print("\\n".join(who_learns_from_whom(mix, ["ward A", "ward B"], limit=9)))
     extractor, into model:
-      ward B from ward A 75.0%, ward B 25.0%
+      ward B from ward A (75.0%), ward B (25.0%)
     """
     gated = ", some elements only" if mix.gated else ""
     yield f"{mix.group}, into {mix.target}{gated}:"
@@ -79,10 +72,10 @@ def who_learns_from_whom(mix: Applied, names: Sequence[str], limit: int) -> Iter
     for learner, weights in zip(learners[:limit], mix.weights.tolist(), strict=False):
         shares = sorted(zip(weights, mix.columns.tolist(), strict=True), key=lambda share: (-share[0], share[1]))
         shares = [share for share in shares if share[0] > 0]
-        shown = [f"{names[source]} {weight:.1%}" for weight, source in shares[:SOURCES_SHOWN]]
+        shown = [f"{names[source]} ({weight:.1%})" for weight, source in shares[:SOURCES_SHOWN]]
         rest = shares[SOURCES_SHOWN:]
         if rest:
-            shown.append(f"{len(rest)} more {sum(weight for weight, _ in rest):.1%}")
+            shown.append(f"{len(rest)} others ({sum(weight for weight, _ in rest):.1%})")
         yield f"  {learner} from {', '.join(shown)}"
     if len(learners) > limit:
         yield f"  … and {len(learners) - limit} more clients (--all shows them)"

@@ -28,7 +28,7 @@ class Work:
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots whose rows the recipe trains."""
-        return tuple(dict.fromkeys(phase.slot for phase in self.recipe))
+        return tuple(dict.fromkeys(slot for phase in self.recipe for slot in (phase.slot, *phase.also)))
 
 
 @dataclass

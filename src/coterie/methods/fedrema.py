@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Mix, Put, Uploads
+from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
 from coterie.methods.method import Method
@@ -50,7 +50,6 @@ class FedReMa(Method):
 
     shared: ClassVar[str] = "extractor"
     stats: ClassVar[StatsPolicy] = "local"
-    remembers: ClassVar[Mapping[str, str]] = {"uploaded": "classifier"}
 
     def __post_init__(self) -> None:
         require(0 <= self.delta <= 1, f"delta = {self.delta}: must lie in [0, 1]")
@@ -63,7 +62,8 @@ class FedReMa(Method):
                 raise unknown(option, getattr(self, option), allowed)
 
     def init(self, federation: Federation) -> None:
-        """How often each was chosen, whether the period lasts (and the largest gap), mean features of classes."""
+        """Last uploads; how often each was chosen; whether the period lasts, and the largest gap; class means."""
+        federation.add_slot("uploaded", "classifier")
         federation.values["chosen"] = torch.zeros(federation.clients, federation.clients)
         federation.values["period"] = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
         if "F" in self.variant:
@@ -80,6 +80,10 @@ class FedReMa(Method):
     def probes(self, federation: Federation) -> tuple[Probe, ...]:
         """Mean features of the client's classes, where they are aligned."""
         return (ClassMeans(),) if "F" in self.variant else ()
+
+    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
+        """The server keeps everybody's last uploaded classifier."""
+        return {"uploaded": lambda rows: rows.after(group="classifier")}
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from coterie.exchange import Action, Mix, Uploads
+from coterie.exchange import Action, ClientRows, Mix, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
 from coterie.probes import Probe
@@ -25,14 +25,12 @@ class Method:
     A method says which columns of the model are shared (`shared`; all others are personal), what travels
     (`uploads`, `downloads`), how a client trains (`recipe`), what it measures (`probes`), and how the
     server mixes (`exchange`). It holds no state: whatever changes lives in the federation. `stats` is what
-    happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested,
-    `remembers` the slots (and their groups) in which the server keeps every client's last upload.
+    happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested.
     """
 
     shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
-    remembers: ClassVar[Mapping[str, str]] = {}
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""
@@ -48,6 +46,10 @@ class Method:
         """What the cohort measures in this round."""
         return ()
 
+    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
+        """Slots whose personal rows follow from training: for each, the cohort's new rows `[m, slot width]`."""
+        return {}
+
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """Which groups of which slots a client sends in this round."""
         return {"model": self.shared}
@@ -55,6 +57,10 @@ class Method:
     def downloads(self, federation: Federation) -> Mapping[str, str]:
         """Which groups of which slots (or which values, with any group) a client receives in this round."""
         return {"model": self.shared}
+
+    def peers(self, federation: Federation, client: int) -> Sequence[int]:
+        """The clients whose uploaded models `client` downloads besides its own (`Worker.peers`)."""
+        return ()
 
     def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
         """Mixes made at download time, just for `clients`; each has `[len(clients), K]` weights on a slot's rows."""

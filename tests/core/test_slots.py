@@ -1,0 +1,143 @@
+"""Slots hold some columns once for everybody and the others per client; memory follows what is personal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import rows_of, tiny
+from torch import Tensor
+
+from coterie.columns import Columns
+from coterie.federation import Federation, Slot
+
+WIDTH, CLIENTS = 12, 3
+spans = st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH))
+column_sets = st.lists(spans, max_size=4).map(lambda found: Columns.of(*found))
+INITIAL = torch.arange(float(WIDTH))
+
+
+def federation(model: str = "norm", **options: object) -> Federation:
+    return tiny("fedper", model, **options).prepare().federation()
+
+
+@given(column_sets, column_sets)
+def test_a_slot_starts_as_the_initial_row_for_everybody(columns: Columns, shared: Columns) -> None:
+    slot = Slot(INITIAL, CLIENTS, columns, shared)
+    rows = slot.rows(torch.arange(CLIENTS))
+    assert torch.equal(rows, columns.take(INITIAL)[None].expand(CLIENTS, -1))
+    assert slot.shared.shape == (1, (columns & shared).size)
+    assert slot.own.shape == (CLIENTS, (columns - shared).size)
+    assert slot.width == columns.size
+
+
+@given(column_sets, column_sets, column_sets)
+def test_rows_of_some_columns_are_columns_of_the_rows(columns: Columns, shared: Columns, wanted: Columns) -> None:
+    slot = Slot(INITIAL, CLIENTS, columns, shared)
+    slot.own += 100 * torch.arange(1.0, CLIENTS + 1)[:, None]
+    slot.shared -= 50
+    wanted = wanted & columns
+    some = torch.tensor([2, 0])
+    assert torch.equal(slot.rows(some, wanted), wanted.within(columns).take(slot.rows(some)))
+
+
+@given(column_sets, column_sets)
+def test_written_values_are_read_back_and_nothing_else_moves(columns: Columns, shared: Columns) -> None:
+    slot = Slot(INITIAL, CLIENTS, columns, shared)
+    half = Columns.of((0, WIDTH // 2))
+    own, common = slot.own_columns & half, slot.shared_columns & half
+    values = -1.0 - torch.arange(2.0 * own.size).view(2, own.size)
+    slot.write_own(torch.tensor([2, 0]), own, values)
+    slot.write_shared(common, torch.full((1, common.size), -9.0))
+    everyone = slot.rows(torch.arange(CLIENTS))
+    assert torch.equal(own.within(columns).take(everyone)[[2, 0]], values)
+    assert bool((common.within(columns).take(everyone) == -9).all())
+    untouched = columns - own - common
+    assert torch.equal(
+        untouched.within(columns).take(everyone), untouched.take(INITIAL)[None].expand(CLIENTS, -1)
+    )
+    assert torch.equal(own.within(columns).take(everyone)[1], own.take(INITIAL))
+
+
+@given(column_sets, column_sets)
+def test_copy_row_fills_the_columns_of_the_slot_only(columns: Columns, shared: Columns) -> None:
+    slot = Slot(INITIAL, CLIENTS, columns, shared)
+    slot.own += 100 * torch.arange(1.0, CLIENTS + 1)[:, None]
+    out = torch.full((WIDTH,), -1.0)
+    slot.copy_row(1, out)
+    assert torch.equal(columns.take(out), slot.rows(torch.tensor([1]))[0])
+    assert bool(((Columns.of((0, WIDTH)) - columns).take(out) == -1).all())
+
+
+def test_rows_outside_the_slot_are_refused_rather_than_made_up() -> None:
+    slot = Slot(INITIAL, CLIENTS, Columns.of((0, 4)), Columns())
+    with pytest.raises(ValueError, match="outside"):
+        slot.rows(torch.arange(CLIENTS), Columns.of((2, 6)))
+
+
+def test_rows_are_new_and_the_initial_row_is_not_aliased() -> None:
+    initial = INITIAL.clone()
+    slot = Slot(initial, 1, Columns.of((0, WIDTH)), Columns.of((0, 5)))
+    slot.rows(torch.tensor([0])).zero_()
+    slot.own.zero_()
+    slot.shared.zero_()
+    assert torch.equal(initial, INITIAL)
+
+
+def test_memory_follows_what_is_personal() -> None:
+    whole = federation()
+    width = whole.layout.width
+    assert whole.add_slot("anchor", "all", shared="all").own.shape == (4, 0)
+    assert whole.add_slot("own", "all").shared.shape == (1, 0)
+    head = whole.add_slot("head", "classifier")
+    assert head.own.shape == (4, whole.layout.columns("classifier").size)
+    assert whole["model"].own.shape[1] + whole["model"].shared.shape[1] == width
+
+
+def test_is_uniform_says_whether_anything_is_personal() -> None:
+    shared = tiny("fedavg", "norm").prepare().federation()
+    assert shared.is_uniform
+    shared.values["prototypes"] = torch.zeros(1, 5)
+    assert shared.is_uniform
+    shared.values["mask"] = torch.zeros(4, 5)
+    assert not shared.is_uniform
+    assert not federation().is_uniform
+    assert not tiny("fedavg", "norm", stats="local").prepare().federation().is_uniform
+
+
+def scrambled(whole: Federation) -> Federation:
+    whole.add_slot("teacher", "classifier")
+    whole.values["scores"] = torch.rand(4, 2)
+    for slot in whole.slots.values():
+        slot.shared.uniform_()
+        slot.own.uniform_()
+    whole.taken_part[2] = True
+    return whole
+
+
+def test_state_and_restore_are_inverse() -> None:
+    before, after = scrambled(federation()), federation()
+    after.add_slot("teacher", "classifier")
+    after.values["scores"] = torch.zeros(4, 2)
+    state = {name: tensor.clone() for name, tensor in before.state()}
+    after.restore(state)
+    for name, tensor in after.state():
+        assert torch.equal(tensor, state[name]), name
+    assert torch.equal(rows_of(after), rows_of(before))
+
+
+def test_restore_brings_back_values_that_appeared_after_the_start() -> None:
+    """A method may `Put` a value for the first time in some later round."""
+    before, after = federation(), federation()
+    before.values["prototypes"] = torch.rand(1, 3)
+    after.restore({name: tensor.clone() for name, tensor in before.state()})
+    assert torch.equal(after.values["prototypes"], before.values["prototypes"])
+
+
+def test_restored_state_is_not_aliased() -> None:
+    before, after = federation(), federation()
+    state: dict[str, Tensor] = dict(before.state())
+    after.restore(state)
+    after["model"].own.fill_(3.0)
+    assert not bool((before["model"].own == 3).any())

@@ -202,7 +202,7 @@ def collaborators(overlap: dict[int, dict[int, float]], t: int, beta: int, colla
                 least = threshold(overlap, t, beta)
                 C[i] = [
                     j for j in others if overlap[i][j] >= least - 1e-7
-                ]  # slack: at t = beta only the best pair is left
+                ]  # slack: at t = beta the best pair meets it exactly
         else:
             raise ValueError(f"collaboration = {collaboration}: allowed: threshold, none, top1, top5, as_critical")
     return C

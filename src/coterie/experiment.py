@@ -148,6 +148,8 @@ class Experiment:
                 validation=default.validation if self.validation is None else self.validation,
             )
             partition = self.partition(data, self.seed, split)
+        for name, test in zip(partition.names, partition.test, strict=True):
+            require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
         if self.held_out:
             partition = partition.with_held_out(self.held_out, self.seed)
         return partition

@@ -57,6 +57,7 @@ def one_experiment(method: str | None, file: Path | None, given: Mapping[str, An
     named = config.pop("method", None)
     chosen = method or named
     if chosen is None:
+        experiment_from(config)  # a misspelt key in the file is the likelier mistake
         raise CoterieError(f"method: name one (allowed: {', '.join(sorted(METHODS))})")
     sets = config.pop("set", {}) if chosen == named else {}
     return experiment_from({**config, "method": chosen, "set": _joined(sets, read_sets(texts), [chosen])[chosen]})

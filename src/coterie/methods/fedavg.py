@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coterie.exchange import Action, Mix, Uploads
 from coterie.methods.method import Method
@@ -16,6 +17,8 @@ class FedAvg(Method):
 
     w ← Σ_k n_k/Σn · w_k over this round's cohort. Running statistics of batch norm are averaged too.
     """
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mix whole models by data size."""

@@ -20,6 +20,7 @@ class FedBN(Method):
     personal. Layers are found by type. A model without batch norm makes it FedAvg.
     """
 
+    paper: ClassVar[str] = "Li et al., ICLR 2021"
     shared: ClassVar[str] = "all - norm"
     stats: ClassVar[StatsPolicy] = "local"
 

@@ -41,6 +41,8 @@ class FedCAC(Method):
     mask: str = "sensitivity"
     collaboration: str = "threshold"
 
+    paper: ClassVar[str] = "FedCAC, ICCV 2023"
+    extra_cost: ClassVar[str] = "sorting each tensor once; masks as bits (+3 % upload)"
     shared: ClassVar[str] = ""
     stats: ClassVar[StatsPolicy] = "local"
 

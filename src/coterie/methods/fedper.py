@@ -19,6 +19,7 @@ class FedPer(Method):
     Clients train (θ, φ_k) jointly; θ ← Σ_k n_k/Σn · θ_k, φ_k stays. Batch-norm statistics stay local.
     """
 
+    paper: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818"
     shared: ClassVar[str] = "extractor"
     stats: ClassVar[StatsPolicy] = "local"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coterie.errors import require
 from coterie.federation import Federation
@@ -19,6 +20,8 @@ class FedProx(FedAvg):
     """
 
     mu: float = 0.01
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, f"mu = {self.mu}: must not be negative")

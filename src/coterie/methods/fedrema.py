@@ -48,6 +48,8 @@ class FedReMa(Method):
     num_probes: int = 1
     include_lower: bool = False
 
+    paper: ClassVar[str] = "FedReMa, ECAI 2024"
+    extra_cost: ClassVar[str] = "server: one random feature through every classifier"
     shared: ClassVar[str] = "extractor"
     stats: ClassVar[StatsPolicy] = "local"
 

@@ -48,6 +48,8 @@ class FedTC(Method):
     lr_classifier: float = 1e-4
     reset_local_head: bool = False
 
+    paper: ClassVar[str] = "FedTC, CMC 2023"
+    extra_cost: ClassVar[str] = "a second classifier on the same features"
     shared: ClassVar[str] = "extractor"
     stats: ClassVar[StatsPolicy] = "local"
 

@@ -25,9 +25,12 @@ class Method:
     A method says which columns of the model are shared (`shared`; all others are personal), what travels
     (`uploads`, `downloads`), how a client trains (`recipe`), what it measures (`probes`), and how the
     server mixes (`exchange`). It holds no state: whatever changes lives in the federation. `stats` is what
-    happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested.
+    happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested,
+    `paper` its citation, `extra_cost` what a round costs beyond plain training of the same epochs.
     """
 
+    paper: ClassVar[str] = ""
+    extra_cost: ClassVar[str] = "none"
     shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"

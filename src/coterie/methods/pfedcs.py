@@ -77,6 +77,10 @@ class PFedCS(Method):
     dist_power: int = 2
     teacher_trunk: str = "current"
 
+    paper: ClassVar[str] = "PFedCS, AAAI 2025"
+    extra_cost: ClassVar[str] = (
+        "stage 1: one pass for features, tuning a classifier on them; a second classifier in the loss"
+    )
     shared: ClassVar[str] = "extractor"
     stats: ClassVar[StatsPolicy] = "local"
 

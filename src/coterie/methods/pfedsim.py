@@ -41,6 +41,8 @@ class PFedSim(Method):
     similarity: str = "code"
     self_weight: float | None = None
 
+    paper: ClassVar[str] = "pFedSim, arXiv 2305.15706"
+    extra_cost: ClassVar[str] = "server stores every model and a K × K matrix"
     shared: ClassVar[str] = ""
     stats: ClassVar[StatsPolicy] = "local"
 

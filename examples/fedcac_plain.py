@@ -199,10 +199,9 @@ def collaborators(overlap: dict[int, dict[int, float]], t: int, beta: int, colla
             C[i] = sorted(nearest_first[: int(collaboration[3:])])
         elif collaboration in ("threshold", "as_critical"):
             if t <= beta:
-                least = threshold(overlap, t, beta)
-                C[i] = [
-                    j for j in others if overlap[i][j] >= least - 1e-7
-                ]  # slack: at t = beta the best pair meets it exactly
+                # The slack is for round beta, in which the best pair meets the threshold exactly.
+                least = threshold(overlap, t, beta) - 1e-7
+                C[i] = [j for j in others if overlap[i][j] >= least]
         else:
             raise ValueError(f"collaboration = {collaboration}: allowed: threshold, none, top1, top5, as_critical")
     return C

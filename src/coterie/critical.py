@@ -18,7 +18,7 @@ def critical(scores: Tensor, share: float) -> Tensor:
     """The `share` of highest scores `[n]` as a mask, ties included.
 
     Where the cut falls among (near-)zero scores, as with dead units, it moves up to the smallest score that
-    is not zero; otherwise a tensor that hardly moved would be critical as a whole.
+    is not zero; otherwise a tensor that hardly moved would be critical as a whole. It is if `share` is 1.
 
     >>> critical(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5)
     tensor([False,  True,  True, False])
@@ -29,10 +29,22 @@ def critical(scores: Tensor, share: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     cut = scores.kthvalue(scores.numel() - count + 1).values
-    if float(cut) <= 1e-10:
+    if float(cut) <= 1e-10 and count < scores.numel():
         moved = scores[scores > 1e-20]
         cut = moved.min() if len(moved) else cut
     return scores >= cut
+
+
+def uncritical(scores: Tensor, share: float) -> Tensor:
+    """The `share` of lowest scores `[n]` as a mask, ties included.
+
+    >>> uncritical(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5)
+    tensor([ True, False, False,  True])
+    """
+    count = int(share * scores.numel())
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    return scores <= scores.kthvalue(count).values
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,5 @@ class CriticalMask:
             scores = sensitivity[part]
             if self.kind == "random":
                 scores = torch.rand(len(scores), generator=stream)
-            elif self.kind == "reverse":
-                scores = scores.max() - scores
-            mask[part] = critical(scores, self.share)
+            mask[part] = (uncritical if self.kind == "reverse" else critical)(scores, self.share)
         return layout.columns("all").take(mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -85,6 +86,8 @@ class Federation:
     round: int = 0
 
     def __post_init__(self) -> None:
+        # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.
+        self.head = copy.deepcopy(self.head).eval()
         self.slots: dict[str, Slot] = {}
         self.values: dict[str, Tensor] = {}
         self.everyone: Tensor = torch.arange(self.clients)
@@ -115,20 +118,21 @@ class Federation:
         self.slots[name] = slot
         return slot
 
-    def head_logits(self, rows: Tensor, features: Tensor) -> Tensor:
-        """What classifiers `rows [m, |classifier|]` say to `features [n, d]`: `[m, n, C]`."""
-        group = self.layout.columns("classifier")
-        local = {
-            entry.name.removeprefix(f"{self.layout.classifier}."): (entry.columns.within(group), entry.shape)
+    def head_output(self, row: Tensor, features: Tensor) -> Tensor:
+        """What the classifier `row [|classifier|]` says to `features [n, d]`: `[n, C]`, differentiable in both."""
+        group, prefix = self.layout.columns("classifier"), f"{self.layout.classifier}."
+        tensors = {
+            entry.name.removeprefix(prefix): entry.columns.within(group).take(row).view(entry.shape)
             for entry in self.layout.entries
             if entry.columns <= group
         }
-        outputs = []
+        out: Tensor = torch.func.functional_call(self.head, tensors, (features,))
+        return out
+
+    def head_logits(self, rows: Tensor, features: Tensor) -> Tensor:
+        """What classifiers `rows [m, |classifier|]` say to `features [n, d]`: `[m, n, C]`."""
         with torch.no_grad():
-            for row in rows:
-                tensors = {name: columns.take(row).view(shape) for name, (columns, shape) in local.items()}
-                outputs.append(torch.func.functional_call(self.head, tensors, (features,)))
-        return torch.stack(outputs)
+            return torch.stack([self.head_output(row, features) for row in rows])
 
     def __getitem__(self, slot: str) -> Slot:
         if slot not in self.slots:

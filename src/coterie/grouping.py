@@ -55,6 +55,16 @@ def near_by_linkage(distances: Tensor) -> Tensor:
     return _monotone(distances, values, low)
 
 
+def near_by_distance(distances: Tensor, limit: float = 0.5) -> Tensor:
+    """The others within a fixed distance: `[m, m]` bool.
+
+    >>> near_by_distance(torch.tensor([[0.0, 0.4], [0.6, 0.0]]))
+    tensor([[False,  True],
+            [False, False]])
+    """
+    return (distances <= limit) & ~torch.eye(len(distances), dtype=torch.bool)
+
+
 def _monotone(distances: Tensor, values: Tensor, low: Tensor) -> Tensor:
     """Everybody no farther than the farthest of the low group; all, where there are no two groups."""
     m = len(distances)

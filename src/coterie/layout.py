@@ -74,6 +74,7 @@ class Layout:
             "stats": buffers,
         }
         self.everything = parameters | buffers
+        self._parsed: dict[str, Columns] = {}
         self.has_batch_norm = bool(norm_names)
 
     def _under(self, path: str) -> Columns:
@@ -89,6 +90,11 @@ class Layout:
         """The columns of a group, of a module path, or of an expression such as `"all - norm"`."""
         if isinstance(group, Columns):
             return group
+        if group not in self._parsed:
+            self._parsed[group] = self._parse(group)
+        return self._parsed[group]
+
+    def _parse(self, group: str) -> Columns:
         total, sign = Columns(), "+"
         for part in re.split(r"\s+([+-])\s+", group.strip()):
             if part in ("+", "-"):

@@ -37,10 +37,32 @@ class ClassMeans:
     def __call__(self, worker: Worker) -> Tensor:
         """Measure with the trained extractor, in evaluation mode."""
         own = worker.problem.train[worker.client]
-        features, labels = worker.features(own), worker.problem.labels[own]
-        means = torch.zeros(worker.federation.classes, features.shape[1])
-        means.index_add_(0, labels, features)
-        return means / torch.bincount(labels, minlength=len(means))[:, None]
+        return mean_by_class(worker.features(own), worker.problem.labels[own], worker.federation.classes)
+
+
+def mean_by_class(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The mean of the `vectors [n, d]` of each class, NaN for classes without any: `[C, d]`.
+
+    >>> mean_by_class(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 2]), classes=3)
+    tensor([[2.],
+            [nan],
+            [5.]])
+    """
+    sums = vectors.new_zeros(classes, vectors.shape[1]).index_add_(0, labels, vectors)
+    return sums / torch.bincount(labels, minlength=classes)[:, None]
+
+
+def mean_of_owners(means: Tensor, before: Tensor) -> Tensor:
+    """The clients' class means `[m, C, d]` averaged over those that have the class, each counting once: `[C, d]`.
+
+    A class that none of them has (NaN) keeps its mean of `before [C, d]`.
+
+    >>> nan = torch.nan
+    >>> mean_of_owners(torch.tensor([[[1.0], [nan]], [[3.0], [nan]]]), before=torch.tensor([[0.0], [7.0]]))
+    tensor([[2.],
+            [7.]])
+    """
+    return torch.where(means.isnan().all(0), before, means.nanmean(0))
 
 
 def class_mean_of_clients(uploads: Uploads) -> Tensor:

@@ -107,6 +107,10 @@ class Training:
             self.momentum == 0 or self.optimizer in ("sgd", "rmsprop"),
             f"momentum = {self.momentum}: optimizer '{self.optimizer}' takes none (sgd and rmsprop do)",
         )
+        require(
+            self.weight_decay == 0 or self.optimizer != "rprop",
+            f"weight_decay = {self.weight_decay}: optimizer 'rprop' takes none",
+        )
 
     def factor(self, round: int, rounds: int) -> float:
         """By how much the schedule scales every rate in a round, counted from 1."""

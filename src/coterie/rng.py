@@ -6,7 +6,7 @@ in which clients are processed. `client` is a client's *key* (see `Federation.ke
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ def stream_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> in
     >>> stream_seed(0, "batches", 1, 3) == stream_seed(0, "batches", 1, 4)
     False
     """
-    words = [seed, zlib.crc32(purpose.encode()), round, client + 1]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    name = f"{seed}/{purpose}/{round}/{client}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def numpy_stream(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:

@@ -64,7 +64,7 @@ class Rounds:
         down = declared_bytes(federation, method.downloads(federation)) * len(cohort)
         peers = sum(len(method.peers(federation, client)) for client in report.cohort)
         down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
-        report.mixes += apply(method.deliver(federation, cohort), federation, _nothing(federation, cohort))
+        report.mixes += apply(method.deliver(federation, cohort), federation, no_uploads(federation, cohort))
         clock.lap("exchange")
         work = Work(method.recipe(federation), method.probes(federation), test=wanted)
         trained = self.engine.train(federation, work, cohort)
@@ -157,7 +157,8 @@ def _delivers(method: Method) -> bool:
     return type(method).deliver is not Method.deliver
 
 
-def _nothing(federation: Federation, clients: Tensor) -> Uploads:
+def no_uploads(federation: Federation, clients: Tensor) -> Uploads:
+    """What a download is made from: nothing new, just the slots."""
     return Uploads(federation, clients, {}, {})
 
 
@@ -172,7 +173,7 @@ class _as_delivered:  # noqa: N801 (used like a function)
     def __enter__(self) -> None:
         for mix in self.mixes:
             self.kept[mix.target] = self.federation[mix.target].own[self.clients]
-        apply(self.mixes, self.federation, _nothing(self.federation, self.clients))
+        apply(self.mixes, self.federation, no_uploads(self.federation, self.clients))
 
     def __exit__(self, *_: object) -> None:
         for target, rows in self.kept.items():

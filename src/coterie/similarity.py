@@ -83,4 +83,5 @@ def overlaps(masks: Tensor) -> Tensor:
         common += (part @ part.T).double()
     sizes = common.diagonal()
     differing = sizes[:, None] + sizes[None] - 2 * common
-    return torch.where(sizes[:, None] > 0, 1 - differing / (2 * sizes[:, None]).clamp(min=1), torch.zeros_like(common))
+    both = (sizes[:, None] > 0) & (sizes[None] > 0)
+    return torch.where(both, 1 - differing / (2 * sizes[:, None]).clamp(min=1), torch.zeros_like(common))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coterie.rounds import RoundReport
 
 SECONDS_BETWEEN_LINES = 1.0
+MOST_WARNINGS = 20
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
 
@@ -115,10 +116,14 @@ class _WarningLines(logging.Handler):
 
     def __init__(self, progress: RoundProgress) -> None:
         super().__init__(logging.WARNING)
-        self._progress = progress
+        self._progress, self._shown = progress, 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._progress.print(f"coterie: warning: {record.getMessage()}")
+        self._shown += 1
+        if self._shown <= MOST_WARNINGS:
+            self._progress.print(f"coterie: warning: {record.getMessage()}")
+        elif self._shown == MOST_WARNINGS + 1:
+            self._progress.print("coterie: warning: there are more; a run that is kept has them all in its log.txt")
 
 
 def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:

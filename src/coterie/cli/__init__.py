@@ -172,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be written there, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -180,6 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"coterie: error: {one_line(error)}", file=sys.stderr)
         return 2
     except (InterruptionError, KeyboardInterrupt) as stop:
-        print(f"coterie: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"coterie: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130
     return 0

@@ -62,22 +62,20 @@ def compare_command(
     """Compare methods and print the table."""
     chosen = experiments(methods, file, given, sets)
     rounds = max((experiment.rounds for experiment in chosen.values()), default=1)
-    current: list[Path | None] = [None]
-    begun = 0
-
-    with RoundProgress(rounds, runs=len(chosen) * len(seeds)) as progress:
+    total = len(chosen) * len(seeds)
+    begun: list[Path | None] = []
+    with RoundProgress(rounds, runs=total) as progress:
 
         def start(name: str, seed: int, directory: Path | None) -> None:
-            nonlocal begun
-            begun += 1
-            current[0] = directory
-            progress.start(f"{name}, seed {seed} ({begun}/{len(chosen) * len(seeds)})")
+            begun.append(directory)
+            progress.start(f"{name}, seed {seed} ({len(begun)}/{total})")
 
         try:
             comparison = compare(chosen, seeds, out, progress.on_round, start)
         except KeyboardInterrupt:
-            kept = f"; finished runs are kept in {out}" if out is not None and begun else ""
-            raise InterruptionError(f"interrupted in run {begun} of {len(chosen) * len(seeds)}{kept}") from None
+            directory = begun[-1] if begun else None
+            way = "interrupted" if directory is None else _way_on(directory)
+            raise InterruptionError(f"{way} (this was run {len(begun)} of {total})") from None
     print_comparison(comparison, out, json)
 
 

@@ -44,7 +44,7 @@ def merged(file: Path | None, given: Mapping[str, Any]) -> Config:
     sets = config.get("set", {})
     require(isinstance(sets, dict), f"set = {sets!r}: must be a table of method options")
     rule = str(given.get("partition", ""))
-    if rule in PARTITIONS and rule != config.get("partition", rule):
+    if rule in PARTITIONS and rule != config.get("partition", Experiment.partition):
         others = {name for other in PARTITIONS.values() for name in option_fields(other)}
         others -= set(option_fields(PARTITIONS[rule]))
         config = {key: value for key, value in config.items() if key not in others}

@@ -30,9 +30,10 @@ NEAR = {
     "gmm": grouping.near_by_mixture,
     "kmeans": grouping.near_by_means,
     "hierarchical": grouping.near_by_linkage,
+    "fixed": grouping.near_by_distance,
 }
 CHOICES = {
-    "selection": (*NEAR, "none", "all", "random", "fixed"),
+    "selection": (*NEAR, "none", "all", "random"),
     "weights": WEIGHTS,
     "teacher_trunk": ("current", "frozen"),
 }
@@ -159,4 +160,4 @@ class PFedCS(Method):
             return NEAR[self.selection](distances) & (distances <= limit[:, None] + EPS)
         if self.selection == "random":
             return three_at_random(federation, pool)
-        return apart & (distances <= {"none": -1.0, "fixed": 0.5, "all": torch.inf}[self.selection])
+        return apart & (self.selection == "all")

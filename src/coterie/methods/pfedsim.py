@@ -104,7 +104,8 @@ class PFedSim(Method):
         """Φ of classifiers `[m, C, d]`, (3): `[m, m]`; the diagonal means nothing."""
         classes = weights.shape[1]
         if self.similarity == "code":
-            mean = sum(class_cosines(weights), torch.tensor(0.0)) / classes
-            return -torch.log(1 - mean.clamp(0, MOST))
+            capped = (cosine.clamp(max=MOST) for cosine in class_cosines(weights))
+            mean = sum(capped, torch.tensor(0.0)) / classes
+            return -torch.log(1 - mean.clamp(min=0))
         logs = (torch.log(1 - cosine.clamp(0, MOST)) for cosine in class_cosines(weights))
         return -sum(logs, torch.tensor(0.0)) / classes

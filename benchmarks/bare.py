@@ -1,0 +1,44 @@
+"""The yardstick: bare PyTorch loops that do the same work on the same data, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from coterie.local import Problem
+
+
+def bare_round(problem: Problem, clients: list[int], lr: float) -> list[Tensor]:
+    """A FedAvg round as one would write it by hand: each client from the common model, then the mean."""
+    module = copy.deepcopy(problem.module)
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    total = [torch.zeros_like(parameter) for parameter in start]
+    for client in clients:
+        with torch.no_grad():
+            for parameter, value in zip(module.parameters(), start, strict=True):
+                parameter.copy_(value)
+        bare_epochs(problem, module, client, lr)
+        with torch.no_grad():
+            for mean, parameter in zip(total, module.parameters(), strict=True):
+                mean.add_(parameter, alpha=1 / len(clients))
+    return total
+
+
+def bare_epochs(problem: Problem, module: nn.Module, client: int, lr: float, forwards: int = 1) -> None:
+    """A client's epochs of plain SGD; `forwards` > 1 adds gradient-free passes, as some methods need them."""
+    module.train()
+    optimiser = torch.optim.SGD(module.parameters(), lr=lr)
+    own = problem.train[client]
+    for _ in range(problem.training.epochs):
+        for part in torch.randperm(len(own)).split(problem.training.batch):
+            index = own[part]
+            inputs = problem.inputs[index]
+            for _ in range(forwards - 1):
+                with torch.no_grad():
+                    module(inputs)
+            optimiser.zero_grad()
+            cross_entropy(module(inputs), problem.labels[index]).backward()
+            optimiser.step()

@@ -1,0 +1,111 @@
+"""FedDistill: clients share what they answer to each class, and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, softmax
+
+from coterie.errors import require
+from coterie.exchange import Action, Put, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.probes import Probe, mean_by_class, mean_of_owners
+from coterie.recipe import Phase, Recipe, cross_entropy
+
+if TYPE_CHECKING:
+    from coterie.local import Batch, Worker
+
+
+@dataclass(frozen=True)
+class ClassLogits:
+    """The mean logits of each class in the client's training data, NaN for classes that it does not have: `[C, C]`."""
+
+    name: ClassVar[str] = "class_logits"
+    moment: ClassVar[Literal["received", "trained"]] = "trained"
+
+    def __call__(self, worker: Worker) -> Tensor:
+        """Measure with the trained model, in evaluation mode."""
+        own = worker.problem.train[worker.client]
+        with torch.no_grad():
+            logits = worker.network("model").head(worker.features(own))
+        return mean_by_class(logits, worker.problem.labels[own], worker.federation.classes)
+
+
+@dataclass(frozen=True)
+class ClassTeacher:
+    """weight · CE(softmax(global logits of y), softmax(own logits)); zero for classes without global logits (NaN)."""
+
+    weight: float
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The term for every sample: `[B]`. KL differs by a constant and has the same gradient."""
+        taught = batch.value("class_logits")[batch.labels]
+        known = ~taught.isnan().any(1)
+        loss = -(softmax(taught.nan_to_num(), 1) * log_softmax(batch.logits, 1)).sum(1)
+        return self.weight * torch.where(known, loss, 0.0)
+
+
+@dataclass(frozen=True)
+class FedDistill(Method):
+    """Communication-efficient on-device machine learning: federated distillation (Jeong et al., 2018).
+
+    Clients minimise CE(w_k) + λ·CE(softmax(ḡ_y), softmax(g(x))), ḡ_y the global logits of the sample's class. They
+    send the mean logits of each of their classes, taken with the trained model over all their training data; ḡ_j
+    is the mean of those over the clients of this round that have class j. A class that nobody has keeps its ḡ.
+
+    The paper leaves a client's own logits out of the mean it is taught (`leave_out_own=True`); code in use does not.
+
+    Tested: w_k, which never travels. In the first round nobody is taught. A client that sits a round out keeps w_k.
+    λ = 0 is Local.
+    """
+
+    lam: float = 1.0
+    leave_out_own: bool = False
+
+    paper: ClassVar[str] = "Jeong et al., arXiv 1811.11479"
+    extra_cost: ClassVar[str] = "one pass for class logits"
+    shared: ClassVar[str] = ""
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
+
+    def init(self, federation: Federation) -> None:
+        """Nothing to teach yet."""
+        rows = federation.clients if self.leave_out_own else 1
+        federation.values["class_logits"] = torch.full((rows, federation.classes, federation.classes), torch.nan)
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Everything trains, taught by the others' logits."""
+        return (Phase(terms=(cross_entropy, ClassTeacher(self.lam)) if self.lam else (cross_entropy,)),)
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """Mean logits by class."""
+        return (ClassLogits(),)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """No parameters."""
+        return {}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The global logits."""
+        return {"class_logits": ""}
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mean logits, for everybody or for each client without its own."""
+        logits, before = uploads.probes["class_logits"], uploads.federation.values["class_logits"]
+        if not self.leave_out_own:
+            yield Put("class_logits", mean_of_owners(logits, before[0])[None])
+            return
+        has = (~logits.isnan()).float()
+        own, own_has = torch.zeros_like(before), torch.zeros_like(before)
+        own[uploads.cohort], own_has[uploads.cohort] = logits.nan_to_num(), has
+        others = has.sum(0) - own_has
+        taught = (logits.nan_to_num().sum(0) - own) / others
+        yield Put("class_logits", torch.where(others > 0, taught, before))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args, get_type_hints
+
+import pytest
+from cli_tools import call, finish, start
+
+import coterie
+from coterie.cli import app
+from coterie.cli.settings import BY_RULE, Settings
+from coterie.experiment import Experiment
+from coterie.methods import METHODS
+from coterie.models import MODELS
+from coterie.options import option_fields
+from coterie.partition import PARTITIONS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["run", "--alhpa", "1"]])
+def test_help_and_typing_errors_load_no_pytorch(arguments: list[str]) -> None:
+    after = "print([name for name in ('torch', 'sklearn', 'pyarrow', 'scipy', 'numpy') if name in sys.modules])"
+    answer = finish(start(*arguments, after=after))
+    assert answer.out.splitlines()[-1] == "[]"
+    wrong = "--help" not in arguments
+    assert answer.code == (2 if wrong else 0)
+    assert answer.err.count("\n") == (1 if wrong else 0)
+
+
+def test_every_setting_of_an_experiment_is_an_option() -> None:
+    own = {item.name for item in dataclasses.fields(Experiment)} - {"method", "seed"}
+    rules = {name for rule in PARTITIONS.values() for name in option_fields(rule)}
+    assert {item.name for item in dataclasses.fields(Settings)} == own | rules
+
+
+def test_help_shows_the_defaults_that_hold() -> None:
+    defaults = {item.name: item.default for item in dataclasses.fields(Experiment)}
+    shown = {
+        name: get_args(hint)[1].show_default for name, hint in get_type_hints(Settings, include_extras=True).items()
+    }
+    free_text = {"client_column", "stats"}
+    checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]
+    assert {name: shown[name] for name in checked} == {name: str(defaults[name]) for name in checked}
+    for name, text in shown.items():
+        if text == BY_RULE:
+            assert defaults.get(name) is None
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "show"])
+def test_every_option_is_explained(command: str) -> None:
+    for argument in app[command].assemble_argument_collection():
+        if argument.show:
+            assert argument.parameter.help, argument.name
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys)
+    assert answer.code == 0
+    assert "compare" in answer.out
+    assert answer.err == ""
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    answer = call(capsys, *arguments)
+    assert (answer.code, answer.out.strip()) == (0, coterie.__version__)
+
+
+def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = call(capsys, "methods").out
+    for name, cls in METHODS.items():
+        line = next(line for line in methods.splitlines() if line.startswith(f"{name} "))
+        assert (cls.__doc__ or "").splitlines()[0] in line
+    assert "mu=0.01" in methods
+    models = call(capsys, "models").out
+    assert all(spec.description in models for spec in MODELS.values())
+    assert "1,797 handwritten digits" in call(capsys, "datasets").out
+    partitions = call(capsys, "partitions").out.splitlines()
+    dirichlet = next(line for line in partitions if line.startswith("dirichlet "))
+    assert "Deal out each class" in dirichlet
+    assert "clients=20, alpha=0.1, cap=True, least=None" in dirichlet
+    assert all(line == line.rstrip() for line in partitions)

@@ -1,0 +1,87 @@
+"""Runs that are killed or interrupted, and carried on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cli_tools import SMALL, Answer, assert_same_run, call, finish, start
+
+from coterie.rounds import RoundReport
+from coterie.terminal import RoundProgress
+
+RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
+
+
+def stopped(path: Path, by: signal.Signals) -> Answer:
+    """Start a run in a process of its own and stop it in the middle."""
+    process = start(*RUN, "--checkpoint-every", "3", "--out", path)
+    deadline = time.monotonic() + 60
+    while not (path / "checkpoint.safetensors").is_file():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(by)
+    answer = finish(process)
+    assert not (path / "summary.json").exists(), "the run was over before it could be stopped"
+    return answer
+
+
+def test_a_killed_run_is_carried_on_to_the_same_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert stopped(killed, signal.SIGKILL).code == -signal.SIGKILL
+    # What a kill in the middle of writing a line would leave.
+    with (killed / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 99, "coh')
+    answer = call(capsys, "resume", killed, "--json")
+    assert answer.code == 0
+    assert call(capsys, *RUN, "--checkpoint-every", "3", "--out", whole).code == 0
+    assert_same_run(killed, whole)
+    assert answer.json["accuracy"] == call(capsys, "show", whole, "--json").json["accuracy"]
+
+
+def test_ctrl_c_says_how_to_carry_on(tmp_path: Path) -> None:
+    path = tmp_path / "interrupted"
+    answer = stopped(path, signal.SIGINT)
+    assert answer.code == 130
+    assert answer.out == ""
+    last = answer.err.splitlines()[-1]
+    assert last.startswith(f"coterie: interrupted; 'coterie resume {path}' carries on after round ")
+    assert "Traceback" not in answer.err
+
+
+@pytest.fixture
+def _ctrl_c_after_round_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: RoundProgress, report: RoundReport, _: object = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RoundProgress, "on_round", interrupt)
+
+
+@pytest.mark.usefixtures("_ctrl_c_after_round_1")
+def test_ctrl_c_without_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = call(capsys, "run", "local", *SMALL)
+    assert answer.code == 130
+    assert answer.err == (
+        "coterie: interrupted; 'coterie resume runs/local-digits-1' starts again from round 1 "
+        "(there is no checkpoint: see --checkpoint-every)\n"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, "resume", "runs/local-digits-1").code == 0
+    assert call(capsys, "run", "local", *SMALL, "--out", "whole").code == 0
+    assert_same_run(Path("runs/local-digits-1"), Path("whole"))
+
+
+@pytest.mark.usefixtures("_ctrl_c_after_round_1")
+def test_ctrl_c_during_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, "compare", "local", *SMALL, "--checkpoint-every", "1", "--out", tmp_path / "all")
+    assert answer.code == 130
+    way = f"'coterie resume {tmp_path / 'all' / 'local-s0'}' carries on after round 1"
+    assert answer.err == f"coterie: interrupted; {way} (this was run 1 of 3)\n"
+    assert call(capsys, "compare", "local", *SMALL).err == "coterie: interrupted (this was run 1 of 3)\n"

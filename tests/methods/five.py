@@ -1,0 +1,157 @@
+"""Helpers for the tests of the five methods: a server with given uploads, runs with their mixes, broken clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
+from torch import Tensor, nn
+
+from coterie.data import Dataset
+from coterie.engines import Trained
+from coterie.errors import CoterieError
+from coterie.exchange import Applied, apply
+from coterie.experiment import Experiment
+from coterie.federation import Federation
+from coterie.local import Worker
+from coterie.methods import Method
+from coterie.partition import Partition
+from coterie.recipe import Recipe
+from coterie.result import Result
+from coterie.rounds import collect
+
+
+def even_partition(data: Dataset, clients: int) -> Partition:
+    """Clients of equal size; one in four of their samples is for testing."""
+    each = len(data) // clients
+    pools = [np.arange(k * each, (k + 1) * each) for k in range(clients)]
+    cut = max(1, each // 4)
+    return Partition(train=tuple(pool[cut:] for pool in pools), test=tuple(pool[:cut] for pool in pools))
+
+
+def server(method: Method, clients: int = 5, round: int = 1, even: bool = False, **options: Any) -> Federation:
+    """A federation in the given round, before anybody has uploaded."""
+    data = toy_data(samples=max(150, 6 * clients))
+    partition = even_partition(data, clients) if even else toy_partition(data, clients)
+    options = {"rounds": 10, **options}
+    federation = tiny(method, data=data, partition=partition, **options).prepare().federation()
+    federation.round = round
+    return federation
+
+
+def random_rows(federation: Federation, count: int | None = None, seed: int = 0) -> Tensor:
+    """Trained models that nobody trained: the initial row and noise, `[m, P]`."""
+    stream = torch.Generator().manual_seed(seed)
+    shape = (federation.clients if count is None else count, federation.layout.width)
+    return federation.initial + 0.3 * torch.randn(shape, generator=stream)
+
+
+def send(
+    method: Method, federation: Federation, rows: Tensor, cohort: Sequence[int] | None = None, **probes: Tensor
+) -> list[Applied]:
+    """Let the cohort upload `rows [m, P]`, exchange, and return the mixes as applied."""
+    clients = federation.everyone if cohort is None else torch.tensor(cohort)
+    uploads, diverged = collect(method, federation, clients, Trained({"model": rows}, probes))
+    assert not diverged
+    return apply(method.exchange(uploads), federation, uploads)
+
+
+def part(federation: Federation, rows: Tensor, group: str) -> Tensor:
+    """The columns of a group of whole rows `[..., P]`."""
+    return federation.layout.columns(group).take(rows)
+
+
+@dataclass
+class Watched:
+    """A finished run with the mixes of every round."""
+
+    result: Result
+    mixes: list[list[Applied]]
+
+    def sent(self, way: str) -> list[float]:
+        """Bytes per client of the cohort, round by round."""
+        return [line["bytes"][way] / len(line["cohort"]) for line in self.result.history.lines]
+
+
+def watch(experiment: Experiment) -> Watched:
+    mixes: list[list[Applied]] = []
+    result = experiment.run(on_round=lambda report, _: mixes.append(report.mixes))
+    return Watched(result, mixes)
+
+
+def assert_valid_mixes(watched: Watched) -> None:
+    assert any(watched.mixes)
+    for mix in (mix for mixes in watched.mixes for mix in mixes):
+        assert bool((mix.weights >= 0).all())
+        torch.testing.assert_close(mix.weights.double().sum(1), torch.ones(len(mix.weights)).double(), atol=1e-6, rtol=0)
+
+
+def assert_relabelling_permutes(method: Method, **options: Any) -> None:
+    """Shuffled clients give the shuffled result; mixes are valid on the way."""
+    data = toy_data(samples=240)
+    partition = toy_partition(data, 6)
+    shuffled, order = permuted_partition(partition)
+    ours = watch(tiny(method, data=data, partition=partition, **options))
+    theirs = watch(tiny(method, data=data, partition=shuffled, **options))
+    assert_valid_mixes(ours)
+    torch.testing.assert_close(final_rows(theirs.result), final_rows(ours.result)[order], atol=2e-6, rtol=1e-5)
+
+
+def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> None:
+    """Have a client's model turn out not finite in one round."""
+    train = Worker.train
+
+    def train_and_break(worker: Worker, recipe: Recipe) -> None:
+        train(worker, recipe)
+        if recipe and (worker.client, worker.federation.round) == (client, round):
+            worker.network("model").row[3] = torch.nan
+
+    monkeypatch.setattr(Worker, "train", train_and_break)
+
+
+class ScaleHead(nn.Module):
+    """A classifier without a weight matrix: the features are scaled and shifted."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.scale * features + self.bias
+
+
+class ScaleNet(nn.Module):
+    """A model whose classifier has no weight matrix."""
+
+    def __init__(self, features: int = 6, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Linear(features, classes)
+        self.classifier = ScaleHead(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+class DeepHeadNet(nn.Module):
+    """A classifier of two layers, with dropout between them if asked for."""
+
+    def __init__(self, features: int = 6, classes: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(features, 8), nn.ReLU())
+        self.classifier = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Dropout(dropout), nn.Linear(5, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+def refused(text: str) -> Any:
+    """Expect a one-line error that says `text`."""
+    return pytest.raises(CoterieError, match=rf"\A[^\n]*{text}[^\n]*\Z")

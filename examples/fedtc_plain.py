@@ -13,7 +13,7 @@ What the paper leaves open is settled thus:
   this file, except the first time a client takes part. `reset_local_head=True` follows line 13;
 * momentum and weight decay apply to both parts, and the decay of the rates, once a round, to both rates;
 * clients that sit out keep their classifier and get the newest extractor when they are tested; a client that has
-  never taken part is tested with the initial classifier;
+  never taken part is tested with the shared classifier, from which it will start;
 * batch norm's running statistics stay with the client.
 
 Run `python examples/fedtc_plain.py` for a small demonstration.
@@ -118,7 +118,7 @@ def run(
 
     for client in clients:
         install(theta_bar, client.extractor)
-        if reset_local_head:
+        if reset_local_head or not client.took_part:
             install(phi_bar, client.head)
         outcome.models.append(state_of(client, classifier))
     outcome.shared_head = phi_bar

@@ -96,7 +96,7 @@ def run(
     """Run PFedCS; `train[k]` lists client k's samples and `classifier` is the path of w_g in `module`."""
     K = len(train)
     sizes = [len(own) for own in train]
-    stage_one_rounds = max(1, round(rounds / 2)) if beta is None else beta
+    stage_one_rounds = max(1, rounds // 2) if beta is None else beta
     skip_single = single_samples_fail(module, inputs[:1])
     sgd = partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay)
 
@@ -122,14 +122,11 @@ def run(
             if teaching and k in teachers:
                 teacher = copy.deepcopy(client.head)
                 install(teachers[k], teacher)
-            phase = 0
-            if teaching and rho > 0:
-                if teacher is not None:
-                    order = batches(len(own), batch, rho, torch_stream(seed, "batches:0", t, k), skip_single)
-                    tune(client.extractor, teacher, inputs[own], labels[own], order, rate, sgd)
-                phase = 1
+            if teacher is not None and rho > 0:
+                order = batches(len(own), batch, rho, torch_stream(seed, "batches:1", t, k), skip_single)
+                tune(client.extractor, teacher, inputs[own], labels[own], order, rate, sgd)
 
-            order = batches(len(own), batch, epochs, torch_stream(seed, f"batches:{phase}", t, k), skip_single)
+            order = batches(len(own), batch, epochs, torch_stream(seed, "batches:0", t, k), skip_single)
             fit(client, teacher, kl, inputs[own], labels[own], order, rate, sgd)
             if in_stage_one:
                 uploaded[k] = parameters_of(client.head)

@@ -58,19 +58,36 @@ class PlainNet(nn.Module):
         return out
 
 
-class NormNet(nn.Module):
-    """Batch norm whose names do not tell: `foo` and `downsample.1` are batch norm, `bn` is a linear layer."""
+class ReluNet(nn.Module):
+    """Nothing that saturates: with huge inputs its weights overflow."""
 
     def __init__(self, features: int = FEATURES, classes: int = CLASSES, width: int = 8) -> None:
         super().__init__()
-        self.bn = nn.Linear(features, width)
-        self.foo = nn.BatchNorm1d(width)
-        self.downsample = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width))
+        self.body = nn.Sequential(nn.Linear(features, width), nn.ReLU())
         self.classifier = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.foo(self.bn(x)))
-        out: Tensor = self.classifier(torch.relu(self.downsample(hidden)))
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+class NormNet(nn.Module):
+    """Batch norm whose names do not tell: `foo` and `downsample.1` are batch norm, `bn` is a linear layer.
+
+    Layers before batch norm have no bias: it would be cancelled, and its gradient would be rounding noise.
+    Everything is smooth: at the kink of a ReLU the last bit of a sum may decide where training goes.
+    """
+
+    def __init__(self, features: int = FEATURES, classes: int = CLASSES, width: int = 8) -> None:
+        super().__init__()
+        self.bn = nn.Linear(features, width, bias=False)
+        self.foo = nn.BatchNorm1d(width)
+        self.downsample = nn.Sequential(nn.Linear(width, width, bias=False), nn.BatchNorm1d(width))
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.foo(self.bn(x)))
+        out: Tensor = self.classifier(torch.tanh(self.downsample(hidden)))
         return out
 
 
@@ -94,7 +111,7 @@ def seeded(kind: type[nn.Module], seed: int = 1, **options: Any) -> nn.Module:
         return kind(**options)
 
 
-MODELS = {"plain": PlainNet, "norm": NormNet, "dropout": DropNet}
+MODELS = {"plain": PlainNet, "norm": NormNet, "dropout": DropNet, "relu": ReluNet}
 
 
 def tiny(method: Method | str = "fedavg", model: str | nn.Module = "plain", clients: int = 4, **options: Any) -> Experiment:

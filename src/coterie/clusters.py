@@ -23,7 +23,7 @@ def two_halves(similarity: Tensor) -> Tensor:
 
 
 def lloyd(points: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's iteration on `points [m, n]` from `centres [q, n]`: whose centre each point is nearest to, and the centres.
+    """Lloyd's iteration on `points [m, n]` from `centres [q, n]`: each point's nearest centre `[m]`, and the centres.
 
     A centre without members moves to the point that is farthest from its own centre, as long as there is one
     that is not a centre already; so equal first centres spread out from the first step on.

@@ -24,7 +24,7 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> CoterieError:
     """
     names = sorted(allowed)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    hint = f"; did you mean '{near[0]}'?" if near else ";"
+    hint = f"; did you mean '{near[0]}'?" if near else ""
     return CoterieError(f"unknown {kind} '{name}'{hint} (allowed: {', '.join(names) or 'none'})")
 
 

@@ -34,6 +34,17 @@ class ClientRows:
         columns = self.federation.layout.columns(group)
         return columns.within(self.federation[slot].columns).take(self.trained[slot])
 
+    def relaxed(self, rate: float) -> Tensor:
+        """The models w + rate · (w_k − w), w as before training: `[m, P]`; running statistics are as trained.
+
+        A mean of these is a server step of that rate.
+        """
+        layout = self.federation.layout
+        parameters, rows = layout.columns("parameters"), self.after(group=layout.everything).clone()
+        before = self.before(group=parameters)
+        parameters.put(rows, before + rate * (parameters.take(rows) - before))
+        return rows
+
 
 @dataclass(frozen=True)
 class Uploads:

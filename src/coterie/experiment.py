@@ -210,6 +210,8 @@ class Prepared:
             feature_width=self.feature_width,
             head=require_classifier(module, layout.classifier),
             training=self.experiment.training,
+            validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
+            skip_single_samples=self.problem_base.skip_single_samples,
         )
         federation.add_slot("model", layout.everything, shared=self.method.shared)
         self.method.init(federation)

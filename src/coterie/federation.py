@@ -70,7 +70,9 @@ class Federation:
     `keys [K]` say who a client is to the random streams; its row index is its id here. Relabelling the
     clients permutes rows and keys together and changes nothing else. `round` is the number of the round
     under way, counted from 1 (0 before the first), and `rounds` the planned total. `taken_part [K]` says
-    which clients have ever uploaded: rows of the others are not evidence of anything.
+    which clients have ever uploaded: rows of the others are not evidence of anything. `validation_sizes [K]`
+    (none if unknown) counts the samples that clients set aside to judge models by, and `skip_single_samples`
+    says whether a batch of one sample is passed over in training.
     """
 
     layout: Layout
@@ -84,6 +86,8 @@ class Federation:
     head: nn.Module  # the classifier's architecture, for what the server computes with classifiers
     training: Training = field(default_factory=Training)
     round: int = 0
+    validation_sizes: Tensor | None = None
+    skip_single_samples: bool = False
 
     def __post_init__(self) -> None:
         # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.
@@ -117,6 +121,14 @@ class Federation:
         slot = Slot(initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
         self.slots[name] = slot
         return slot
+
+    def steps(self, clients: Tensor) -> Tensor:
+        """How many steps a plain phase of the run's epochs takes at the given clients: `[m]`."""
+        sizes, batch = self.sizes[clients], self.training.batch
+        whole, rest = sizes // batch, sizes % batch
+        if not self.skip_single_samples:
+            return self.training.epochs * (whole + (rest > 0))
+        return self.training.epochs * (whole * (batch > 1) + (rest > 1))
 
     def head_output(self, row: Tensor, features: Tensor) -> Tensor:
         """What the classifier `row [|classifier|]` says to `features [n, d]`: `[n, C]`, differentiable in both."""

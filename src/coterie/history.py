@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from coterie.evaluate import MOMENTS, Evaluation, Moment, over_rounds
+from coterie.evaluate import MOMENTS, Evaluation, Floats, Moment, over_rounds
 from coterie.rounds import RoundReport
 
 Line = dict[str, Any]
@@ -33,9 +34,18 @@ def as_line(report: RoundReport) -> Line:
                 "std": evaluation.std,
                 "worst_decile": evaluation.worst_decile,
                 "accuracy": evaluation.accuracy.tolist(),
-                "loss": evaluation.loss.tolist(),
+                "loss": plain_numbers(evaluation.loss),
             }
     return line
+
+
+def plain_numbers(values: Floats) -> list[float | None]:
+    """Numbers as JSON knows them: none for what is not finite.
+
+    >>> plain_numbers(np.array([0.5, np.nan]))
+    [0.5, None]
+    """
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 @dataclass
@@ -54,7 +64,8 @@ class History:
         if not self.lines or moment not in self.lines[-1]:
             return None
         found = self.lines[-1][moment]
-        return Evaluation(np.array(found["accuracy"]), np.array(found["loss"]), np.array(self.test_sizes))
+        loss = np.array(found["loss"], np.float64)  # none becomes NaN
+        return Evaluation(np.array(found["accuracy"]), loss, np.array(self.test_sizes))
 
     def accuracy(self) -> dict[str, dict[str, dict[str, float]]]:
         """`[moment][mean | weighted][best | last | last5]`."""

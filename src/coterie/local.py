@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -103,9 +103,23 @@ class Batch:
         other._inputs = self.inputs
         return other
 
+    def split(self, pieces: int) -> list[Batch]:
+        """The samples in disjoint batches of (nearly) the same size; some are empty if there are too few."""
+        features: Sequence[Tensor | None] = [None] * pieces
+        if self._features is not None:
+            features = self._features.tensor_split(pieces)
+        return [
+            Batch(self._worker, self.slot, index, part)
+            for index, part in zip(self._index.tensor_split(pieces), features, strict=True)
+        ]
+
     def value(self, name: str) -> Tensor:
         """A value of the server's as this client got it: its own row, or the one for everybody."""
         return self._worker.value(name)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """The client's random numbers of this round for a purpose; every batch goes on where the last one stopped."""
+        return self._worker.stream(purpose)
 
 
 class Worker:
@@ -118,6 +132,9 @@ class Worker:
         self._networks: dict[str, Network] = {}
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
+        self._streams: dict[str, torch.Generator] = {}
+        # What step rules found out about the client in the seat, for later phases and for probes.
+        self.notes: dict[str, Tensor] = {}
         self.optimisers: dict[object, Optimiser] = {}
 
     def seat(self, federation: Federation, client: int) -> None:
@@ -126,6 +143,8 @@ class Worker:
         self.key = int(federation.keys[client])
         self._present.clear()
         self._anchors.clear()
+        self._streams.clear()
+        self.notes.clear()
         torch.default_generator.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
 
     def network(self, slot: str) -> Network:
@@ -161,12 +180,19 @@ class Worker:
         value = self.federation.values[name]
         return value[0 if len(value) == 1 else self.client]
 
+    def stream(self, purpose: str) -> torch.Generator:
+        """This client's stream of random numbers for a purpose, begun anew every round."""
+        if purpose not in self._streams:
+            self._streams[purpose] = torch_stream(self.seed, purpose, self.federation.round, self.key)
+        return self._streams[purpose]
+
     def peers(self) -> tuple[list[int], Tensor]:
         """The other clients whose models this one downloaded, and their rows `[n, P]`."""
         chosen = list(self.method.peers(self.federation, self.client))
         rows = self.received()[None].repeat(len(chosen), 1)
-        for row, peer in zip(rows, chosen, strict=True):
-            self.federation["model"].copy_row(peer, row)
+        # What peers do not upload, such as local running statistics, is the client's own.
+        sent = self.problem.layout.columns(self.method.uploads(self.federation).get("model", ""))
+        sent.put(rows, self.federation["model"].rows(torch.tensor(chosen, dtype=torch.int64), sent))
         return chosen, rows
 
     def features(self, index: Tensor, slot: str = "model") -> Tensor:

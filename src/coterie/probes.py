@@ -55,13 +55,14 @@ def mean_by_class(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:
 def mean_of_owners(means: Tensor, before: Tensor) -> Tensor:
     """The clients' class means `[m, C, d]` averaged over those that have the class, each counting once: `[C, d]`.
 
-    A class that none of them has (NaN) keeps its mean of `before [C, d]`.
+    A class that none of them has (NaN) keeps its mean of `before [C, d]`; means that overflowed do not count.
 
     >>> nan = torch.nan
     >>> mean_of_owners(torch.tensor([[[1.0], [nan]], [[3.0], [nan]]]), before=torch.tensor([[0.0], [7.0]]))
     tensor([[2.],
             [7.]])
     """
+    means = torch.where(means.isfinite().all(2, keepdim=True), means, torch.nan)
     return torch.where(means.isnan().all(0), before, means.nanmean(0))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -41,7 +42,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write named tensors and texts as one safetensors file."""
-    write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, dict(metadata)))
+    apart: dict[str, Tensor] = {}
+    memory: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        # The format refuses tensors that share memory, such as the cohort as rows and as columns of a mix.
+        apart[name] = tensor.clone(memory_format=torch.contiguous_format) if place in memory else tensor.contiguous()
+        memory.add(place)
+    write_whole(path, save(apart, dict(metadata)))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from coterie.evaluate import Floats
 from coterie.experiment import Prepared
 from coterie.federation import Federation
 from coterie.history import History
-from coterie.local import Worker
+from coterie.local import TEST_BATCH, Batch, Problem, Worker
+from coterie.rounds import as_delivered
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,34 @@ class Result:
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
 
-        Where the method tests a tuned copy, the copy is tuned here too.
+        Where the method mixes at download or tests a tuned copy, that is done here too. Methods that predict
+        with more than one model's output (see `predict`) give the model of their tested slot.
         """
-        prepared, tested = self.prepared, self.prepared.method.tested
-        worker = Worker(prepared.problem(), prepared.method, self.federation.seed)
-        with torch.random.fork_rng(devices=[]):
-            worker.seat(self.federation, client)
-            worker.train(prepared.method.tune(self.federation))
-        row = worker.network("model").row.clone()
-        self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.network(tested).row))
-        module = copy.deepcopy(prepared.problem_base.module)
-        return prepared.problem_base.layout.load(module, row).eval()
+        tested, layout = self.prepared.method.tested, self.prepared.problem_base.layout
+        with self._seated(client, self.prepared.problem()) as worker:
+            row = worker.network("model").row.clone()
+            self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.network(tested).row))
+        return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
 
-    def predict(self, client: int, inputs: torch.Tensor) -> torch.Tensor:
-        """The classes that a client's model gives for `inputs [n, ...]`: `[n]`."""
-        with torch.no_grad():
-            logits: torch.Tensor = self.model(client)(inputs)
-            return logits.argmax(1)
+    def predict(self, client: int, inputs: Tensor) -> Tensor:
+        """The method's class scores for `inputs [n, ...]` with a client's model, just as it is tested: `[n, C]`."""
+        problem = replace(self.prepared.problem(), inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64))
+        with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
+            worker.problem = problem
+            parts = torch.arange(len(inputs)).split(TEST_BATCH)
+            method = self.prepared.method
+            return torch.cat([method.predict(Batch(worker, method.tested, part)) for part in parts])
+
+    @contextmanager
+    def _seated(self, client: int, problem: Problem) -> Iterator[Worker]:
+        """A worker at which a client sits with what it received and, where the method says so, tuned."""
+        method = self.prepared.method
+        worker = Worker(problem, method, self.federation.seed)
+        delivered = as_delivered(method, self.federation, torch.tensor([client]))
+        with delivered, torch.random.fork_rng(devices=[]):
+            worker.seat(self.federation, client)
+            worker.train(method.tune(self.federation))
+            yield worker
 
     def _by_client(self, moment: str) -> Floats:
         line = self.history.lines[-1][moment]

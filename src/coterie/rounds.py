@@ -70,13 +70,14 @@ class Rounds:
         trained = self.engine.train(federation, work, cohort)
         clock.lap("train")
         clock.move("train", "evaluate", trained.test_seconds)
+        up = declared_bytes(federation, method.uploads(federation))
+        up += sum(tensor_bytes(value[0]) for name, value in trained.probes.items() if name not in method.remembers)
+        uploads, report.diverged = collect(method, federation, cohort, trained)
+        clock.lap("exchange")
         if wanted:
-            report.trained = self._evaluate_trained(cohort, trained.scores)
+            report.trained = self._evaluate_trained(cohort, trained.scores, report.diverged)
             clock.lap("evaluate")
 
-        uploads, report.diverged = collect(method, federation, cohort, trained)
-        up = declared_bytes(federation, method.uploads(federation))
-        up += sum(tensor_bytes(value[0]) for value in uploads.probes.values())
         if len(uploads.cohort):
             report.mixes += apply(method.exchange(uploads), federation, uploads)
         report.bytes = {"up": up * len(cohort), "down": down}
@@ -100,16 +101,20 @@ class Rounds:
             return self.engine.test(self.federation, everyone, keep_scores)
         scores: list[Score] = []
         for clients in everyone.split(DELIVERY_CHUNK):
-            with _as_delivered(self.method, self.federation, clients):
+            with as_delivered(self.method, self.federation, clients):
                 scores += self.engine.test(self.federation, clients, keep_scores)
         return scores
 
-    def _evaluate_trained(self, cohort: Tensor, scores: list[Score]) -> Evaluation:
-        """The cohort with its trained models, everybody else with the model they hold."""
+    def _evaluate_trained(self, cohort: Tensor, scores: list[Score], diverged: list[int]) -> Evaluation:
+        """The cohort with its trained models, everybody else (who diverged, too) with the model they hold."""
+        if diverged:
+            held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
+            scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         newest = Evaluation.of(scores)
         if len(cohort) == self.federation.clients:
             return newest
-        if self.latest is None or _delivers(self.method):
+        # What a client that tunes shows depends on the round, so the last evaluation does not tell.
+        if self.latest is None or _delivers(self.method) or self.method.tune(self.federation):
             resting = torch.ones(self.federation.clients, dtype=torch.bool)
             resting[cohort] = False
             others = self.federation.everyone[resting]
@@ -140,9 +145,12 @@ def collect(method: Method, federation: Federation, cohort: Tensor, trained: Tra
     for name, rows in held.items():
         slot = federation[name]
         slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
+    for name in method.remembers:
+        federation.values[name] = federation.values[name].index_copy(0, cohort, trained.probes[name])
     federation.taken_part[cohort] = True
+    sent = {name: value for name, value in trained.probes.items() if name not in method.remembers}
     declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
-    return Uploads(federation, cohort, held, declared, trained.probes), diverged
+    return Uploads(federation, cohort, held, declared, sent), diverged
 
 
 def _finite_rows(rows: Tensor) -> Tensor:
@@ -162,7 +170,7 @@ def no_uploads(federation: Federation, clients: Tensor) -> Uploads:
     return Uploads(federation, clients, {}, {})
 
 
-class _as_delivered:  # noqa: N801 (used like a function)
+class as_delivered:  # noqa: N801 (used like a function)
     """While inside, `clients` hold what they would download; afterwards what they held before."""
 
     def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:

@@ -40,12 +40,12 @@ def run(experiment: Experiment, out: Path | None = None, on_round: OnRound | Non
     return _finish(prepared, directory, on_round)
 
 
-def resume(path: Path, on_round: OnRound | None = None, experiment: Experiment | None = None) -> Result:
+def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experiment | None = None) -> Result:
     """Carry a killed run on from its last checkpoint; it ends bit-identical to one that was never interrupted.
 
     A run that used Python objects of its own (data, model) needs the same `experiment` again.
     """
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(Path(path))
     if directory.finished:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
     experiment = experiment or experiment_from(directory.config())
@@ -67,7 +67,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
         history.lines = directory.lines(up_to=federation.round)
     engine = make_engine(experiment.engine, problem, method, experiment.seed)
     names = [prepared.partition.names[client] for client in prepared.participants]
-    _load_optimisers()
+    if experiment.optimizer != "sgd":
+        _load_optimisers()
     try:
         rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every)
         rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
@@ -158,7 +159,7 @@ def _summary(
 
 
 def _load_optimisers() -> None:
-    """The first optimiser of a process makes PyTorch load for a second; that is no part of the first round's time."""
+    """The first `torch.optim` optimiser of a process loads for a second: no part of the first round's time."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
 

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, roc_auc_score
-from support import tiny, toy_data, toy_partition
 
+from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, final_metrics, over_rounds
 from coterie.history import History
 from coterie.local import Score
 from coterie.partition import Partition
 from coterie.rounds import RoundReport
+from support import tiny, toy_data, toy_partition
 
 
 def evaluation(accuracy: Sequence[float], sizes: Sequence[int]) -> Evaluation:
@@ -114,29 +115,12 @@ def test_models_that_overflow_do_not_stop_the_metrics() -> None:
     assert np.isfinite(found["macro_f1"] or np.nan)
 
 
-def test_clients_without_test_samples_count_in_no_mean() -> None:
-    nothing = Score(torch.zeros(0, dtype=torch.bool), torch.zeros(0), torch.zeros(0, 2))
-    half = Score(torch.tensor([True, False]), torch.tensor([1.0, 3.0]), torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
-    found = Evaluation.of([nothing, half])
-    assert found.mean == found.weighted == found.worst_decile == 0.5
-    assert found.std == 0.0
-    assert np.isnan(found.accuracy[0])
-    assert np.isnan(found.loss[0])
-    metrics = final_metrics([nothing, half], [np.zeros(0, np.int64), np.array([0, 1])])
-    assert metrics["auc"] == 1.0
-
-
-def test_a_run_with_a_client_that_cannot_be_tested(tmp_path: object) -> None:
+def test_a_client_that_cannot_be_tested_is_refused() -> None:
     data = toy_data()
     whole = toy_partition(data, 3)
     partition = Partition(train=whole.train, test=(np.empty(0, np.int64), *whole.test[1:]))
-    for method in ("fedavg", "local"):
-        result = tiny(method, data=data, partition=partition).run()
-        by_client = result.accuracy().received.by_client
-        assert np.isnan(by_client[0])
-        assert result.accuracy().received.mean["last"] == pytest.approx(by_client[1:].mean())
-        assert result.summary["clients"][0]["received"] is None
-        assert result.history.lines[-1]["trained"]["accuracy"][0] is None
+    with pytest.raises(CoterieError, match="client '0' has no test samples"):
+        tiny("fedavg", data=data, partition=partition).prepare()
 
 
 def test_history_sums_up_only_what_was_evaluated() -> None:

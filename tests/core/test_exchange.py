@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import rows_of, tiny
 from torch import Tensor
 
 from coterie import exchange
@@ -14,6 +13,7 @@ from coterie.columns import Columns
 from coterie.errors import CoterieError
 from coterie.exchange import Mix, Put, Uploads, apply, check_weights
 from coterie.federation import Federation
+from support import rows_of, tiny
 
 CLIENTS = 4
 COHORT = torch.tensor([1, 3])

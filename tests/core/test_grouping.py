@@ -68,14 +68,14 @@ class TestByHand:
 
 def test_a_wide_far_component_does_not_take_the_very_nearest() -> None:
     """Its tail reaches below the narrow near component; whoever is nearer than an accepted client is accepted."""
-    tight = np.linspace(0.295, 0.305, 30).tolist()
-    wide = [0.02, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 0.2, 0.6, 0.7]
+    tight = np.linspace(0.395, 0.405, 30).tolist()
+    wide = [0.37, *np.linspace(0.5, 1.0, 20).tolist()]
     values = torch.tensor([tight + wide], dtype=torch.float64)
     mixture = grouping._em(values, grouping._two_means(values))
     raw = grouping._assigned_low(values, *mixture)[0]
     assert bool(raw[: len(tight)].all())
-    assert not bool(raw[len(tight)])  # 0.02 belongs to the far component without the repair
-    assert set(near(grouping.near_by_mixture, tight + wide)) == {*tight, 0.02, 0.2}
+    assert not bool(raw[len(tight)])  # 0.37 belongs to the far component without the repair
+    assert set(near(grouping.near_by_mixture, tight + wide)) == {*tight, 0.37}
 
 
 @pytest.mark.parametrize("seed", range(6))

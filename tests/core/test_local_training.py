@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import MODELS, NormNet, seat, tiny, toy_data, trained_row
 from torch import Tensor, nn
 
 from coterie.columns import Columns
@@ -22,6 +21,7 @@ from coterie.partition import Partition
 from coterie.recipe import OPTIMISERS, Phase, Training, cross_entropy
 from coterie.rng import stream_seed, torch_stream
 from coterie.terms import Linear, Proximal
+from support import MODELS, NormNet, seat, tiny, toy_data, trained_row
 
 CLIENT = 2
 

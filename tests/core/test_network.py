@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import CLASSES, FEATURES, DropNet, NormNet, PlainNet, seeded
 from torch import Tensor, nn
 
 from coterie.columns import Columns
@@ -12,6 +11,7 @@ from coterie.errors import CoterieError
 from coterie.layout import Layout
 from coterie.models import MODELS, build
 from coterie.network import Network, check_split, single_samples_fail
+from support import CLASSES, FEATURES, DropNet, NormNet, PlainNet, seeded
 
 SAMPLE = torch.linspace(-1, 1, 2 * FEATURES).view(2, FEATURES)
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from support import final_rows, permuted_partition, rows_of, seeded, tiny, toy_data, toy_partition
-from support import MODELS as TOY_MODELS
 from torch import Tensor
 
 from coterie.data import Dataset, load
@@ -23,12 +21,14 @@ from coterie.exchange import Action, Mix, Uploads
 from coterie.experiment import Experiment, Prepared
 from coterie.federation import Federation
 from coterie.ledger import declared_bytes
-from coterie.methods import FedAvg, FedBN, FedPer, FedProx, Local, Method
+from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.mixing import identity
 from coterie.partition import Dirichlet, Partition
 from coterie.result import Result
 from coterie.rounds import RoundReport
 from coterie.sampling import draw_cohort
+from support import MODELS as TOY_MODELS
+from support import final_rows, permuted_partition, rows_of, seeded, tiny, toy_data, toy_partition
 
 
 @cache
@@ -52,7 +52,7 @@ def some_digits() -> Dataset:
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_fedavg_equals_the_plain_loop(model: str, join: float) -> None:
     data = some_digits()
-    partition = Dirichlet(clients=5, alpha=0.5, min_size=8)(data, seed=3)
+    partition = Dirichlet(clients=5, alpha=0.5)(data, seed=3)
     settings: dict[str, Any] = {"rounds": 3, "epochs": 2, "batch": 16, "lr": 0.1, "seed": 3, "join": join}
     result = Experiment(data=data, partition=partition, model=model, **settings).run()
     server = plain().fedavg(data, partition, model, **settings)
@@ -157,7 +157,7 @@ def test_relabelling_clients_permutes_the_result(method: str, join: float) -> No
     relabelled, order = permuted_partition(partition)
     one = run(method, "norm", data=data, partition=partition, join=join)
     other = run(method, "norm", data=data, partition=relabelled, join=join)
-    assert torch.allclose(final_rows(other), final_rows(one)[order], atol=1e-5)
+    assert torch.allclose(final_rows(other), final_rows(one)[order], atol=1e-4)
     for line, again in zip(one.history.lines, other.history.lines, strict=True):
         assert sorted(order[client] for client in again["cohort"]) == line["cohort"]
         for moment in ("received", "trained"):

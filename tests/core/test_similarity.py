@@ -60,7 +60,7 @@ def test_cosines_of_classes_by_hand() -> None:
 
 
 def test_cosines_are_symmetric_and_one_for_the_client_itself() -> None:
-    given = torch.cat([rows(4, 9), torch.zeros(1, 9), -rows(1, 9)])
+    given = torch.cat([rows(4, 9), torch.zeros(1, 9), -2 * rows(4, 9)[:1]])
     found = cosines(given)
     assert torch.equal(found, found.T)
     assert found.diagonal().tolist() == [1.0] * 6

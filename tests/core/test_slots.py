@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import rows_of, tiny
 from torch import Tensor
 
 from coterie.columns import Columns
 from coterie.federation import Federation, Slot
+from support import rows_of, tiny
 
 WIDTH, CLIENTS = 12, 3
 spans = st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH))

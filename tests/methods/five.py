@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
 from torch import Tensor, nn
 
-from coterie.data import Dataset
 from coterie.engines import Trained
 from coterie.errors import CoterieError
 from coterie.exchange import Applied, apply
@@ -24,20 +22,20 @@ from coterie.partition import Partition
 from coterie.recipe import Recipe
 from coterie.result import Result
 from coterie.rounds import collect
+from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
 
 
-def even_partition(data: Dataset, clients: int) -> Partition:
-    """Clients of equal size; one in four of their samples is for testing."""
-    each = len(data) // clients
-    pools = [np.arange(k * each, (k + 1) * each) for k in range(clients)]
-    cut = max(1, each // 4)
-    return Partition(train=tuple(pool[cut:] for pool in pools), test=tuple(pool[:cut] for pool in pools))
+def sized_partition(sizes: Sequence[int]) -> Partition:
+    """Clients with so many training samples, taken in order, and two test samples each."""
+    ends = np.cumsum([size + 2 for size in sizes])
+    pools = np.split(np.arange(ends[-1]), ends[:-1])
+    return Partition(train=tuple(pool[2:] for pool in pools), test=tuple(pool[:2] for pool in pools))
 
 
-def server(method: Method, clients: int = 5, round: int = 1, even: bool = False, **options: Any) -> Federation:
-    """A federation in the given round, before anybody has uploaded."""
-    data = toy_data(samples=max(150, 6 * clients))
-    partition = even_partition(data, clients) if even else toy_partition(data, clients)
+def server(method: Method, clients: int = 5, round: int = 1, **options: Any) -> Federation:
+    """A federation of unequal clients in the given round, before anybody has uploaded."""
+    partition = sized_partition([3 + 2 * (k % 5) for k in range(clients)])
+    data = toy_data(samples=11 * clients + 3)
     options = {"rounds": 10, **options}
     federation = tiny(method, data=data, partition=partition, **options).prepare().federation()
     federation.round = round
@@ -88,7 +86,9 @@ def assert_valid_mixes(watched: Watched) -> None:
     assert any(watched.mixes)
     for mix in (mix for mixes in watched.mixes for mix in mixes):
         assert bool((mix.weights >= 0).all())
-        torch.testing.assert_close(mix.weights.double().sum(1), torch.ones(len(mix.weights)).double(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            mix.weights.double().sum(1), torch.ones(len(mix.weights)).double(), atol=1e-6, rtol=0
+        )
 
 
 def assert_relabelling_permutes(method: Method, **options: Any) -> None:

@@ -114,7 +114,7 @@ def test_disjoint_rules_give_each_sample_to_one_part_of_one_client(rule: Rule) -
 
 @pytest.mark.parametrize("rule", [r for r in DISJOINT if not isinstance(r, Dominant)], ids=labels_of)
 def test_rules_over_all_data_lose_no_sample(rule: Rule) -> None:
-    partition = rule(OWNED, 1)
+    partition = rule(OWNED, 3)
     if isinstance(rule, Pathological) and rule.variant == "random" and partition.notes:
         pytest.fail(f"choose another seed: {partition.notes}")
     assert len(all_indices(partition)) == len(OWNED)

@@ -83,8 +83,8 @@ class FedCAC(Method):
             return ~apart & apart
         if self.collaboration in ("top1", "top5"):
             count = min(int(self.collaboration[3:]), len(overlap) - 1)
-            ranked = overlap.masked_fill(~apart, -torch.inf).topk(count).indices
-            return torch.zeros_like(apart).scatter_(1, ranked, True)
+            ranked = overlap.masked_fill(~apart, -torch.inf).sort(descending=True, stable=True).indices
+            return torch.zeros_like(apart).scatter_(1, ranked[:, :count], True)
         if round > self.beta:
             return ~apart & apart
         mean, largest = overlap[apart].mean(), overlap[apart].max()

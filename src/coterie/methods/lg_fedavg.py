@@ -12,7 +12,6 @@ from coterie.federation import Federation
 from coterie.layout import StatsPolicy
 from coterie.methods.method import Method
 from coterie.mixing import by_size
-from coterie.recipe import Phase, Recipe
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,6 @@ class LGFedAvg(Method):
 
     def __post_init__(self) -> None:
         require(self.warmup >= 0, f"warmup = {self.warmup}: must not be negative")
-
-    def recipe(self, federation: Federation) -> Recipe:
-        """Everything trains."""
-        return (Phase(),)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The classifier; whole models in the warm-up."""

@@ -26,7 +26,8 @@ class Method:
     (`uploads`, `downloads`), how a client trains (`recipe`), what it measures (`probes`), and how the
     server mixes (`exchange`). It holds no state: whatever changes lives in the federation. `stats` is what
     happens to batch-norm statistics unless the run says otherwise, `tested` the slot whose model is tested,
-    `paper` its citation, `extra_cost` what a round costs beyond plain training of the same epochs.
+    `remembers` the probes that never leave the client: each becomes its row of the value of that name.
+    `paper` is its citation, `extra_cost` what a round costs beyond plain training of the same epochs.
     """
 
     paper: ClassVar[str] = ""
@@ -34,6 +35,7 @@ class Method:
     shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
+    remembers: ClassVar[tuple[str, ...]] = ()
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""

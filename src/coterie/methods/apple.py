@@ -1,0 +1,144 @@
+"""APPLE: clients learn whom to follow, and how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.errors import require
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.probes import Probe
+from coterie.recipe import Phase, Recipe
+
+if TYPE_CHECKING:
+    from coterie.local import Batch, Part, Trainer, Worker
+
+
+@dataclass(frozen=True)
+class FollowingSteps:
+    """The step rule of APPLE: one gradient, at the personal model, moves the core model and the relations."""
+
+    rate: float
+    pull: float
+
+    def __call__(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+        """The personal model is mixed anew for every batch."""
+        worker, federation = trainer.worker, trainer.worker.federation
+        peers, rows = worker.peers()
+        known = [*peers, worker.client]
+        relations = worker.value("relations").clone()
+        target = (federation.sizes / federation.sizes.sum())[known]
+        # Nobody has heard of these yet: what they would weigh goes to the client's own core.
+        strangers = torch.ones_like(relations, dtype=torch.bool)
+        strangers[known] = False
+        elsewhere = relations[strangers].sum()
+        pairs = list(
+            zip(
+                (part for part in trainer.parts if part.slot == "model"),
+                (part for part in trainer.parts if part.slot == "personal"),
+                strict=True,
+            )
+        )
+        for batch in batches:
+            _mix(pairs, rows, relations[known], elsewhere)
+            trainer.gradient(batch)
+            slopes = torch.zeros(len(known))
+            for core, personal in pairs:
+                slopes[:-1] += rows[:, core.span[0] : core.span[1]] @ personal.grad
+                slopes[-1] += core.row @ personal.grad
+                core.grad.copy_((relations[worker.client] + elsewhere) * personal.grad)
+            trainer.step()  # moves the personal parts too, but these are mixed anew
+            pulls = self.pull * (relations[known] - target)
+            relations[known] -= self.rate * trainer.factor * (slopes + pulls)
+        _mix(pairs, rows, relations[known], elsewhere)
+        # Only the personal model sees data: its running statistics are those of the core as well.
+        stats = worker.problem.layout.columns("stats")
+        stats.put(worker.network("model").row, stats.take(worker.network("personal").row))
+        worker.notes["relations"] = relations
+
+
+def _mix(pairs: Sequence[tuple[Part, Part]], rows: Tensor, relations: Tensor, elsewhere: Tensor) -> None:
+    """Personal = Σ_j p_j · core_j: the peers' cores are `rows [n, P]`, the client's own comes last."""
+    for core, personal in pairs:
+        others = relations[:-1] @ rows[:, core.span[0] : core.span[1]]
+        personal.row.copy_(others + (relations[-1] + elsewhere) * core.row)
+
+
+@dataclass(frozen=True)
+class Relations:
+    """The probe: a client's relations after training, `[K]`."""
+
+    name: ClassVar[str] = "relations"
+    moment: ClassVar[Literal["received", "trained"]] = "trained"
+
+    def __call__(self, worker: Worker) -> Tensor:
+        """As the step rule left them."""
+        return worker.notes["relations"]
+
+
+@dataclass(frozen=True)
+class APPLE(Method):
+    """Adapt to adaptation: learning personalization for cross-silo federated learning (Luo and Wu, 2022).
+
+    Client k holds a core model c_k and relations p_k; its personal model is w_k = Σ_j p_kj c_j. With g the gradient
+    of CE at w_k, on each batch c_k ← c_k − η p_kk g and p_kj ← p_kj − η_p(⟨g, c_j⟩ + λ(r) μ (p_kj − n_j/n)),
+    λ(r) = (cos(πr/L) + 1)/2 for rounds r = 0, 1, … below L = `horizon` · T, then 0. The server passes cores on.
+
+    p_k starts at n_j/n, is not normalised, may become negative and never leaves its client, so the mix is not
+    among the recorded ones. Every client downloads the core of everybody who has taken part (the paper's bound on
+    downloads is left out); before somebody has, its weight goes to the client's own core and is not trained.
+    Running statistics are never mixed.
+
+    Tested: w_k as the client's last training left it, at both moments. In the first round all cores are equal and
+    there is nothing to download.
+    """
+
+    mu: float = 0.1
+    lr_relations: float = 1e-3
+    horizon: float = 0.2
+
+    paper: ClassVar[str] = "Luo and Wu, IJCAI 2022"
+    extra_cost: ClassVar[str] = "downloads everybody's model; two passes over K rows a batch"
+    shared: ClassVar[str] = ""
+    stats: ClassVar[StatsPolicy] = "local"
+    tested: ClassVar[str] = "personal"
+    remembers: ClassVar[tuple[str, ...]] = ("relations",)
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, f"mu = {self.mu}: must not be negative")
+        require(self.lr_relations >= 0, f"lr_relations = {self.lr_relations}: must not be negative")
+        require(0 <= self.horizon <= 1, f"horizon = {self.horizon}: must lie in [0, 1]")
+
+    def init(self, federation: Federation) -> None:
+        """Personal models besides the cores; relations by data size."""
+        federation.add_slot("personal", federation.layout.everything)
+        federation.values["relations"] = (federation.sizes / federation.sizes.sum()).repeat(federation.clients, 1)
+
+    def pull(self, federation: Federation) -> float:
+        """λ(r)μ: how strongly relations are held near the data sizes."""
+        elapsed, horizon = federation.round - 1, self.horizon * federation.rounds
+        return self.mu * (math.cos(math.pi * elapsed / horizon) + 1) / 2 if elapsed < horizon else 0.0
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Core and personal model in the same steps."""
+        rule = FollowingSteps(self.lr_relations, self.pull(federation))
+        return (Phase(slot="personal", also={"model": "all"}, rule=rule),)
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """The relations, which the client keeps."""
+        return (Relations(),)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The core model."""
+        return {"model": "all"}
+
+    def peers(self, federation: Federation, client: int) -> Sequence[int]:
+        """Everybody else who has a core to show."""
+        return [peer for peer in federation.everyone[federation.taken_part].tolist() if peer != client]

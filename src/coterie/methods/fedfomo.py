@@ -1,0 +1,129 @@
+"""FedFomo: clients download models of others and take those that help them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.errors import require
+from coterie.exchange import Action, Put, Uploads
+from coterie.federation import Federation
+from coterie.methods.method import Method
+from coterie.probes import Probe
+from coterie.recipe import Phase, Recipe, plain_steps
+from coterie.rng import torch_stream
+
+if TYPE_CHECKING:
+    from coterie.local import Batch, Trainer, Worker
+
+
+def mix_then_train(trainer: Trainer, batches: Iterator[Batch]) -> None:
+    """The step rule: start from the mix of the helpful models, then train as usual."""
+    worker, network = trainer.worker, trainer.worker.network("model")
+    peers, rows = worker.peers()
+    gains = torch.zeros(worker.federation.clients)
+    if peers:
+        own = network.row.clone()
+        gains[peers] = helpfulness(worker, own, rows)
+        useful = gains[peers].clamp(min=0)
+        network.row.copy_(useful / useful.sum() @ rows if bool(useful.any()) else own)
+        network.mode(True)
+    worker.notes["gains"] = gains
+    plain_steps(trainer, batches)
+
+
+def helpfulness(worker: Worker, own: Tensor, rows: Tensor) -> Tensor:
+    """(L(w_k) − L(w_n)) / (‖w_n − w_k‖ + 1e-5) of the models `rows [n, P]` on the client's validation data: `[n]`."""
+    network, parameters = worker.network("model"), worker.problem.layout.columns("parameters")
+    index = worker.problem.validation[worker.client]
+    losses = []
+    for row in (own, *rows):
+        network.row.copy_(row)
+        losses.append(worker.test(index).losses.mean())
+    distances = parameters.take(rows - own).norm(dim=1)
+    gains: Tensor = (losses[0] - torch.stack(losses[1:])) / (distances + 1e-5)
+    return gains
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The probe: how much each model that the client received would help it, `[K]`; 0 for the others."""
+
+    name: ClassVar[str] = "gains"
+    moment: ClassVar[Literal["received", "trained"]] = "trained"
+
+    def __call__(self, worker: Worker) -> Tensor:
+        """As the step rule found them."""
+        return worker.notes["gains"]
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """Personalized federated learning with first order model optimization (Zhang et al., 2021).
+
+    Client k downloads up to M models of others and judges each on its validation data:
+    ω_n = (L(w_k) − L(w_n)) / (‖w_n − w_k‖ + 1e-5), w_k its own last model. It starts from
+    Σ_n ω⁺_n w_n / Σ_n ω⁺_n, ω⁺ = max(0, ω), or from w_k if no model helps, and trains as usual. The server keeps
+    everybody's model and P (at first zero beside the diagonal), adds the ω that it is told to P_k, and sends k the
+    models of the M highest P_kj among the clients that have taken part.
+
+    Equal P are put in random order, and ω counts in P even if negative: models not yet tried come before harmful
+    ones, which takes the place of the paper's ε-greedy exploration. Needs validation data; a client that has none
+    downloads nothing. The mix happens at the client, so it is not among the recorded ones; P is.
+
+    Tested: the client's own model as its last training left it, at both moments. In the first round there is
+    nothing to download. A client that sits out keeps its model, which others may still download.
+    """
+
+    models: int = 5
+
+    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    extra_cost: ClassVar[str] = "downloads M models and tests each on the validation data; server stores every model"
+    shared: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        require(self.models >= 1, f"models = {self.models}: must be at least 1")
+
+    def check(self, federation: Federation) -> None:
+        """Models are judged on validation data."""
+        sizes = federation.validation_sizes
+        require(
+            sizes is not None and bool((sizes > 0).any()),
+            "validation = 0: fedfomo judges models on validation data; set validation=0.2",
+        )
+
+    def init(self, federation: Federation) -> None:
+        """Nobody has a preference yet."""
+        federation.values["preference"] = torch.eye(federation.clients)
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Plain training from the mix."""
+        return (Phase(rule=mix_then_train),)
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """How much the models helped."""
+        return (Gains(),)
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The whole model."""
+        return {"model": "all"}
+
+    def peers(self, federation: Federation, client: int) -> Sequence[int]:
+        """The M others that the client prefers, in that order."""
+        sizes = federation.validation_sizes
+        if sizes is None or sizes[client] == 0:
+            return ()
+        stream = torch_stream(federation.seed, "peers", federation.round, int(federation.keys[client]))
+        shuffled = torch.argsort(federation.keys)[torch.randperm(federation.clients, generator=stream)]
+        candidates = shuffled[federation.taken_part[shuffled] & (shuffled != client)]
+        ranking = federation.values["preference"][client, candidates].argsort(descending=True, stable=True)
+        return [int(peer) for peer in candidates[ranking[: self.models]]]
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Add up what clients found."""
+        preference = uploads.federation.values["preference"]
+        yield Put("preference", preference.index_add(0, uploads.cohort, uploads.probes["gains"]))

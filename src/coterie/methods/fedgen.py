@@ -1,0 +1,169 @@
+"""FedGen: the server learns to generate features for every class, and clients train on them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy as cross_entropy_of
+from torch.nn.functional import kl_div, log_softmax
+
+from coterie.errors import require
+from coterie.exchange import Action, Mix, Put, Uploads
+from coterie.federation import Federation
+from coterie.generator import GeneratorShape
+from coterie.methods.method import Method
+from coterie.mixing import by_size
+from coterie.recipe import Phase, Recipe, Term, cross_entropy
+from coterie.rng import stream_seed, torch_stream
+
+if TYPE_CHECKING:
+    from coterie.local import Batch
+
+
+@dataclass(frozen=True)
+class GeneratedSamples:
+    """α·CE(φ(G(ŷ)), ŷ): the classifier learns classes that the client may not have, ŷ drawn by everybody's shares."""
+
+    weight: float
+    shape: GeneratorShape
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """One generated sample for each real one: `[B]`."""
+        stream = batch.stream("generated samples")
+        labels = torch.multinomial(batch.value("label_shares"), len(batch.labels), replacement=True, generator=stream)
+        features = self.shape.generate(batch.value("generator"), labels, stream)
+        return self.weight * cross_entropy_of(batch.head(batch.slot, features), labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class GeneratedTeacher:
+    """β·KL(softmax φ(G(y)) ‖ p(x)): what the classifier says to a feature generated for y teaches what it says to x."""
+
+    weight: float
+    shape: GeneratorShape
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The term for every sample: `[B]`."""
+        stream = batch.stream("generated teacher")
+        features = self.shape.generate(batch.value("generator"), batch.labels, stream)
+        teacher = log_softmax(batch.head(batch.slot, features), 1).detach()
+        divergence = kl_div(log_softmax(batch.logits, 1), teacher, reduction="none", log_target=True).sum(1)
+        return self.weight * divergence
+
+
+@dataclass(frozen=True)
+class FedGen(Method):
+    """Data-free knowledge distillation for heterogeneous federated learning (Zhu et al., 2021).
+
+    Server: FedAvg on the model; then `steps` steps of Adam on the generator G(y, ε) → feature, which is to please
+    the classifiers of this round's clients, each as far as it knows the label:
+
+        E_{y, ε} Σ_k n_ky/Σ_j n_jy · CE(φ_k(G(y, ε)), y) + `diversity` · exp(−mean_ij |ε_i − ε_j|·|G_i − G_j|),
+
+    y drawn by their label counts, ε uniform. Clients, from round 2: CE(w) + α·CE(φ(G(ŷ)), ŷ) + β·KL(softmax φ(G(y)) ‖
+    p(x)), ŷ drawn by the label counts of all clients that have taken part, both weights times `decay`^(t−1). The
+    target of the KL has no gradient. Tested: the global model; α = β = 0 is FedAvg.
+
+    Sizes, steps and weights are those of the pFedSim comparison. Clients run G in evaluation mode. Adam starts anew
+    each round (the published code keeps its state). Label counts are known to the server as data sizes are.
+    """
+
+    alpha: float = 10.0
+    beta: float = 10.0
+    decay: float = 0.98
+    noise: int = 32
+    hidden: int = 32
+    steps: int = 5
+    server_lr: float = 3e-4
+    server_batch: int = 32
+    diversity: float = 1.0
+
+    paper: ClassVar[str] = "Zhu et al., ICML 2021"
+    extra_cost: ClassVar[str] = "two passes through generator and classifier a batch; training the generator"
+
+    def __post_init__(self) -> None:
+        for option in ("alpha", "beta", "diversity"):
+            require(getattr(self, option) >= 0, f"{option} = {getattr(self, option)}: must not be negative")
+        for option in ("noise", "hidden", "steps"):
+            require(getattr(self, option) >= 1, f"{option} = {getattr(self, option)}: must be at least 1")
+        require(0 < self.decay <= 1, f"decay = {self.decay}: must lie in (0, 1]")
+        require(self.server_lr > 0, f"server_lr = {self.server_lr}: must be greater than 0")
+        require(self.server_batch >= 2, f"server_batch = {self.server_batch}: must be at least 2 (batch norm)")
+
+    def init(self, federation: Federation) -> None:
+        """The generator's tensors, and how frequent labels are among the clients seen so far."""
+        federation.values["generator"] = self.shape(federation).initial(stream_seed(federation.seed, "generator"))[None]
+        federation.values["label_shares"] = torch.full((1, federation.classes), 1 / federation.classes)
+
+    def shape(self, federation: Federation) -> GeneratorShape:
+        """The generator's sizes for this federation's classes and features."""
+        return GeneratorShape(federation.classes, self.noise, self.hidden, federation.feature_width)
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """Plain training, with the generator's samples and teaching once it has been trained."""
+        terms: list[Term] = [cross_entropy]
+        if federation.round > 1:
+            factor, shape = self.decay ** (federation.round - 1), self.shape(federation)
+            if self.alpha:
+                terms.append(GeneratedSamples(factor * self.alpha, shape))
+            if self.beta:
+                terms.append(GeneratedTeacher(factor * self.beta, shape))
+        return (Phase(terms=tuple(terms)),)
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The model, and the generator once it has been trained."""
+        return {"model": "all"} | ({"generator": "", "label_shares": ""} if federation.round > 1 else {})
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mix whole models by data size; train the generator on this round's classifiers."""
+        federation = uploads.federation
+        seen = federation.class_counts[federation.taken_part].sum(0)
+        yield Mix(by_size(uploads))
+        yield Put("generator", self.trained_generator(uploads)[None])
+        yield Put("label_shares", (seen / seen.sum()).float()[None])
+
+    def trained_generator(self, uploads: Uploads) -> Tensor:
+        """The generator's row after this round's steps."""
+        federation = uploads.federation
+        shape = self.shape(federation)
+        with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced at once
+            module = shape.layout.load(shape.build(), federation.values["generator"][0]).train()
+        heads, counts = uploads.rows("classifier"), federation.class_counts[uploads.cohort].float()
+        optimiser = torch.optim.Adam(module.parameters(), lr=self.server_lr)
+        stream = torch_stream(federation.seed, "generator training", federation.round)
+        for _ in range(self.steps):
+            labels = torch.multinomial(counts.sum(0), self.server_batch, replacement=True, generator=stream)
+            noise = shape.draw(self.server_batch, stream)
+            optimiser.zero_grad()
+            features = module(labels, noise)
+            loss = ensemble_loss([federation.head_output(head, features) for head in heads], labels, counts)
+            (loss + self.diversity * sameness(noise, features)).backward()
+            optimiser.step()
+        return shape.layout.row(module)
+
+
+def ensemble_loss(logits: Iterable[Tensor], labels: Tensor, counts: Tensor) -> Tensor:
+    """mean_b Σ_k n_k,y_b/Σ_j n_j,y_b · CE of client k, from each client's `logits [n, C]` and `counts [m, C]`.
+
+    >>> agreed = torch.tensor([[0.0, 0.0]])
+    >>> ensemble_loss([agreed, 9 * agreed + 9], torch.tensor([1]), torch.tensor([[1.0, 3.0], [5.0, 1.0]]))
+    tensor(0.6931)
+    """
+    trust = (counts / counts.sum(0))[:, labels]  # [m, n]
+    losses = torch.stack([cross_entropy_of(one, labels, reduction="none") for one in logits])
+    return (trust * losses).sum(0).mean()
+
+
+def sameness(noise: Tensor, features: Tensor) -> Tensor:
+    """exp(−mean_ij |ε_i − ε_j|·|G_i − G_j|), mean absolute differences: near 1 if different noise makes equal features.
+
+    >>> sameness(torch.rand(3, 2), torch.zeros(3, 5))
+    tensor(1.)
+    """
+    apart_noise = (noise[:, None] - noise[None]).abs().mean(2)
+    apart_features = (features[:, None] - features[None]).abs().mean(2)
+    return torch.exp(-(apart_noise * apart_features).mean())

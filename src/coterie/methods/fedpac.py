@@ -1,0 +1,128 @@
+"""FedPAC: features are aligned with everybody's class means, classifiers combined by what each client gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from coterie.errors import require
+from coterie.exchange import Action, Mix, Put, Uploads
+from coterie.federation import Federation
+from coterie.layout import StatsPolicy
+from coterie.methods.method import Method
+from coterie.mixing import by_size, embedded
+from coterie.probes import ClassMeans, Probe, class_mean_of_clients
+from coterie.recipe import Phase, Recipe, cross_entropy
+from coterie.simplex import simplex_minimiser, without_traces
+from coterie.terms import PrototypeDistance
+
+if TYPE_CHECKING:
+    from coterie.local import Worker
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """The probe: what the received extractor makes of the client's training data, `[1 + C·d]`.
+
+    First v = (mean ‖z‖² − Σ_c p_c²‖μ_c‖²) / n, then h_c = p_c μ_c for every class c (zero for classes that the
+    client does not have); p_c are the class shares and μ_c the mean features.
+    """
+
+    name: ClassVar[str] = "feature_statistics"
+    moment: ClassVar[Literal["received", "trained"]] = "received"
+
+    def __call__(self, worker: Worker) -> Tensor:
+        """Measure with the received extractor, in evaluation mode."""
+        own = worker.problem.train[worker.client]
+        features, labels = worker.features(own).double(), worker.problem.labels[own]
+        sums = torch.zeros(worker.federation.classes, features.shape[1], dtype=torch.float64)
+        shares_of_mean = sums.index_add_(0, labels, features) / len(own)
+        spread = features.square().sum(1).mean() - shares_of_mean.square().sum()
+        return torch.cat([spread[None] / len(own), shares_of_mean.flatten()]).float()
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """Personalized federated learning with feature alignment and classifier collaboration (Xu et al., 2023).
+
+    Client: with the extractor as received, statistics v, h_c; then `head_epochs` on the classifier at `head_lr`;
+    then the run's epochs on the extractor with CE + λ·MSE(z, prototype of y). Server: θ ← Σ n_k/Σn θ_k; prototypes
+    are the class means averaged by class counts; φ_i ← Σ_j a_j φ_j with
+
+        a = argmin_{a ≥ 0, Σa = 1} Σ_j a_j² v_j + ‖Σ_j a_j (h_j − h_i)‖²,
+
+    weights below 10⁻³ set to zero and the rest renormalised. Tested: the mean extractor with the client's own
+    combination. There are no prototypes in round 1, nor for a class that nobody has sent yet. All of it is about
+    the cohort: an unsampled client keeps its classifier. Batch-norm statistics stay local.
+    """
+
+    lam: float = 1.0
+    head_epochs: int = 1
+    head_lr: float = 0.1
+
+    paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    extra_cost: ClassVar[str] = "two passes for features, training the classifier on cached ones; server: a QP a client"
+    shared: ClassVar[str] = "extractor"
+    stats: ClassVar[StatsPolicy] = "local"
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
+        require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
+        require(self.head_lr > 0, f"head_lr = {self.head_lr}: must be greater than 0")
+
+    def init(self, federation: Federation) -> None:
+        """Nobody's class means are known yet."""
+        federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
+
+    def recipe(self, federation: Federation) -> Recipe:
+        """The classifier on frozen features, then the extractor under the frozen classifier."""
+        aligned = (PrototypeDistance("prototypes", self.lam),) if self.lam and federation.round > 1 else ()
+        return (
+            Phase(train="classifier", epochs=self.head_epochs, lr=self.head_lr),
+            Phase(train="extractor", terms=(cross_entropy, *aligned)),
+        )
+
+    def probes(self, federation: Federation) -> tuple[Probe, ...]:
+        """Statistics before training, class means after it."""
+        return (FeatureStatistics(), ClassMeans())
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """The whole model (and the probes)."""
+        return {"model": "all"}
+
+    def downloads(self, federation: Federation) -> Mapping[str, str]:
+        """The mean extractor, the client's own combination, and the prototypes once there are some."""
+        return {"model": "all"} | ({"prototypes": ""} if federation.round > 1 else {})
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Mean extractor, mean prototypes, combined classifiers."""
+        yield Mix(by_size(uploads), "extractor")
+        yield Put("prototypes", class_mean_of_clients(uploads))
+        statistics = uploads.probes["feature_statistics"].double()
+        # Whoever's features overflow keeps its own classifier, which is in nobody's mix.
+        sound = statistics.isfinite().all(1).nonzero()[:, 0]
+        weights = combinations(statistics[sound, 0], statistics[sound, 1:])
+        yield Mix(embedded(weights, sound, len(statistics)), "classifier")
+
+
+def combinations(variances: Tensor, means: Tensor) -> Tensor:
+    """Row i: the best combination for client i, given `variances [m]` and `means [m, n]`: `[m, m]`.
+
+    The squared bias is aᵀE_iE_iᵀa, row j of E_i being h_j − h_i; its Gram matrix follows from one product for all.
+
+    >>> combinations(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([[0.0], [0.0], [100.0]])).round(decimals=3)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
+    """
+    centred = means.double() - means.double().mean(0)
+    gram = centred @ centred.T
+    spread = torch.diag(variances.double().clamp(min=0))
+    if not len(gram):
+        return gram
+    rows = [simplex_minimiser(spread + gram - own[:, None] - own[None] + own[i]) for i, own in enumerate(gram)]
+    return without_traces(torch.stack(rows))

@@ -1,0 +1,79 @@
+"""Splitting a group in two, and centres that follow their members."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.clusters import lloyd, two_halves, within_groups
+from coterie.similarity import cosines
+
+
+def complete_linkage(distances: list[list[float]]) -> set[frozenset[int]]:
+    """By the definition: join the two groups whose farthest members are nearest, until two are left."""
+    groups = [frozenset([i]) for i in range(len(distances))]
+    while len(groups) > 2:
+        pairs = [(a, b) for a in groups for b in groups if min(a) < min(b)]
+        nearest = min(pairs, key=lambda pair: max(distances[i][j] for i in pair[0] for j in pair[1]))
+        groups = [group for group in groups if group not in nearest] + [nearest[0] | nearest[1]]
+    return set(groups)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_halves_are_those_of_complete_linkage(seed: int) -> None:
+    rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed))
+    similarity = cosines(rows)
+    second = two_halves(similarity)
+    halves = {frozenset(second.nonzero()[:, 0].tolist()), frozenset((~second).nonzero()[:, 0].tolist())}
+    assert halves == complete_linkage((1 - similarity).tolist())
+    assert 0 < int(second.sum()) <= 4
+
+
+def test_equal_similarities_still_split() -> None:
+    second = two_halves(torch.ones(5, 5))
+    assert 0 < int(second.sum()) < 5
+
+
+def inertia(points: Tensor, groups: Tensor) -> float:
+    return sum(float((points[groups == g] - points[groups == g].mean(0)).square().sum()) for g in groups.unique())
+
+
+def test_lloyd_finds_separate_clouds_from_equal_centres() -> None:
+    stream = torch.Generator().manual_seed(0)
+    truth = torch.arange(30) % 3
+    points = 10 * torch.eye(3)[truth] + torch.randn(30, 3, generator=stream)
+    groups, centres = lloyd(points, torch.zeros(3, 3), steps=10)
+    assert all(len(groups[truth == c].unique()) == 1 for c in range(3))
+    assert len(groups.unique()) == 3
+    for group in range(3):
+        torch.testing.assert_close(centres[group], points[groups == group].double().mean(0))
+
+
+def test_more_steps_never_make_it_worse() -> None:
+    points = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+    losses = [inertia(points, lloyd(points, points[:4], steps=steps)[0]) for steps in range(1, 8)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_an_empty_centre_moves_to_the_farthest_point() -> None:
+    points = torch.tensor([[0.0], [1.0], [2.0], [10.0], [16.0]])
+    groups, centres = lloyd(points, torch.tensor([[1.0], [11.0], [500.0]]), steps=1)
+    assert groups.tolist() == [0, 0, 0, 1, 2]
+    torch.testing.assert_close(centres[:, 0], torch.tensor([1.0, 10.0, 16.0], dtype=torch.float64))
+
+
+def test_fewer_distinct_points_than_centres_leave_centres_empty() -> None:
+    groups, centres = lloyd(torch.tensor([[1.0], [1.0], [3.0]]), torch.zeros(5, 1), steps=5)
+    assert groups[0] == groups[1] != groups[2]
+    assert bool(centres.isfinite().all())
+
+
+def test_groups_learn_from_their_sources_or_from_themselves() -> None:
+    groups = torch.tensor([2, 0, 2, 0, 1])
+    weights = within_groups(groups, torch.tensor([True, True, True, False, False]))
+    expected = torch.tensor(
+        [[0.5, 0, 0.5, 0, 0], [0, 1, 0, 0, 0], [0.5, 0, 0.5, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
+    )
+    torch.testing.assert_close(weights, expected.double())

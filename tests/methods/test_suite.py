@@ -1,0 +1,319 @@
+"""What every method must do, whatever it is: a method that is added to the registry is tested here at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coterie import resume
+from coterie.columns import Columns
+from coterie.config import complete, experiment_from
+from coterie.errors import CoterieError
+from coterie.exchange import Action, Uploads
+from coterie.experiment import Experiment, Prepared
+from coterie.federation import Federation
+from coterie.methods import METHODS, Method
+from coterie.models import build
+from coterie.partition import Partition
+from coterie.record import RunDirectory, load_tensors
+from coterie.result import Result
+from coterie.rng import stream_seed
+from coterie.rounds import RoundReport
+from support import MODELS as TOY_MODELS
+from support import (
+    final_rows,
+    permuted_partition,
+    rows_of,
+    seeded,
+    tiny,
+    toy_data,
+    toy_partition,
+    without_times,
+)
+
+NAMES = sorted(METHODS)
+ROUNDS, CLIENTS = 3, 4
+
+
+@cache
+def mlp() -> torch.nn.Module:
+    torch.manual_seed(stream_seed(0, "model"))
+    return build("mlp", (6,), 3, hidden=[8])
+
+
+def experiment(name: str, model: str = "mlp", **options: Any) -> Experiment:
+    """Three rounds on toy data with validation samples for the methods that want some."""
+    module = mlp() if model == "mlp" else seeded(TOY_MODELS[model])
+    data = options.pop("data", None) or toy_data(180)
+    partition = options.pop("partition", None) or with_validation(toy_partition(data, options.pop("clients", CLIENTS)))
+    return tiny(METHODS[name](), module, data=data, partition=partition, **{"rounds": ROUNDS, "batch": 16, **options})
+
+
+def with_validation(partition: Partition) -> Partition:
+    """The last samples of each client's training part become its validation part."""
+    cuts = [max(1, len(train) // 5) for train in partition.train]
+    return Partition(
+        train=tuple(train[:-cut] for train, cut in zip(partition.train, cuts, strict=True)),
+        validation=tuple(train[-cut:] for train, cut in zip(partition.train, cuts, strict=True)),
+        test=partition.test,
+    )
+
+
+class Watched:
+    """A run with what happened in each round."""
+
+    def __init__(self, one: Experiment, out: Path | None = None) -> None:
+        self.reports: list[RoundReport] = []
+        self.result: Result = one.run(out, on_round=lambda report, _: self.reports.append(report))
+
+
+@cache
+def standard(name: str, model: str, join: float, clients: int) -> Watched:
+    return Watched(experiment(name, model, join=join, clients=clients))
+
+
+CASES = [
+    (model, join, clients)
+    for model in ("mlp", "norm")
+    for join, clients in ((1.0, CLIENTS), (0.5, CLIENTS), (1.0, 2), (0.5, 2), (1.0, 1))
+]
+
+
+@pytest.mark.parametrize(("model", "join", "clients"), CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_stays_finite_and_its_weights_are_means(name: str, model: str, join: float, clients: int) -> None:
+    watched = standard(name, model, join, clients)
+    federation = watched.result.federation
+    for slot in federation.slots:
+        assert bool(torch.isfinite(rows_of(federation, slot)).all()), slot
+    assert watched.result.summary["diverged"] == {}
+    assert not torch.equal(final_rows(watched.result), rows_of(watched.result.prepared.federation()))
+    cohort_size = max(1, int(join * clients))
+    for report in watched.reports:
+        assert len(report.cohort) == cohort_size
+        for mix in report.mixes:
+            assert mix.weights.shape[1] == len(mix.columns)
+            assert mix.weights.shape[0] in (1, len(mix.rows))
+            assert bool(torch.isfinite(mix.weights).all())
+            assert bool((mix.weights >= 0).all())
+            assert torch.allclose(mix.weights.sum(1), torch.ones(len(mix.weights)), atol=1e-5)
+            assert set(mix.columns.tolist()) <= set(range(clients))
+        for evaluation in (report.received, report.trained):
+            assert evaluation is not None
+            assert evaluation.accuracy.shape == (clients,)
+            assert bool(np.isfinite(evaluation.loss).all())
+            assert bool(((evaluation.accuracy >= 0) & (evaluation.accuracy <= 1)).all())
+        assert all(math.isfinite(count) and count >= 0 for count in report.bytes.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_improves_the_loss(name: str) -> None:
+    """After more rounds the clients' own models are better than the one they started from."""
+    one = experiment(name, "norm", rounds=4, epochs=2)
+    ready = one.prepare()
+    result = one.run()
+    start = Watched(experiment("local", "norm", rounds=1, lr=1e-9)).reports[0].received
+    assert start is not None
+    assert ready.partition == result.prepared.partition
+    losses = np.array(result.history.lines[-1]["trained"]["loss"], float)
+    assert np.mean(losses) < np.mean(start.loss)
+
+
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+@pytest.mark.parametrize("join", [1.0, 0.5])
+@pytest.mark.parametrize("name", NAMES)
+def test_relabelling_clients_changes_nothing_else(name: str, join: float, model: str) -> None:
+    data = toy_data(180)
+    partition = with_validation(toy_partition(data, CLIENTS))
+    relabelled, order = permuted_partition(partition)
+    one = standard(name, model, join, CLIENTS).result
+    other = experiment(name, model, join=join, data=data, partition=relabelled).run()
+    assert torch.allclose(final_rows(other), final_rows(one)[order], atol=1e-4)
+    for line, again in zip(one.history.lines, other.history.lines, strict=True):
+        assert sorted(order[client] for client in again["cohort"]) == line["cohort"]
+        for moment in ("received", "trained"):
+            assert again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
+
+
+class Killed(Exception):
+    """Stands for a power cut."""
+
+
+@pytest.mark.parametrize("join", [1.0, 0.5])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_run_ends_bit_identical(name: str, join: float, tmp_path: Path) -> None:
+    one = experiment(name, "norm", join=join, rounds=4, checkpoint_every=1)
+
+    def kill(report: RoundReport, prepared: Prepared) -> None:
+        if report.round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        one.run(tmp_path / "killed", on_round=kill)
+    again = resume(tmp_path / "killed", experiment=one)
+    whole = one.run(tmp_path / "whole")
+    assert torch.equal(final_rows(again), final_rows(whole))
+    state = dict(whole.federation.state())
+    for key, tensor in again.federation.state():
+        assert torch.equal(tensor.nan_to_num(), state[key].nan_to_num()), key
+    assert without_times(again.summary) == without_times(whole.summary)
+    assert without_times(again.history.lines) == without_times(whole.history.lines)
+    directory = RunDirectory.open(tmp_path / "killed")
+    for round in directory.recorded_rounds():
+        recorded = RunDirectory.open(tmp_path / "whole").mixes(round)
+        for mix, other in zip(directory.mixes(round), recorded, strict=True):
+            assert torch.equal(mix.weights, other.weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_rows_load(name: str, tmp_path: Path) -> None:
+    result = experiment(name, "norm", join=0.5).run(tmp_path / "run")
+    saved, metadata = load_tensors(tmp_path / "run" / "rows.safetensors")
+    assert metadata["round"] == str(ROUNDS)
+    federation = result.prepared.federation()
+    federation.restore(saved)
+    for slot in result.federation.slots:
+        found, expected = rows_of(federation, slot), rows_of(result.federation, slot)
+        assert torch.equal(found, expected)
+    assert federation.values.keys() == result.federation.values.keys()
+
+
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_clients_model_reproduces_its_recorded_accuracy(name: str, model: str) -> None:
+    result = standard(name, model, 0.5, CLIENTS).result
+    method = result.prepared.method
+    if type(method).predict is not Method.predict or method.tune(result.federation):
+        pytest.skip("predicts in a way of its own")
+    problem = result.prepared.problem()
+    for client, index in enumerate(problem.test):
+        module = result.model(client)
+        with torch.no_grad():
+            right = module(problem.inputs[index]).argmax(1) == problem.labels[index]
+        assert float(right.double().mean()) == pytest.approx(result.accuracy().received.by_client[client])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_what_is_declared_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies outside the declared uploads may be anything: the server step must not depend on it."""
+    kind = METHODS[name]
+    original = kind.exchange
+    spoiled_columns = 0
+
+    def spoiling(self: Method, uploads: Uploads) -> Iterable[Action]:
+        nonlocal spoiled_columns
+        spoiled = {}
+        for slot, rows in uploads.trained.items():
+            held = uploads.federation[slot].columns
+            hidden = held - uploads.declared.get(slot, Columns())
+            copy = rows.clone()
+            hidden.within(held).put(copy, torch.full((len(copy), hidden.size), torch.nan))
+            spoiled[slot] = copy
+            spoiled_columns += hidden.size
+        unseen = Uploads(uploads.federation, uploads.cohort, spoiled, uploads.declared, uploads.probes)
+        return list(original(self, unseen))
+
+    expected = standard(name, "norm", 0.5, CLIENTS).result
+    monkeypatch.setattr(kind, "exchange", spoiling)
+    found = experiment(name, "norm", join=0.5).run()
+    assert torch.equal(final_rows(found), final_rows(expected))
+    for slot, columns in uploads_of(kind(), found.federation).items():
+        assert columns <= found.federation[slot].columns, f"{slot} declares more than it holds"
+    assert spoiled_columns >= 0
+
+
+def uploads_of(method: Method, federation: Federation) -> dict[str, Columns]:
+    return {slot: federation.layout.columns(group) for slot, group in method.uploads(federation).items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_follow_the_declarations(name: str) -> None:
+    watched = standard(name, "norm", 0.5, CLIENTS)
+    up, down = (
+        {slot for slot, _ in declared(watched.result.federation).items()}
+        for declared in (watched.result.prepared.method.uploads, watched.result.prepared.method.downloads)
+    )
+    known = set(watched.result.federation.slots) | set(watched.result.federation.values)
+    assert up <= set(watched.result.federation.slots)
+    assert down <= known
+    travels = any(report.mixes for report in watched.reports) or bool(up & known)
+    total = watched.result.summary["bytes"]["total"]
+    assert (total > 0) == travels or name == "local"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_that_sit_out_keep_what_never_leaves_them(name: str) -> None:
+    """Columns that are neither shared nor uploaded change only in rounds in which their client takes part."""
+    one = experiment(name, "norm", join=0.5)
+    ready = one.prepare()
+    federation = ready.federation()
+    method = ready.method
+    from coterie.engines import Serial
+    from coterie.rounds import Rounds
+
+    rounds = Rounds(method, federation, Serial(ready.problem(), method, one.seed), 0.5)
+    slot = federation["model"]
+    for _ in range(ROUNDS):
+        before = slot.own.clone()
+        report = rounds.run_round()
+        declared = method.uploads(federation).get("model", "")
+        down = method.downloads(federation).get("model", "")
+        private = slot.own_columns - federation.layout.columns(declared) - federation.layout.columns(down)
+        where = private.within(slot.own_columns)
+        resting = [client for client in range(CLIENTS) if client not in report.cohort]
+        assert torch.equal(where.take(slot.own)[resting], where.take(before)[resting])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluating_changes_nothing(name: str) -> None:
+    often = standard(name, "norm", 0.5, CLIENTS).result
+    seldom = experiment(name, "norm", join=0.5, evaluate_every=ROUNDS).run()
+    assert torch.equal(final_rows(often), final_rows(seldom))
+    for moment in ("received", "trained"):
+        assert often.history.lines[-1][moment]["accuracy"] == seldom.history.lines[-1][moment]["accuracy"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_newcomers_are_welcome(name: str) -> None:
+    data = toy_data(180)
+    whole = with_validation(toy_partition(data, 5))
+    partition = Partition(train=whole.train, validation=whole.validation, test=whole.test, held_out=(1, 4))
+    result = experiment(name, "norm", data=data, partition=partition, join=0.67).run()
+    for moment in ("received", "trained"):
+        found = result.summary["newcomers"][moment]
+        assert len(found["accuracy"]) == 2
+        assert found["mean"] == pytest.approx(np.mean(found["accuracy"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_diverged_client_harms_nobody(name: str) -> None:
+    data = toy_data(180)
+    partition = with_validation(toy_partition(data, CLIENTS))
+    inputs = data.inputs.clone()
+    inputs[partition.train[1]] *= 1e30
+    spoiled = type(data)("spoiled", inputs, data.labels, classes=data.classes)
+    result = experiment(name, "relu", data=spoiled, partition=partition).run()
+    assert "1" in result.summary["diverged"]
+    others = {client for client in result.summary["diverged"] if client != "1"}
+    assert not others
+    for slot in result.federation.slots:
+        assert bool(torch.isfinite(rows_of(result.federation, slot)).all()), slot
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_a_value(name: str) -> None:
+    """Its options are all there is to it: equal options, equal method, and a configuration that repeats it."""
+    method = METHODS[name]()
+    assert method == METHODS[name]()
+    assert hash(method) == hash(METHODS[name]())
+    assert experiment_from(complete(Experiment(method=method))).method == method
+    assert (METHODS[name].__doc__ or "").strip()
+    with pytest.raises(CoterieError, match="unknown option"):
+        experiment_from({"method": name, "set": {"no_such_option": 1}})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data import Dataset
+from coterie.engines import Serial, Trained, Work
 from coterie.experiment import Experiment, Prepared
 from coterie.federation import Federation
 from coterie.local import Worker
@@ -17,6 +18,7 @@ from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.recipe import Recipe
 from coterie.result import Result
+from coterie.rounds import Rounds
 
 FEATURES, CLASSES = 6, 3
 
@@ -32,7 +34,7 @@ def toy_data(samples: int = 150, classes: int = CLASSES, features: int = FEATURE
 
 
 def toy_partition(data: Dataset, clients: int = 4, seed: int = 0) -> Partition:
-    """Clients of unequal size that lean towards different classes; a quarter of each client's samples is for testing."""
+    """Clients of unequal size that lean towards different classes; a quarter of their samples is for testing."""
     stream = np.random.default_rng(seed)
     order = np.argsort(data.labels.numpy() + 1.5 * stream.random(len(data)), kind="stable")
     weights = np.arange(clients) + 3.0
@@ -114,7 +116,9 @@ def seeded(kind: type[nn.Module], seed: int = 1, **options: Any) -> nn.Module:
 MODELS = {"plain": PlainNet, "norm": NormNet, "dropout": DropNet, "relu": ReluNet}
 
 
-def tiny(method: Method | str = "fedavg", model: str | nn.Module = "plain", clients: int = 4, **options: Any) -> Experiment:
+def tiny(
+    method: Method | str = "fedavg", model: str | nn.Module = "plain", clients: int = 4, **options: Any
+) -> Experiment:
     """An experiment of three short rounds on toy data."""
     data = options.pop("data", None) or toy_data()
     partition = options.pop("partition", None) or toy_partition(data, clients)
@@ -148,6 +152,21 @@ def trained_row(prepared: Prepared, recipe: Recipe, client: int = 0, round: int 
     worker = seat(prepared, client, round)
     worker.train(recipe)
     return worker.network(slot).row.clone()
+
+
+class Recording(Serial):
+    """The serial engine, which keeps what it was last asked to do and what came of it."""
+
+    def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        self.cohort, self.trained = cohort, super().train(federation, work, cohort)
+        return self.trained
+
+
+def stepwise(experiment: Experiment) -> tuple[Rounds, Recording]:
+    """A run that can be watched round by round."""
+    prepared = experiment.prepare()
+    engine = Recording(prepared.problem(), prepared.method, experiment.seed)
+    return Rounds(prepared.method, prepared.federation(), engine, experiment.join, experiment.evaluate_every), engine
 
 
 def without_times(value: Any) -> Any:

@@ -74,7 +74,11 @@ class Result:
         return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
 
     def predict(self, client: int, inputs: Tensor) -> Tensor:
-        """The method's class scores for `inputs [n, ...]` with a client's model, just as it is tested: `[n, C]`."""
+        """The classes that the method predicts for `inputs [n, ...]` at a client: `[n]`."""
+        return self.scores(client, inputs).argmax(1)
+
+    def scores(self, client: int, inputs: Tensor) -> Tensor:
+        """The method's class scores for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
         problem = replace(self.prepared.problem(), inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64))
         with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
             worker.problem = problem

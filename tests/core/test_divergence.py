@@ -16,7 +16,6 @@ from torch import Tensor
 
 from coterie.data import Dataset
 from coterie.exchange import Action, Mix, Uploads
-from coterie.experiment import Prepared
 from coterie.federation import Federation
 from coterie.local import Batch, Worker
 from coterie.methods import FedAvg, FedPer, Method
@@ -25,7 +24,7 @@ from coterie.partition import Partition
 from coterie.recipe import Phase, Recipe, cross_entropy
 from coterie.result import Result
 from coterie.rounds import RoundReport, _finite_rows
-from support import final_rows, rows_of, tiny, toy_data, toy_partition
+from support import final_rows, rows_of, stepwise, tiny, toy_data, toy_partition
 
 BAD = 1
 
@@ -62,7 +61,9 @@ def test_others_learn_as_if_it_were_not_there(method: str) -> None:
 def fedper() -> tuple[Result, list[RoundReport]]:
     data, partition = poisoned()
     reports: list[RoundReport] = []
-    result = tiny("fedper", "relu", data=data, partition=partition).run(on_round=lambda report, _: reports.append(report))
+    result = tiny("fedper", "relu", data=data, partition=partition).run(
+        on_round=lambda report, _: reports.append(report)
+    )
     return result, reports
 
 
@@ -189,20 +190,12 @@ class FailsOnce(FedPer):
 
 
 def test_a_client_recovers_in_the_next_round() -> None:
-    kept: list[Tensor] = []
-    federations: list[Federation] = []
-    original = Prepared.federation
-
-    def spy(self: Prepared, clients: list[int] | None = None) -> Federation:
-        federations.append(original(self, clients))
-        return federations[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prepared, "federation", spy)
-        result = tiny(FailsOnce(), "norm").run(
-            on_round=lambda report, _: kept.append(federations[-1]["model"].own.clone())
-        )
-    assert result.summary["diverged"] == {"1": [2]}
+    rounds, _ = stepwise(tiny(FailsOnce(), "norm"))
+    kept, diverged = [], []
+    for _ in range(3):
+        diverged.append(rounds.run_round().diverged)
+        kept.append(rounds.federation["model"].own.clone())
+    assert diverged == [[], [BAD], []]
     assert torch.equal(kept[1][BAD], kept[0][BAD]), "statistics and classifier are those of round 1"
     assert not torch.equal(kept[2][BAD], kept[1][BAD])
     assert not torch.equal(kept[1][0], kept[0][0])

@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from coterie.errors import CoterieError
 from coterie.evaluate import Evaluation, final_metrics, over_rounds
-from coterie.history import History
+from coterie.history import History, as_line
 from coterie.local import Score
 from coterie.partition import Partition
 from coterie.rounds import RoundReport
@@ -135,8 +135,6 @@ def test_history_sums_up_only_what_was_evaluated() -> None:
             bytes={"up": 8, "down": 4},
         )
 
-    from coterie.history import as_line
-
     history = History([1, 3], [as_line(report(1, 0.9)), as_line(report(2, None)), as_line(report(3, 0.5))])
     assert history.accuracy()["received"]["mean"] == {"best": 0.9, "last": 0.5, "last5": pytest.approx(0.7)}
     assert history.seconds() == {"total": 5.25, "per_round": {"train": 1.0, "exchange": 0.5, "evaluate": 0.25}}
@@ -151,12 +149,12 @@ def test_a_result_says_which_moment_which_mean_and_which_round() -> None:
     result = tiny("fedper", rounds=6).run()
     lines = result.history.lines
     found = result.accuracy()
-    for moment, given in (("received", found.received), ("trained", found.trained)):
-        for mean, values in (("mean", given.mean), ("weighted", given.weighted)):
+    for moment, at in (("received", found.received), ("trained", found.trained)):
+        for mean, values in (("mean", at.mean), ("weighted", at.weighted)):
             curve = [line[moment][mean] for line in lines]
             assert values == {"best": max(curve), "last": curve[-1], "last5": pytest.approx(np.mean(curve[1:]))}
             assert result.summary["accuracy"][moment][mean] == values
-        assert given.by_client.tolist() == lines[-1][moment]["accuracy"]
+        assert at.by_client.tolist() == lines[-1][moment]["accuracy"]
         last = lines[-1][moment]
         sizes = [len(index) for index in result.prepared.problem().test]
         assert last["mean"] == pytest.approx(np.mean(last["accuracy"]))

@@ -270,7 +270,11 @@ def test_wrong_weights_are_refused(weights: list[object], message: str) -> None:
     with pytest.raises(CoterieError, match=message):
         check_weights(torch.tensor(weights))
     with pytest.raises(CoterieError, match=message):
-        apply([Mix(torch.tensor([[1.0, 0.0]]), "extractor"), Mix(torch.tensor(weights), "extractor")], whole, uploads(whole))
+        apply(
+            [Mix(torch.tensor([[1.0, 0.0]]), "extractor"), Mix(torch.tensor(weights), "extractor")],
+            whole,
+            uploads(whole),
+        )
     assert torch.equal(rows_of(whole), before), "an exchange that is refused writes nothing"
 
 

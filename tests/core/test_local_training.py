@@ -101,13 +101,12 @@ def test_clipping_equals_pytorch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "factor"), [("constant", 1.0), ("exponential", 0.5**2), ("cosine", 0.5 * (1 + math.cos(math.pi * 2 / 5)))]
+    ("schedule", "factor"),
+    [("constant", 1.0), ("exponential", 0.5**2), ("cosine", 0.5 * (1 + math.cos(math.pi * 2 / 5)))],
 )
 def test_schedules_scale_the_rate_by_round(schedule: str, factor: float) -> None:
     ready = prepared(schedule=schedule, decay=0.5, rounds=5)
-    expected = plain_training(
-        ready, lambda module: torch.optim.SGD(module.parameters(), lr=0.05 * factor), round=3
-    )
+    expected = plain_training(ready, lambda module: torch.optim.SGD(module.parameters(), lr=0.05 * factor), round=3)
     assert torch.allclose(trained_row(ready, (Phase(),), CLIENT, round=3), expected, atol=1e-6)
     assert Training(lr=0.05, schedule=schedule, decay=0.5).rate(3, 5) == pytest.approx(0.05 * factor)
 
@@ -214,7 +213,9 @@ def test_a_head_phase_after_a_body_phase_sees_the_trained_body() -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "norm"])
-@pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.5}, {"optimizer": "adamw", "weight_decay": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 0.9, "weight_decay": 0.5}, {"optimizer": "adamw", "weight_decay": 0.5}], ids=str
+)
 @pytest.mark.parametrize("group", ["classifier", "extractor", "all - norm", "norm"])
 def test_frozen_groups_do_not_move(model: str, settings: dict[str, Any], group: str) -> None:
     ready = prepared(model, **settings)
@@ -290,9 +291,7 @@ def test_rounds_and_clients_draw_different_batches() -> None:
 @pytest.mark.parametrize("model", ["plain", "norm"])
 def test_the_proximal_term_equals_its_penalty_in_the_loss(model: str) -> None:
     ready = prepared(model, momentum=0.5)
-    expected = plain_training(
-        ready, lambda module: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5), mu=0.7
-    )
+    expected = plain_training(ready, lambda module: torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5), mu=0.7)
     row = trained_row(ready, (Phase(row_terms=(Proximal(0.7),)),), CLIENT)
     assert torch.allclose(row, expected, atol=1e-6)
     assert not torch.allclose(row, trained_row(ready, (Phase(),), CLIENT), atol=1e-4)

@@ -23,7 +23,9 @@ def many() -> tuple[object, Partition]:
     return data, Partition(train=tuple(train), test=tuple(test))
 
 
-def test_fedavg_of_ten_thousand_clients_holds_one_row(many: tuple[object, Partition], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedavg_of_ten_thousand_clients_holds_one_row(
+    many: tuple[object, Partition], monkeypatch: pytest.MonkeyPatch
+) -> None:
     largest = 0
 
     def watch(name: str) -> None:

@@ -25,14 +25,14 @@ from coterie.rounds import RoundReport
 from support import final_rows, tiny, without_times
 
 
-class Killed(Exception):
-    """Stands for a power cut."""
+class PowerCutError(Exception):
+    """The run is killed."""
 
 
 def kill_after(round: int) -> Any:
     def on_round(report: RoundReport, prepared: Prepared) -> None:
         if report.round == round:
-            raise Killed
+            raise PowerCutError
 
     return on_round
 
@@ -105,7 +105,7 @@ class Many(Method):
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_tensors_that_share_memory_can_be_recorded_and_resumed(tmp_path: Path, join: float) -> None:
     experiment = tiny(Many(), join=join, checkpoint_every=1, rounds=4)
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         experiment.run(tmp_path / "run", on_round=kill_after(2))
     directory = RunDirectory.open(tmp_path / "run")
     assert [mix.group for mix in directory.mixes(2)] == ["extractor", "classifier", "classifier"]
@@ -117,7 +117,7 @@ def test_tensors_that_share_memory_can_be_recorded_and_resumed(tmp_path: Path, j
 def test_a_killed_run_ends_like_one_that_was_not(tmp_path: Path, last: int) -> None:
     """Killed before the first checkpoint, at one, and after one."""
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         named().run(tmp_path / "killed", on_round=kill_after(last))
     assert not RunDirectory.open(tmp_path / "killed").finished
     again = resume(str(tmp_path / "killed"))
@@ -130,9 +130,9 @@ def test_a_killed_run_ends_like_one_that_was_not(tmp_path: Path, last: int) -> N
 def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: Path) -> None:
     experiment = named(held_out=1, evaluate_every=3, checkpoint_every=1)
     whole = experiment.run(tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         experiment.run(tmp_path / "killed", on_round=kill_after(1))
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         resume(tmp_path / "killed", on_round=kill_after(3))
     again = resume(tmp_path / "killed")
     same_results(whole, again)
@@ -141,14 +141,14 @@ def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: P
 
 def test_a_run_that_was_killed_after_its_last_round_is_finished_by_resume(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         named().run(tmp_path / "killed", on_round=kill_after(4))
     same_results(whole, resume(tmp_path / "killed"))
 
 
 def test_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         named().run(tmp_path / "killed", on_round=kill_after(3))
     file = tmp_path / "killed" / "rounds.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
@@ -167,11 +167,13 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
 
 def test_a_run_of_own_objects_needs_them_again(tmp_path: Path) -> None:
     experiment = tiny("fedper", checkpoint_every=1)
-    with pytest.raises(Killed):
+    with pytest.raises(PowerCutError):
         experiment.run(tmp_path / "run", on_round=kill_after(1))
     with pytest.raises(CoterieError, match="Python objects"):
         resume(tmp_path / "run")
-    same_results(tiny("fedper", checkpoint_every=1).run(tmp_path / "whole"), resume(tmp_path / "run", experiment=experiment))
+    same_results(
+        tiny("fedper", checkpoint_every=1).run(tmp_path / "whole"), resume(tmp_path / "run", experiment=experiment)
+    )
 
 
 def test_existing_directories_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.data import Dataset, load
 from coterie.evaluate import Evaluation
-from coterie.exchange import Action, Mix, Uploads
+from coterie.exchange import Mix
 from coterie.experiment import Experiment, Prepared
 from coterie.federation import Federation
 from coterie.ledger import declared_bytes
@@ -25,10 +25,9 @@ from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.mixing import identity
 from coterie.partition import Dirichlet, Partition
 from coterie.result import Result
-from coterie.rounds import RoundReport
 from coterie.sampling import draw_cohort
 from support import MODELS as TOY_MODELS
-from support import final_rows, permuted_partition, rows_of, seeded, tiny, toy_data, toy_partition
+from support import final_rows, permuted_partition, rows_of, seeded, stepwise, tiny, toy_data, toy_partition
 
 
 @cache
@@ -108,7 +107,9 @@ def test_fedavg_shares_everything() -> None:
     assert torch.equal(rows, rows[:1].expand_as(rows))
 
 
-@pytest.mark.parametrize(("method", "personal"), [("fedbn", "norm"), ("fedper", "classifier + stats"), ("local", "all + stats")])
+@pytest.mark.parametrize(
+    ("method", "personal"), [("fedbn", "norm"), ("fedper", "classifier + stats"), ("local", "all + stats")]
+)
 def test_personal_columns_differ_and_shared_columns_do_not(method: str, personal: str) -> None:
     result = run(method, "norm")
     layout, rows = result.federation.layout, final_rows(result)
@@ -124,26 +125,13 @@ def test_personal_columns_differ_and_shared_columns_do_not(method: str, personal
 
 @pytest.mark.parametrize("method", ["fedbn", "fedper", "local"])
 def test_clients_that_sit_out_keep_their_personal_columns(method: str) -> None:
-    snapshots: list[tuple[list[int], Tensor]] = []
-    ready = tiny(method, "norm", join=0.5, rounds=4)
-    federations: list[Federation] = []
-    original = Prepared.federation
-
-    def spy(self: Prepared, clients: list[int] | None = None) -> Federation:
-        federations.append(original(self, clients))
-        return federations[-1]
-
-    def watch(report: RoundReport, prepared: Prepared) -> None:
-        snapshots.append((report.cohort, federations[-1]["model"].own.clone()))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prepared, "federation", spy)
-        ready.run(on_round=watch)
-    before = original(ready.prepare())["model"].own
-    for cohort, after in snapshots:
-        moved = {client for client in range(4) if not torch.equal(before[client], after[client])}
-        assert moved == set(cohort)
-        before = after
+    rounds, _ = stepwise(tiny(method, "norm", join=0.5, rounds=4))
+    own = rounds.federation["model"].own
+    for _ in range(4):
+        before = own.clone()
+        report = rounds.run_round()
+        moved = {client for client in range(4) if not torch.equal(before[client], own[client])}
+        assert moved == set(report.cohort)
 
 
 # Randomness is a function of seed, purpose, round and client --------------------------------------------------------
@@ -202,7 +190,9 @@ def test_all_methods_see_the_same_cohorts() -> None:
     assert all(cohort == sorted(set(cohort)) and len(cohort) == 2 for cohort in cohorts[0])
 
 
-@pytest.mark.parametrize(("clients", "join", "count"), [(10, 0.1, 1), (10, 0.01, 1), (10, 0.3, 3), (10, 0.29, 2), (7, 1.0, 7)])
+@pytest.mark.parametrize(
+    ("clients", "join", "count"), [(10, 0.1, 1), (10, 0.01, 1), (10, 0.3, 3), (10, 0.29, 2), (7, 1.0, 7)]
+)
 def test_the_size_of_a_cohort(clients: int, join: float, count: int) -> None:
     assert len(draw_cohort(torch.arange(clients), join, 0, 1)) == count
 
@@ -229,45 +219,18 @@ def evaluated_by_hand(prepared: Prepared, rows: Tensor) -> Evaluation:
 @pytest.mark.parametrize("every", [1, 2])
 def test_both_moments_recomputed_by_hand(method: str, every: int) -> None:
     """`trained`: the cohort after training, all others with what they held; `received`: after the exchange."""
-    held: list[Tensor] = []
-    trained: list[Tensor] = []
-    reports: list[RoundReport] = []
-
-    @dataclass(frozen=True)
-    class Watched(type(experiment_method := tiny(method).method)):  # type: ignore[misc]
-        def exchange(self, uploads: Uploads) -> Iterable[Action]:
-            now = rows_of(uploads.federation).clone()
-            now[uploads.cohort] = uploads.trained["model"]
-            trained.append(now)
-            return super().exchange(uploads)
-
-    experiment = tiny(Watched(), "norm", join=0.5, rounds=4, evaluate_every=every)
-    assert isinstance(experiment_method, Method)
-
-    def watch(report: RoundReport, prepared: Prepared) -> None:
-        reports.append(report)
-
-    federations: list[Federation] = []
-    original = Prepared.federation
-
-    def spy(self: Prepared, clients: list[int] | None = None) -> Federation:
-        federations.append(original(self, clients))
-        return federations[-1]
-
-    def keep(report: RoundReport, prepared: Prepared) -> None:
-        watch(report, prepared)
-        held.append(rows_of(federations[-1]))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prepared, "federation", spy)
-        experiment.run(on_round=keep)
+    experiment = tiny(method, "norm", join=0.5, rounds=4, evaluate_every=every)
     prepared = experiment.prepare()
-    for report, after, at_training in zip(reports, held, trained, strict=True):
+    rounds, engine = stepwise(experiment)
+    for _ in range(4):
+        trained = rows_of(rounds.federation)
+        report = rounds.run_round()
+        trained[engine.cohort] = engine.trained.rows["model"]
         if report.round % every:
             assert report.received is None
             assert report.trained is None
             continue
-        for found, rows in ((report.received, after), (report.trained, at_training)):
+        for found, rows in ((report.received, rows_of(rounds.federation)), (report.trained, trained)):
             expected = evaluated_by_hand(prepared, rows)
             assert found is not None
             assert found.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
@@ -287,7 +250,8 @@ def test_rounds_that_are_not_evaluated_still_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "group"), [("fedavg", "all"), ("fedprox", "all"), ("fedper", "extractor"), ("fedbn", "all - norm"), ("local", "")]
+    ("method", "group"),
+    [("fedavg", "all"), ("fedprox", "all"), ("fedper", "extractor"), ("fedbn", "all - norm"), ("local", "")],
 )
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_bytes_are_four_times_the_columns_that_travel(method: str, group: str, join: float) -> None:
@@ -305,7 +269,8 @@ def test_bytes_are_four_times_the_columns_that_travel(method: str, group: str, j
 
 def test_statistics_count_as_bytes_only_if_they_travel() -> None:
     per_round = {
-        stats: run("fedavg", "norm", stats=stats).summary["bytes"]["per_client_round"]["up"] for stats in ("mean", "local")
+        stats: run("fedavg", "norm", stats=stats).summary["bytes"]["per_client_round"]["up"]
+        for stats in ("mean", "local")
     }
     assert per_round["mean"] - per_round["local"] == 4 * 4 * 8
 

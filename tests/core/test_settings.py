@@ -101,7 +101,15 @@ def test_names_that_are_not_on_the_list() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("rounds", 0), ("join", 0.0), ("join", 1.5), ("seed", -1), ("evaluate_every", 0), ("record_every", -1), ("threads", -1)],
+    [
+        ("rounds", 0),
+        ("join", 0.0),
+        ("join", 1.5),
+        ("seed", -1),
+        ("evaluate_every", 0),
+        ("record_every", -1),
+        ("threads", -1),
+    ],
 )
 def test_impossible_experiments_are_refused(option: str, value: Any) -> None:
     with pytest.raises(CoterieError, match=f"{option} = {value}"):
@@ -188,7 +196,9 @@ def test_files_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
-    first = Experiment("fedprox", "digits", Iid(clients=3), "mlp", rounds=2, epochs=1, lr=0.05, seed=4).run(tmp_path / "run")
+    first = Experiment("fedprox", "digits", Iid(clients=3), "mlp", rounds=2, epochs=1, lr=0.05, seed=4).run(
+        tmp_path / "run"
+    )
     again = experiment_from(read_toml(tmp_path / "run" / "config.toml")).run()
     assert torch.equal(final_rows(first), final_rows(again))
     assert first.summary["partition"]["hash"] == again.summary["partition"]["hash"]

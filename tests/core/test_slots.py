@@ -54,9 +54,7 @@ def test_written_values_are_read_back_and_nothing_else_moves(columns: Columns, s
     assert torch.equal(own.within(columns).take(everyone)[[2, 0]], values)
     assert bool((common.within(columns).take(everyone) == -9).all())
     untouched = columns - own - common
-    assert torch.equal(
-        untouched.within(columns).take(everyone), untouched.take(INITIAL)[None].expand(CLIENTS, -1)
-    )
+    assert torch.equal(untouched.within(columns).take(everyone), untouched.take(INITIAL)[None].expand(CLIENTS, -1))
     assert torch.equal(own.within(columns).take(everyone)[1], own.take(INITIAL))
 
 

@@ -25,6 +25,29 @@ SIZES = [len(own) for own in TRAIN]
 WIDTH = sum(p.numel() for p in PlainNet().parameters())
 HEAD = sum(p.numel() for p in PlainNet().classifier.parameters())
 
+__all__ = [
+    "CLIENTS",
+    "DATA",
+    "HEAD",
+    "PARTITION",
+    "SIZES",
+    "TRAIN",
+    "WIDTH",
+    "PlainNet",
+    "assert_relabelling_changes_nothing",
+    "assert_rows",
+    "bytes_a_client",
+    "cohort_of",
+    "copies",
+    "differs_from_both",
+    "fresh",
+    "load",
+    "mean_of",
+    "run",
+    "train",
+    "vector",
+]
+
 Extra = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
@@ -65,7 +88,7 @@ def train(
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= lr * gradient
+                parameter.sub_(lr * gradient)
 
 
 def vector(model: nn.Module) -> Tensor:

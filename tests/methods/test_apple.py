@@ -18,6 +18,11 @@ from coterie.methods.apple import APPLE
 from support import seat, toy_data, toy_partition
 
 
+def personal_model(p: Tensor, k: int, own: Tensor, cores: Tensor, known: list[int]) -> Tensor:
+    """Σ_j p_j c_j, the own core standing in for those that nobody has heard of."""
+    return sum((p[j] * (cores[j] if j in known and j != k else own) for j in range(len(p))), torch.tensor(0.0))
+
+
 @pytest.mark.parametrize(("join", "horizon"), [(1.0, 0.2), (0.5, 0.9)])
 def test_steps_by_hand_give_the_same_models(join: float, horizon: float) -> None:
     method = APPLE(mu=0.5, lr_relations=0.02, horizon=horizon)
@@ -34,18 +39,13 @@ def test_steps_by_hand_give_the_same_models(join: float, horizon: float) -> None
             known = [j for j in range(hand.clients) if j in seen or j == k]
             own, p = cores[k], relations[k].clone()
             rest = sum(float(p[j]) for j in range(hand.clients) if j not in known)
-
-            def mixed(p: Tensor, own: Tensor, k: int = k, others: Tensor = cores, rest: float = rest) -> Tensor:
-                heard = [j for j in range(len(p)) if j in seen or j == k]
-                return rest * own + sum(p[j] * (own if j == k else others[j]) for j in heard)
-
             for index in hand.batches(k, round):
-                gradient = hand.gradient(mixed(p, own), index)
+                gradient = hand.gradient(personal_model(p, k, own, cores, known), index)
                 slopes = {j: gradient @ (own if j == k else cores[j]) for j in known}
                 own = own - 0.2 * (p[k] + rest) * gradient
                 for j in known:
                     p[j] -= 0.02 * (slopes[j] + pull * (p[j] - fractions[j]))
-            new[k], relations[k], personal[k] = own, p, mixed(p, own)
+            new[k], relations[k], personal[k] = own, p, personal_model(p, k, own, cores, known)
         cores = new
         seen |= set(cohort)
     assert_near(ours.rows(), cores)

@@ -91,6 +91,14 @@ def test_helpfulness_by_the_formula() -> None:
     assert float(found[2]) == 0
 
 
+def test_losses_that_overflow_give_finite_gains() -> None:
+    ready = fomo_prepared()
+    worker, hand = seat(ready, 1), Hand(ready)
+    rows = torch.stack([hand.initial, torch.full_like(hand.initial, 3e38)])
+    assert bool(torch.isfinite(helpfulness(worker, hand.initial, rows)).all())
+    assert bool(torch.isfinite(helpfulness(worker, rows[1], rows)).all())
+
+
 def arranged(preference: list[float], taken: list[int], round: int = 2) -> Federation:
     federation: Federation = fomo_prepared().federation()
     federation.round = round

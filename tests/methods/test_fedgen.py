@@ -29,11 +29,12 @@ from plain_rounds import (
 from torch import Tensor, nn
 
 from coterie.errors import CoterieError
+from coterie.exchange import Uploads
 from coterie.generator import FeatureGenerator
 from coterie.local import Batch
 from coterie.methods.fedgen import FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
 from coterie.rng import stream_seed, torch_stream
-from support import final_rows, seat, tiny
+from support import final_rows, rows_of, seat, tiny
 
 SMALL = FedGen(alpha=2.0, beta=3.0, decay=0.9, noise=4, hidden=6, steps=3, server_lr=0.05, server_batch=12)
 COUNTS = torch.stack([torch.bincount(DATA.labels[own], minlength=DATA.classes) for own in TRAIN]).float()
@@ -96,7 +97,8 @@ class PlainTerms:
             target = model.classifier(like_x).softmax(1)
         classified = nn.functional.cross_entropy(model.classifier(made), labels)
         taught = (target * (target.log() - model(x).log_softmax(1))).sum(1).mean()
-        return self.alpha * classified + self.beta * taught
+        total: Tensor = self.alpha * classified + self.beta * taught
+        return total
 
 
 @pytest.mark.parametrize("kind", ["samples", "teacher"])
@@ -174,6 +176,14 @@ def test_the_generator_learns_to_please_the_classifiers() -> None:
         heads = federation.layout.columns("classifier").take(final_rows(result)[:1])
         losses.append(float(ensemble_loss(federation.head_logits(heads, features), labels, torch.ones(1, 3))))
     assert losses[1] < 0.5 * losses[0]
+
+
+def test_classifiers_that_overflow_do_not_spoil_the_generator() -> None:
+    prepared = tiny(SMALL).prepare()
+    federation = prepared.federation()
+    rows = 3e38 * rows_of(federation).sign()
+    uploads = Uploads(federation, federation.everyone, {"model": rows}, {"model": federation.layout.columns("all")})
+    assert torch.equal(SMALL.trained_generator(uploads), federation.values["generator"][0])
 
 
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])

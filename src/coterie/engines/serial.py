@@ -17,7 +17,7 @@ class Serial(Engine):
     name = "serial"
 
     def __init__(self, problem: Problem, method: Method, seed: int) -> None:
-        self._worker = Worker(problem, method, seed)
+        self.worker = Worker(problem, method, seed)
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have every client of the cohort do the work."""
@@ -25,7 +25,7 @@ class Serial(Engine):
         probes: dict[str, list[Tensor]] = {probe.name: [] for probe in work.probes}
         for position, client in enumerate(cohort.tolist()):
             rows = [(slot, matrix[position]) for slot, matrix in trained.rows.items()]
-            measured, score, seconds = do_work(self._worker, federation, client, work, rows)
+            measured, score, seconds = do_work(self.worker, federation, client, work, rows)
             for name, value in measured.items():
                 probes[name].append(value)
             if score is not None:
@@ -36,4 +36,4 @@ class Serial(Engine):
 
     def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
         """Score the clients' models, one after the other."""
-        return do_test(self._worker, federation, clients.tolist(), keep_scores)
+        return do_test(self.worker, federation, clients.tolist(), keep_scores)

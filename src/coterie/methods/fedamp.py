@@ -29,7 +29,7 @@ class FedAMP(Method):
     which never is replaced and is what is tested. In round 1 the anchor u_i is the common initial model.
 
     Anchors follow from everybody's last uploaded model; a client that has not taken part yet is in nobody's mix.
-    The paper decreases α over the rounds; here it is constant. `noop_reg=True` leaves the regulariser out, as a
+    The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a
     widespread implementation does by accident (its term has no gradient): that is local training. Batch-norm
     statistics stay local.
     """

@@ -46,7 +46,8 @@ def helpfulness(worker: Worker, own: Tensor, rows: Tensor) -> Tensor:
         losses.append(worker.test(index).losses.mean())
     distances = parameters.take(rows - own).norm(dim=1)
     gains: Tensor = (losses[0] - torch.stack(losses[1:])) / (distances + 1e-5)
-    return gains
+    # Losses may overflow: such gains stay comparable, and what cannot be compared does not count.
+    return gains.nan_to_num(nan=0.0).clamp(-1e9, 1e9)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ class FedGen(Method):
             loss = ensemble_loss([federation.head_output(head, features) for head in heads], labels, counts)
             (loss + self.diversity * sameness(noise, features)).backward()
             optimiser.step()
-        return shape.layout.row(module)
+        trained = shape.layout.row(module)
+        # Classifiers about to diverge may overflow on its features: then it stays as it was.
+        return trained if bool(trained.isfinite().all()) else federation.values["generator"][0]
 
 
 def ensemble_loss(logits: Iterable[Tensor], labels: Tensor, counts: Tensor) -> Tensor:

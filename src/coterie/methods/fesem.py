@@ -22,7 +22,7 @@ from coterie.terms import Proximal
 
 @dataclass(frozen=True)
 class FeSEM(Method):
-    """Multi-center federated learning (Xie et al., 2021).
+    """Multi-center federated learning (Xie et al., 2020).
 
     E-step: client k belongs to the centre q that minimises ‖w_k − c_q‖²; M-step: c_q is the unweighted mean of its
     members' models, which they receive and train from, with CE + (μ/2)‖w − c_q‖² (μ = 0 by default). Distances are
@@ -39,7 +39,7 @@ class FeSEM(Method):
     lloyd_steps: int = 5
     mu: float = 0.0
 
-    paper: ClassVar[str] = "Xie et al., arXiv 2108.08647"
+    paper: ClassVar[str] = "Xie et al., arXiv 2005.01026"
     extra_cost: ClassVar[str] = "server stores every client's last upload"
     shared: ClassVar[str] = ""
 

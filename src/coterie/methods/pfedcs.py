@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import log_softmax
 
 from coterie import grouping
 from coterie.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
@@ -50,7 +50,7 @@ class TeacherKL:
         """The term for every sample, `[B]`; zero for a client that has no teacher yet."""
         features = batch.features if self.trunk == "current" else batch.under(RECEIVED).features
         teacher = log_softmax(batch.head("teacher", features.detach()), 1).detach()
-        divergence = kl_div(log_softmax(batch.logits, 1), teacher, reduction="none", log_target=True).sum(1)
+        divergence = (teacher.exp() * (teacher - log_softmax(batch.logits, 1))).sum(1)
         return self.weight * batch.value("has_teacher") * divergence
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ class TestCollaborators:
     def test_it_rises_with_the_rounds(self) -> None:
         overlap = torch.rand(12, 12, generator=torch.Generator().manual_seed(0))
         chosen = [FedCAC(beta=20).collaborators(overlap, round) for round in range(1, 23)]
-        for earlier, later in zip(chosen, chosen[1:], strict=False):
+        for earlier, later in pairwise(chosen):
             assert bool((later <= earlier).all())
         counts = [int(one.sum()) for one in chosen]
         assert counts[0] > counts[10] > counts[19] == 1
@@ -182,12 +183,12 @@ class TestMixes:
         federation = server(method, clients=200, round=5)
         rows, masks = random_rows(federation), random_masks(200, federation.layout.width)
         _, cautious = send(method, federation, rows, critical=masks)
-        O = [[int((a & b).sum()) / int(a.sum()) for b in masks] for a in masks[[3, 150]]]
+        shared = [[int((a & b).sum()) / int(a.sum()) for b in masks] for a in masks[[3, 150]]]
         whole = overlaps(masks)
-        torch.testing.assert_close(whole[[3, 150]], torch.tensor(O, dtype=torch.float64))
+        torch.testing.assert_close(whole[[3, 150]], torch.tensor(shared, dtype=torch.float64))
         off = whole[~torch.eye(200, dtype=torch.bool)]
         limit = float(off.mean() + 0.5 * (off.max() - off.mean()))
-        for i, overlap in zip((3, 150), O, strict=True):
+        for i, overlap in zip((3, 150), shared, strict=True):
             group = [j for j in range(200) if j == i or overlap[j] >= limit - 1e-7]
             expected = torch.tensor([1 / len(group) if j in group else 0.0 for j in range(200)])
             torch.testing.assert_close(cautious.weights[i], expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -295,7 +296,7 @@ class TestMixes:
         weights = send(method, federation, rows)[1].weights
         for k in (0, 101, 199):
             ranked = sorted((j for j in range(200) if j != k), key=lambda j: float(alike[k, j]))
-            gaps = [float(alike[k, b] - alike[k, a]) for a, b in zip(ranked, ranked[1:], strict=False)]
+            gaps = [float(alike[k, b] - alike[k, a]) for a, b in pairwise(ranked)]
             above = [*ranked[gaps.index(max(gaps)) + 1 :], k]
             total = sum(int(federation.sizes[j]) for j in above)
             expected = torch.tensor([int(federation.sizes[j]) / total if j in above else 0.0 for j in range(200)])

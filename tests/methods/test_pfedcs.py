@@ -298,7 +298,7 @@ class TestClientRound:
 
     def test_without_a_teacher_a_client_trains_plainly(self) -> None:
         method = PFedCS(beta=5, kl=50.0)
-        worker, _, found = self.taught(method, has_teacher=0.0)
+        _, _, found = self.taught(method, has_teacher=0.0)
         prepared = tiny(FedPer(), epochs=2, lr=0.2, rounds=10).prepare()
         assert torch.equal(found, trained_row(prepared, (Phase(),), client=1, round=2))
 

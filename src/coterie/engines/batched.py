@@ -88,12 +88,10 @@ def _batched(module: nn.Module, prefix: str) -> Layer:
     return by_hand(module, prefix) or _under_vmap(module, prefix)
 
 
-def _linear(module: nn.Linear, prefix: str) -> Layer:
+def _linear(_: nn.Linear, prefix: str) -> Layer:
     def run(tensors: Tensors, x: Tensor) -> Tensor:
-        weight = tensors[f"{prefix}weight"].transpose(1, 2)
-        if module.bias is None:
-            return torch.bmm(x, weight)
-        return torch.baddbmm(tensors[f"{prefix}bias"][:, None], x, weight)
+        weight, bias = tensors[f"{prefix}weight"].transpose(1, 2), tensors.get(f"{prefix}bias")
+        return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)
 
     return run
 

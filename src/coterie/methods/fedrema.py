@@ -130,7 +130,6 @@ class FedReMa(Method):
         return alike
 
     def _alike(self, federation: Federation, rows: Tensor, features: Tensor) -> Tensor:
-        federation.head.eval()  # no dropout in an answer, and no batch statistics
         answers = (federation.head_logits(rows, features).double() / self.temperature).softmax(-1)
         # A classifier whose answer overflows resembles nobody but itself.
         return torch.stack([cosines(answer).nan_to_num(nan=0.0) for answer in answers.unbind(1)]).mean(0)

@@ -97,6 +97,7 @@ def test_clipping_equals_pytorch() -> None:
     expected = plain_training(ready, lambda module: torch.optim.SGD(module.parameters(), lr=0.05), clip=0.05)
     assert torch.allclose(trained_row(ready, (Phase(),), CLIENT), expected, atol=1e-6)
     unclipped = trained_row(prepared("norm"), (Phase(),), CLIENT)
+    assert torch.equal(trained_row(prepared("norm", clip=1e6), (Phase(),), CLIENT), unclipped)
     assert not torch.allclose(unclipped, expected, atol=1e-3)
 
 
@@ -250,6 +251,18 @@ def test_running_statistics_move_in_training_and_rest_in_head_only_phases() -> N
     worker.train((Phase(), Phase("classifier")))
     worker.test(ready.problem().test[CLIENT])
     assert torch.equal(stats.take(worker.network("model").row), moved)
+
+
+def test_statistics_rest_in_head_only_phases_whatever_a_term_computes() -> None:
+    """A term may run the extractor itself, on the same samples under another (or the same) slot."""
+    ready = prepared("norm")
+
+    def again(batch: Batch) -> Tensor:
+        return cross_entropy(batch) + 0.1 * batch.under("model").features.square().sum(1)
+
+    stats = ready.problem().layout.columns("stats")
+    row = trained_row(ready, (Phase("classifier", terms=(again,)),), CLIENT)
+    assert torch.equal(stats.take(row), stats.take(ready.federation().initial))
 
 
 def test_testing_changes_nothing() -> None:

@@ -228,7 +228,7 @@ class Declaring(Recording):
     """Keeps what the clients were to send and receive, too."""
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
-        method = self._worker.method
+        method = self.worker.method
         self.declared = (dict(method.uploads(federation)), dict(method.downloads(federation)))
         self.peers = sum(len(method.peers(federation, client)) for client in cohort.tolist())
         return super().train(federation, work, cohort)

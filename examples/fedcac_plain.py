@@ -153,7 +153,7 @@ def top(scores: Tensor, tau: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.flatten().sort(descending=True).values[count - 1]
-    if threshold <= 1e-10:
+    if threshold <= 1e-10 and count < scores.numel():
         moved = scores[scores > 1e-20]
         if len(moved) > 0:
             threshold = moved.min()

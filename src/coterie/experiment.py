@@ -67,6 +67,7 @@ class Experiment:
     validation: float | None = None
     held_out: int | float = 0
     engine: str = "serial"
+    workers: int = 0
     threads: int = 0
     seed: int = 0
     evaluate_every: int = 1
@@ -89,6 +90,7 @@ class Experiment:
             self.checkpoint_every >= 0,
             f"checkpoint_every = {self.checkpoint_every}: must not be negative (0: never)",
         )
+        require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: PyTorch's choice)")
         if self.stats not in (None, "mean", "local"):
             raise unknown("stats policy", str(self.stats), ("mean", "local"))

@@ -38,7 +38,8 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     newcomers = welcome(prepared, trained)
     problem = prepared.problem(list(prepared.partition.held_out))
     method = prepared.method
-    engine = make_engine(prepared.experiment.engine, problem, method, newcomers.seed)
+    experiment = prepared.experiment
+    engine = make_engine(experiment.engine, problem, method, newcomers.seed, experiment.workers)
     try:
         received = Evaluation.of(engine.test(newcomers, newcomers.everyone))
         work = Work(method.recipe(newcomers), test=True)

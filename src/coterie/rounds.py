@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from coterie.engines import Engine, Trained, Work
 from coterie.evaluate import Evaluation
-from coterie.exchange import Applied, ClientRows, Mix, Uploads, apply
+from coterie.exchange import Applied, ClientRows, Uploads, apply
 from coterie.federation import Federation
 from coterie.ledger import declared_bytes, tensor_bytes
 from coterie.local import Score
@@ -64,7 +65,8 @@ class Rounds:
         down = declared_bytes(federation, method.downloads(federation)) * len(cohort)
         peers = sum(len(method.peers(federation, client)) for client in report.cohort)
         down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
-        report.mixes += apply(method.deliver(federation, cohort), federation, no_uploads(federation, cohort))
+        delivery = Delivery(method, federation, cohort)
+        report.mixes += delivery.applied
         clock.lap("exchange")
         work = Work(method.recipe(federation), method.probes(federation), test=wanted)
         trained = self.engine.train(federation, work, cohort)
@@ -73,6 +75,7 @@ class Rounds:
         up = declared_bytes(federation, method.uploads(federation))
         up += sum(tensor_bytes(value[0]) for name, value in trained.probes.items() if name not in method.remembers)
         uploads, report.diverged = collect(method, federation, cohort, trained)
+        delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
         clock.lap("exchange")
         if wanted:
             report.trained = self._evaluate_trained(cohort, trained.scores, report.diverged)
@@ -170,22 +173,32 @@ def no_uploads(federation: Federation, clients: Tensor) -> Uploads:
     return Uploads(federation, clients, {}, {})
 
 
-class as_delivered:  # noqa: N801 (used like a function)
-    """While inside, `clients` hold what they would download; afterwards what they held before."""
+class Delivery:
+    """What `clients` receive beyond what they hold: mixes made at download time, which can be undone."""
 
     def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:
         self.federation, self.clients = federation, clients
-        self.mixes: Iterable[Mix] = list(method.deliver(federation, clients))
-        self.kept: dict[str, Tensor] = {}
+        mixes = list(method.deliver(federation, clients))
+        self._before = {mix.target: federation[mix.target].own[clients] for mix in mixes}
+        self.applied = apply(mixes, federation, no_uploads(federation, clients))
 
-    def __enter__(self) -> None:
-        for mix in self.mixes:
-            self.kept[mix.target] = self.federation[mix.target].own[self.clients]
-        apply(self.mixes, self.federation, no_uploads(self.federation, self.clients))
+    def undo(self, clients: Tensor | None = None) -> None:
+        """Give (some of) the clients back what they held before."""
+        chosen = (
+            torch.ones_like(self.clients, dtype=torch.bool) if clients is None else torch.isin(self.clients, clients)
+        )
+        for target, rows in self._before.items():
+            self.federation[target].own[self.clients[chosen]] = rows[chosen]
 
-    def __exit__(self, *_: object) -> None:
-        for target, rows in self.kept.items():
-            self.federation[target].own[self.clients] = rows
+
+@contextmanager
+def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[None]:
+    """While inside, `clients` hold what they would download; afterwards what they held before."""
+    delivery = Delivery(method, federation, clients)
+    try:
+        yield
+    finally:
+        delivery.undo()
 
 
 class _Clock:

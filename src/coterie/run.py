@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from coterie.config import complete, experiment_from
-from coterie.engines import make_engine
+from coterie.engines import ENGINES, make_engine
 from coterie.errors import CoterieError, require
 from coterie.evaluate import final_metrics
 from coterie.experiment import Experiment, Prepared
@@ -54,7 +54,9 @@ def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experi
 
 
 def _finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
-    with _quiet_state(prepared.experiment.threads), _log_file(directory):
+    experiment = prepared.experiment
+    threads = experiment.threads or ENGINES[experiment.engine].main_threads
+    with _quiet_state(threads), _log_file(directory):
         return _run_rounds(prepared, directory, on_round)
 
 
@@ -65,7 +67,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
-    engine = make_engine(experiment.engine, problem, method, experiment.seed)
+    engine = make_engine(experiment.engine, problem, method, experiment.seed, experiment.workers)
     names = [prepared.partition.names[client] for client in prepared.participants]
     if experiment.optimizer != "sgd":
         _load_optimisers()

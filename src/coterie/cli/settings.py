@@ -132,6 +132,9 @@ class Settings:
     decay: Annotated[float | None, option("Factor a round of the exponential schedule.", 1.0, TRAINING)] = None
 
     engine: Annotated[str | None, option("Who executes local training.", "serial", RUNNING)] = None
+    workers: Annotated[int | None, option("Worker processes of engine 'processes' (0: one per core).", 0, RUNNING)] = (
+        None
+    )
     threads: Annotated[int | None, option("PyTorch threads (0: PyTorch's choice).", 0, RUNNING)] = None
     evaluate_every: Annotated[int | None, option("Test everybody every so many rounds.", 1, RUNNING)] = None
     record_every: Annotated[

@@ -6,7 +6,6 @@ one grouped convolution); any other module runs under `torch.vmap`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -164,32 +163,17 @@ def _holds(module: nn.Module, name: str) -> bool:
     return local in owner._parameters or local in owner._buffers
 
 
-def padded(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Vectors of unequal length as one matrix `[k, longest]`, and which entries are real, as 0 and 1.
+def padded(parts: list[Tensor]) -> Tensor:
+    """Vectors of unequal length as one matrix, filled up with zeros: `[k, longest]`.
 
-    >>> padded([torch.tensor([5, 6]), torch.tensor([7])])[1]
-    tensor([[1., 1.],
-            [1., 0.]])
+    >>> padded([torch.tensor([5, 6]), torch.tensor([7])])
+    tensor([[5, 6],
+            [7, 0]])
     """
-    longest = max(len(part) for part in parts)
-    values = parts[0].new_zeros(len(parts), longest)
-    real = torch.zeros(len(parts), longest)
-    for row, part in enumerate(parts):
-        values[row, : len(part)] = part
-        real[row, : len(part)] = 1
-    return values, real
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
 
 def chunks(total: int, width: int, budget: int = 1 << 16) -> list[slice]:
     """Slices of `total` clients such that clients × `width` samples stay within a budget."""
     size = max(1, budget // max(width, 1))
     return [slice(start, start + size) for start in range(0, total, size)] if total else []
-
-
-def steps_of(samples: int, batch: int, epochs: int) -> int:
-    """How many batches a client sees in a phase.
-
-    >>> steps_of(25, 10, 2)
-    6
-    """
-    return epochs * math.ceil(samples / batch)

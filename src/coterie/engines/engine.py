@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +46,8 @@ class Engine(ABC):
     """Executes local work. Results do not depend on which engine does it, but for float rounding where stated."""
 
     name: str
+    # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
+    main_threads: ClassVar[int] = 0
 
     @abstractmethod
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:

@@ -9,11 +9,13 @@ engine up to float rounding. What cannot be stacked is trained by the serial eng
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy as cross_entropy_of
@@ -116,7 +118,7 @@ class Stacked(Engine):
         tests = [self.problem.test[client] for client in stack.clients.tolist()]
         with torch.no_grad():
             for part in chunks(len(tests), max(map(len, tests))):
-                index, _ = padded(tests[part])
+                index = padded(tests[part])
                 batch = StackedBatch(stack, self.method.tested, index, part)
                 plain = type(self.method).predict is Method.predict
                 logits = batch.logits if plain else batch.per_client(self.method.predict)
@@ -193,32 +195,43 @@ class StackedPhase:
     def run(self) -> None:
         """Every step of every client, as many clients at a time as still have steps to take."""
         problem, settings = self.stack.engine.problem, self.stack.engine.problem.training
-        own, _ = padded([problem.train[client] for client in self.stack.clients.tolist()])
+        own = padded([problem.train[client] for client in self.stack.clients.tolist()])
         features = self._features(own) if self.head_only else None
-        plan = self._plan()
+        positions, weights, active = self._plan()
         velocities = [torch.zeros(len(own), part.stop - part.start) for _, part, _ in self.parts]
-        for step in range(max(map(len, plan))):
-            active = [batches[step] for batches in plan if step < len(batches)]
-            positions, weights = padded(active)
-            k = len(active)
-            index = own[:k].gather(1, positions)
-            batch = StackedBatch(self.stack, self.phase.slot, index, slice(0, k))
+        clients = torch.arange(len(own))[:, None]
+        for step, k in enumerate(active):
+            here, share = positions[step, :k], weights[step, :k]
+            batch = StackedBatch(self.stack, self.phase.slot, own[:k].gather(1, here), slice(0, k))
             if features is not None:
-                batch.given = features[torch.arange(k)[:, None], positions]
-            grads = self._gradients(batch, weights / weights.sum(1, keepdim=True))
+                batch.given = features[clients[:k], here]
+            grads = self._gradients(batch, share)
             self._step(grads, velocities, k, settings.momentum, settings.weight_decay, settings.clip)
 
-    def _plan(self) -> list[list[Tensor]]:
-        """Every client's batches as positions among its own samples; the serial engine's, in the same order."""
+    def _plan(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Every client's batches, the serial engine's in the same order, padded to one size.
+
+        Positions among the client's own samples `[S, m, B]`, the samples' shares in the batch's mean `[S, m, B]`
+        (0 where padded), and how many clients take each step (those with most steps come first).
+        """
         stack, problem = self.stack, self.stack.engine.problem
         number = self.number if self.phase.stream is None else self.phase.stream
-        plan = []
-        for client in stack.clients.tolist():
-            key, n = int(stack.federation.keys[client]), len(problem.train[client])
+        sizes = [len(problem.train[client]) for client in stack.clients.tolist()]
+        width = min(problem.training.batch, max(sizes))
+        per_epoch = [math.ceil(n / width) for n in sizes]
+        positions = np.zeros((self.epochs * max(per_epoch), len(sizes), width), np.int64)
+        weights = np.zeros_like(positions, dtype=np.float32)
+        for row, (client, n, steps) in enumerate(zip(stack.clients.tolist(), sizes, per_epoch, strict=True)):
+            key = int(stack.federation.keys[client])
             stream = torch_stream(stack.engine.seed, f"batches:{number}", stack.federation.round, key)
-            epochs = [torch.randperm(n, generator=stream).split(problem.training.batch) for _ in range(self.epochs)]
-            plan.append([part for epoch in epochs for part in epoch])
-        return plan
+            drawn = np.zeros((self.epochs, steps * width), np.int64)
+            for epoch in drawn:
+                epoch[:n] = torch.randperm(n, generator=stream).numpy()
+            real = (np.arange(steps * width) < n).reshape(steps, width)
+            positions[: self.epochs * steps, row] = drawn.reshape(-1, width)
+            weights[: self.epochs * steps, row] = np.tile(real / real.sum(1, keepdims=True), (self.epochs, 1))
+        active = [sum(self.epochs * steps > step for steps in per_epoch) for step in range(len(positions))]
+        return torch.from_numpy(positions), torch.from_numpy(weights), active
 
     def _features(self, own: Tensor) -> Tensor:
         """The frozen extractors' outputs on all training samples: `[m, n, d]`."""

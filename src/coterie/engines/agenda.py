@@ -1,0 +1,90 @@
+"""Which client is next: the largest first, tiny ones several at a time, to whichever worker is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from coterie.engines.seat import Done, Task
+from coterie.errors import CoterieError
+
+# A message costs about a quarter of a millisecond: tasks are made to last this long where clients are small.
+TASK_SECONDS = 0.01
+# A client is given up when the workers that had it died this often.
+DEATHS = 3
+
+
+class Pace:
+    """Seconds a sample takes, as measured so far."""
+
+    def __init__(self) -> None:
+        self.seconds_per_sample: float | None = None
+
+    def observe(self, samples: int, seconds: float) -> None:
+        """Take a measurement into account; recent ones count more."""
+        new = seconds / max(samples, 1)
+        old = self.seconds_per_sample
+        self.seconds_per_sample = new if old is None else 0.8 * old + 0.2 * new
+
+
+class Agenda:
+    """The positions that are still to be done, dealt out as tasks.
+
+    `samples` says how large each position is, `name` what to call it in messages.
+
+    >>> agenda = Agenda([1, 9, 5], str, Pace(), workers=2)
+    >>> agenda.next_task(), agenda.next_task(), agenda.next_task(), agenda.next_task()
+    ((1,), (2,), (0,), None)
+    """
+
+    def __init__(self, samples: Sequence[int], name: Callable[[int], str], pace: Pace, workers: int) -> None:
+        self._samples, self._name, self._pace, self._workers = samples, name, pace, workers
+        self._waiting = sorted(range(len(samples)), key=lambda position: samples[position])  # the largest last
+        self._left = sum(samples)
+        self._again: list[int] = []
+        self._deaths = dict[int, int]()
+        self._open = len(samples)
+        self.results: list[tuple[Task, Done]] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether every position is done."""
+        return self._open == 0
+
+    def next_task(self) -> Task | None:
+        """What an idle worker should do now."""
+        if self._again:
+            return (self._again.pop(),)
+        if not self._waiting:
+            return None
+        pace = self._pace.seconds_per_sample
+        wanted = 0.0 if not pace else TASK_SECONDS / pace
+        # No task may be so large that others wait for it in the end.
+        wanted = min(wanted, self._left / (2 * self._workers))
+        task: list[int] = []
+        size = 0
+        while self._waiting and (not task or size + self._samples[self._waiting[-1]] <= wanted):
+            task.append(self._waiting.pop())
+            size += self._samples[task[-1]]
+        self._left -= size
+        return tuple(task)
+
+    def done(self, task: Task, result: Done) -> None:
+        """A task's result has arrived."""
+        self.results.append((task, result))
+        self._open -= len(task)
+        self._pace.observe(sum(self._samples[position] for position in task), result.seconds)
+
+    def lost(self, task: Task, ending: str) -> None:
+        """The worker that had the task is dead: its positions are done anew, each on its own."""
+        for position in task:
+            self._deaths[position] = self._deaths.get(position, 0) + 1
+            if self._deaths[position] == DEATHS:
+                raise CoterieError(
+                    f"{self.named(position)}: {DEATHS} worker processes died at it (the last by {ending}); "
+                    "is there enough memory? fewer workers need less, engine='serial' shows the cause"
+                )
+            self._again.append(position)
+
+    def named(self, position: int) -> str:
+        """What to call a position in messages."""
+        return self._name(position)

@@ -1,0 +1,213 @@
+"""Worker processes from the main process's side: start them, hand out tasks, notice and replace the dead."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Literal, cast
+
+import torch.multiprocessing
+
+from coterie.engines.agenda import DEATHS, Agenda
+from coterie.engines.seat import Answer, Call, Done, Failed, Job, Ready, Refused, Task, serve
+from coterie.errors import CoterieError
+
+log = logging.getLogger("coterie")
+
+# How a worker ends whose import of the main script would have started workers of its own.
+UNGUARDED = 73
+WAY_OUT = "or use engine='serial'"
+GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
+
+
+@dataclass
+class _Member:
+    """A worker process. It `starts`, is `joining` while it takes on a job, then `idle` or `busy` with a task."""
+
+    process: BaseProcess
+    connection: Connection
+    stage: Literal["starting", "joining", "idle", "busy"] = "starting"
+    job: Job | None = None
+    task: Task = ()
+
+
+class Crew:
+    """`size` worker processes that live until `stop`, whatever jobs they get; dead ones are replaced."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._members: list[_Member] = []
+        self._failures = 0  # workers that died without a task since something was last done
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers that there are now."""
+        return [pid for member in self._members if (pid := member.process.pid) is not None]
+
+    def perform(self, job: Job, call: Call, everything: Callable[[], Call], agenda: Agenda) -> None:
+        """Have an agenda's positions done.
+
+        Workers that know the job are told of the `call`, others of `everything()`: the call and all earlier
+        news. After an error all workers are stopped; the next call starts new ones.
+        """
+        try:
+            self._failures = 0
+            for member in list(self._members):
+                if member.job is job and member.stage == "idle":
+                    self._tell(member, call, agenda)
+                elif member.stage == "idle":
+                    self._introduce(member, job, agenda)
+            while not agenda.finished:
+                self._complete()
+                self._deal(agenda)
+                for member in self._heard():
+                    self._listen(member, job, everything, agenda)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all workers, busy or not: they own nothing."""
+        for member in self._members:
+            member.process.terminate()
+        for member in self._members:
+            member.process.join(5)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            member.connection.close()
+            member.process.close()
+        self._members.clear()
+
+    def _complete(self) -> None:
+        """Start as many workers as are missing."""
+        while len(self._members) < self.size:
+            self._members.append(_start())
+
+    def _deal(self, agenda: Agenda) -> None:
+        for member in list(self._members):
+            if member.stage == "idle" and (task := agenda.next_task()) is not None:
+                member.stage, member.task = "busy", task
+                self._tell(member, task, agenda)
+
+    def _heard(self) -> list[_Member]:
+        """Wait until something happens; the workers that said something or died."""
+        handles: list[Connection | int] = [member.connection for member in self._members]
+        handles += [member.process.sentinel for member in self._members]
+        happened = wait(handles)
+        return [m for m in self._members if m.connection in happened or m.process.sentinel in happened]
+
+    def _listen(self, member: _Member, job: Job, everything: Callable[[], Call], agenda: Agenda) -> None:
+        try:
+            # What a worker said before it died still counts.
+            answer: Answer | None = member.connection.recv() if member.connection.poll() else None
+        except (EOFError, OSError):
+            answer = None
+        if answer is None:
+            self._bury(member, agenda)
+        elif isinstance(answer, Ready):
+            if member.stage == "starting" or member.job is not job:
+                self._introduce(member, job, agenda)
+            else:
+                member.stage = "idle"
+                self._tell(member, everything(), agenda)
+        elif isinstance(answer, Done):
+            agenda.done(member.task, answer)
+            member.stage, member.task = "idle", ()
+            self._failures = 0
+        elif isinstance(answer, Refused):
+            raise cannot_import(answer.reason)
+        else:
+            raise _as_raised_here(answer, agenda)
+
+    def _introduce(self, member: _Member, job: Job, agenda: Agenda) -> None:
+        member.stage, member.job = "joining", job
+        self._tell(member, job, agenda)
+
+    def _tell(self, member: _Member, message: Job | Call | Task, agenda: Agenda) -> None:
+        try:
+            member.connection.send(message)
+        except OSError:
+            self._bury(member, agenda)
+        except Exception as error:  # whatever pickling the user's classes may raise
+            raise cannot_import(" ".join(f"{type(error).__name__}: {error}".split())) from error
+
+    def _bury(self, member: _Member, agenda: Agenda) -> None:
+        """Let go of a worker that died; what it had to do is done elsewhere."""
+        member.process.join(5)
+        code = member.process.exitcode
+        if code is None:  # it hung up without ending
+            member.process.kill()
+            member.process.join()
+        self._members.remove(member)
+        member.connection.close()
+        member.process.close()
+        ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        if member.stage == "busy":
+            names = ", ".join(agenda.named(position) for position in member.task)
+            agenda.lost(member.task, ending)
+            log.warning("%s: the worker process died (%s); done again by another", names, ending)
+            return
+        self._failures += 1
+        if code == UNGUARDED:
+            raise CoterieError(f"engine = 'processes': workers import the script; {GUARD}, {WAY_OUT}")
+        if member.stage != "idle" and (code is None or code >= 0):
+            raise CoterieError(
+                f"engine = 'processes': a worker process could not start ({ending}; see above); {GUARD}, {WAY_OUT}"
+            )
+        if self._failures == DEATHS:
+            raise CoterieError(f"engine = 'processes': worker processes keep dying ({ending}); {WAY_OUT[3:]}")
+
+
+def cannot_import(reason: str) -> CoterieError:
+    """The error for classes that exist in the main process alone."""
+    return CoterieError(
+        f"engine = 'processes': the workers cannot import the method or the model ({reason}); put its class into a "
+        f"module of its own (a .py file) and import it, {WAY_OUT}"
+    )
+
+
+def _as_raised_here(failed: Failed, agenda: Agenda) -> Exception:
+    message = f"{agenda.named(failed.position)}: {failed.message}"
+    if failed.expected:
+        return CoterieError(message)
+    error = RuntimeError(message)
+    error.add_note(f"In the worker process:\n{failed.details}")
+    return error
+
+
+def _start() -> _Member:
+    """Start a worker process."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # This is a worker that is importing a script which starts its run at once.
+        raise SystemExit(UNGUARDED)
+    context = torch.multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), name="coterie worker", daemon=True)
+    try:
+        with _interrupts_held_back():
+            process.start()
+    except AssertionError as error:  # multiprocessing's own check of daemonic processes
+        raise CoterieError(f"engine = 'processes': workers cannot start here ({error}); use engine='serial'") from None
+    finally:
+        theirs.close()
+    return _Member(cast(BaseProcess, process), ours)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started within never see Ctrl-C: the main process does, and stops them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,387 @@
+"""The `processes` engine: the serial engine's results bit for bit, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coterie.engines import Engine, Processes, Serial, Work, agenda
+from coterie.engines.agenda import Agenda, Pace
+from coterie.engines.crew import Crew
+from coterie.engines.seat import Done
+from coterie.errors import CoterieError
+from coterie.experiment import Experiment, Prepared
+from coterie.federation import Federation
+from coterie.local import Batch, Trainer
+from coterie.methods import METHODS, FedAvg, FedPer, Method
+from coterie.partition import Partition
+from coterie.recipe import Phase, Recipe, plain_steps
+from coterie.rounds import RoundReport, Rounds
+from support import MODELS, seeded, tiny, toy_data, toy_partition, without_times
+
+BOUND = 90.0  # seconds after which a subprocess counts as hanging
+
+
+@dataclass(frozen=True)
+class Incident(Method):
+    """FedPer with an incident at one client: for as many times as the file has bytes, or for good."""
+
+    what: str = "none"
+    client: int = 2
+    left: str = ""
+
+    shared = "extractor"
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(rule=self.steps),)
+
+    def steps(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+        plain_steps(trainer, iter([next(batches)]))
+        if trainer.worker.client == self.client and self.what != "none":
+            self.strike()
+        plain_steps(trainer, batches)
+
+    def strike(self) -> None:
+        if self.what == "mistake":
+            raise CoterieError("a mistake of the user's")
+        if self.what == "bug":
+            raise ZeroDivisionError("a bug")
+        content = Path(self.left).read_bytes()
+        if content:
+            Path(self.left).write_bytes(content[1:])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Two workers for all tests of this file: starting some takes seconds."""
+    both = Crew(2)
+    yield both
+    both.stop()
+
+
+def experiment(method: Method | str, model: str = "norm", **options: Any) -> Experiment:
+    data = toy_data(180)
+    whole = toy_partition(data, 5)
+    cuts = [len(train) // 5 for train in whole.train]
+    partition = Partition(
+        train=tuple(train[cut:] for train, cut in zip(whole.train, cuts, strict=True)),
+        validation=tuple(train[:cut] for train, cut in zip(whole.train, cuts, strict=True)),
+        test=whole.test,
+    )
+    return tiny(method, seeded(MODELS[model]), data=data, partition=partition, **{"join": 0.6, **options})
+
+
+def rounds_with(engine: Engine, prepared: Prepared) -> tuple[dict[str, Tensor], list[Any]]:
+    """The state after all rounds, and what the rounds reported (all but the times)."""
+    federation = prepared.federation()
+    rounds = Rounds(prepared.method, federation, engine, prepared.experiment.join)
+    reports = [rounds.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
+    last = rounds.scores_received(keep_scores=True)
+    told = [[repr(plain(report)) for report in reports], [str(score.probabilities) for score in last]]
+    return {name: tensor.clone() for name, tensor in federation.state()}, told
+
+
+def plain(report: Any) -> Any:
+    return replace(report, seconds={}) if isinstance(report, RoundReport) else report
+
+
+def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return list(ours) == list(theirs) and all(
+        torch.equal(ours[name].nan_to_num(7.5), theirs[name].nan_to_num(7.5)) for name in ours
+    )
+
+
+def serially(prepared: Prepared) -> tuple[dict[str, Tensor], list[Any]]:
+    return rounds_with(Serial(prepared.problem(), prepared.method, prepared.experiment.seed), prepared)
+
+
+def by_processes(prepared: Prepared, crew: Crew) -> tuple[dict[str, Tensor], list[Any]]:
+    return rounds_with(Processes(prepared.problem(), prepared.method, prepared.experiment.seed, crew=crew), prepared)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_ends_bit_identical_to_serial(name: str, crew: Crew) -> None:
+    prepared = experiment(name).prepare()
+    torch.set_printoptions(precision=10)
+    ours, told = by_processes(prepared, crew)
+    theirs, told_serially = serially(prepared)
+    assert same(ours, theirs)
+    assert told == told_serially
+    assert len(crew.pids) == 2
+
+
+def test_dropout_and_other_optimisers_are_bit_identical_too(crew: Crew) -> None:
+    prepared = experiment("fedavg", "dropout", optimizer="adam", lr=0.01, join=1.0, epochs=2).prepare()
+    ours, theirs = by_processes(prepared, crew), serially(prepared)
+    assert same(ours[0], theirs[0])
+    assert ours[1] == theirs[1]
+
+
+def test_a_model_shared_by_all_is_tested_in_the_same_batches(crew: Crew) -> None:
+    data = toy_data(3000)
+    prepared = tiny("fedavg", data=data, partition=toy_partition(data, 7)).prepare()
+    federation = prepared.federation()
+    assert federation.is_uniform
+    engine = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    for clients in (federation.everyone, torch.tensor([5, 1])):
+        ours = engine.test(federation, clients, keep_scores=True)
+        theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.losses, other.losses)
+            assert torch.equal(one.correct, other.correct)
+            assert one.probabilities is not None
+            assert other.probabilities is not None
+            assert torch.equal(one.probabilities, other.probabilities)
+
+
+def test_one_engine_serves_several_federations_and_sees_what_changes(crew: Crew) -> None:
+    prepared = experiment("fedper", rounds=5).prepare()
+    ours = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    serial = Serial(prepared.problem(), prepared.method, 0)
+    first, second = prepared.federation(), prepared.federation()
+    second["model"].own.mul_(1.5)
+    work = Work(prepared.method.recipe(first))
+    for federation in (first, second, first):
+        for _ in range(2):
+            federation.round += 1
+            rows = ours.train(federation, work, federation.everyone).rows["model"]
+            assert torch.equal(rows, serial.train(federation, work, federation.everyone).rows["model"])
+            federation["model"].own.add_(0.1)
+    # A slot whose tensor was replaced is found again.
+    first["model"].own = first["model"].own * 2
+    scores = ours.test(first, first.everyone), serial.test(first, first.everyone)
+    assert all(torch.equal(a.losses, b.losses) for a, b in zip(*scores, strict=True))
+
+
+def test_rows_belong_to_the_caller(crew: Crew) -> None:
+    prepared = experiment("fedper").prepare()
+    engine, federation = Processes(prepared.problem(), prepared.method, 0, crew=crew), prepared.federation()
+    work = Work(prepared.method.recipe(federation))
+    kept = engine.train(federation, work, federation.everyone).rows["model"][1:2]
+    before = kept.clone()
+    for _ in range(3):
+        federation.round += 1
+        engine.train(federation, work, federation.everyone)
+    assert torch.equal(kept, before)
+    assert len(engine._buffers) == 2  # the one that is kept, and one that was used three times
+
+
+def test_work_that_is_not_the_methods_is_refused(crew: Crew) -> None:
+    prepared = experiment("fedper").prepare()
+    federation = prepared.federation()
+    engine = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    with pytest.raises(CoterieError, match="FedPer"):
+        engine.train(federation, Work((Phase(train="classifier"),)), federation.everyone)
+
+
+def test_a_killed_worker_is_replaced_and_its_client_trained_again(
+    crew: Crew, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = tmp_path / "left"
+    left.write_bytes(b"x")
+    before = crew.pids
+    struck = experiment(Incident("death", left=str(left)), join=1.0).prepare()
+    with caplog.at_level("WARNING", logger="coterie"):
+        ours, told = by_processes(struck, crew)
+    assert left.read_bytes() == b""
+    theirs, told_serially = serially(experiment(FedPer(), join=1.0).prepare())
+    assert same(ours, theirs)
+    assert told == told_serially
+    assert "client 2: the worker process died (signal 9)" in caplog.text
+    assert len(crew.pids) == 2
+    assert len(set(crew.pids) & set(before)) == 1
+
+
+def test_an_idle_worker_that_dies_is_replaced(crew: Crew) -> None:
+    prepared = experiment("fedper", join=1.0).prepare()
+    victim = crew.pids[0]
+    os.kill(victim, signal.SIGKILL)
+    ours, theirs = by_processes(prepared, crew), serially(prepared)
+    assert same(ours[0], theirs[0])
+    assert victim not in crew.pids
+
+
+def test_errors_in_a_worker_name_client_and_round(crew: Crew) -> None:
+    prepared = experiment(Incident("mistake"), join=1.0).prepare()
+    with pytest.raises(CoterieError, match="round 1, client 2: a mistake of the user's"):
+        by_processes(prepared, crew)
+    pids = crew.pids
+    prepared = experiment(Incident("bug"), join=1.0).prepare()
+    with pytest.raises(RuntimeError, match="round 1, client 2: ZeroDivisionError: a bug") as caught:
+        by_processes(prepared, crew)
+    assert "in strike" in caught.value.__notes__[0]
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_client_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agenda, "DEATHS", 1)  # each further death would cost the start of a worker
+    left = tmp_path / "left"
+    left.write_bytes(b"xxx")
+    prepared = experiment(Incident("death", left=str(left)), join=1.0).prepare()
+    engine = Processes(prepared.problem(), prepared.method, 0, workers=1)
+    try:
+        engine.test(prepared.federation(), torch.arange(5))
+        pids = engine.crew.pids
+        assert not any(gone(pid) for pid in pids)
+        with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
+            rounds_with(engine, prepared)
+    finally:
+        engine.close()
+    assert all(gone(pid) for pid in pids)
+    assert not [child for child in multiprocessing.active_children() if child.name == "coterie worker"]
+
+
+def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None:
+    pace = Pace()
+    book = Agenda([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
+    task = book.next_task()
+    assert task == (1,)
+    for _ in range(2):
+        book.lost(task, "signal 9")
+        assert book.next_task() == task
+    with pytest.raises(CoterieError, match=r"client 1: 3 worker processes died"):
+        book.lost(task, "signal 9")
+    pace.observe(10, 1e-5)  # small clients: several make a task, yet no more than a quarter of what is left
+    book = Agenda([1] * 40, str, pace, workers=2)
+    tasks = []
+    while (task := book.next_task()) is not None:
+        tasks.append(task)
+        book.done(task, Done(1e-6 * len(task), 0.0, b""))
+    assert [len(task) for task in tasks[:3]] == [10, 7, 5]
+    assert len(tasks[-1]) == 1
+    assert sorted(position for task in tasks for position in task) == list(range(40))
+    assert book.finished
+
+
+UNGUARDED = """
+from coterie.experiment import Experiment, make_rule
+rule = make_rule("iid", {"clients": 2})
+Experiment(partition=rule, engine="processes", workers=1, rounds=1, epochs=1).run()
+"""
+NOTEBOOK = """
+from coterie.experiment import Experiment, make_rule
+from coterie.methods import FedAvg
+class Mine(FedAvg): pass
+rule = make_rule("iid", {"clients": 2})
+Experiment(method=Mine(), partition=rule, engine="processes", workers=1, rounds=1, epochs=1).run()
+"""
+ENDLESS = """
+import time
+from coterie.engines.crew import Crew
+from coterie.experiment import Experiment, make_rule
+if __name__ == "__main__":
+    start = Crew._deal
+    def deal(self, agenda):
+        start(self, agenda)
+        if any(member.stage == "busy" for member in self._members):
+            print(*self.pids, flush=True)
+    Crew._deal = deal
+    rule = make_rule("iid", {"clients": 2})
+    Experiment(partition=rule, engine="processes", workers=1, rounds=1, epochs=1_000_000).run()
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Scripts that run side by side, each with a process group of its own."""
+    folder = tmp_path_factory.mktemp("scripts")
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    (folder / "unguarded.py").write_text(UNGUARDED)
+    (folder / "endless.py").write_text(ENDLESS)
+    started = {
+        "unguarded": start(str(folder / "unguarded.py")),
+        "notebook": start("-c", NOTEBOOK),
+        "interrupted": start(str(folder / "endless.py")),
+        "killed": start(str(folder / "endless.py")),
+    }
+    yield started
+    for script in started.values():
+        if script.poll() is None:
+            os.killpg(script.pid, signal.SIGKILL)
+        script.communicate()
+
+
+def test_an_unguarded_script_is_told_what_to_do(scripts: dict[str, subprocess.Popen[str]]) -> None:
+    script = scripts["unguarded"]
+    _, errors = script.communicate(timeout=BOUND)
+    assert script.returncode == 1
+    assert "CoterieError: engine = 'processes': workers import the script; put what the script does under" in errors
+    assert errors.count("Traceback") == 1
+
+
+def test_classes_of_a_notebook_are_refused_with_a_way_out(scripts: dict[str, subprocess.Popen[str]]) -> None:
+    script = scripts["notebook"]
+    _, errors = script.communicate(timeout=BOUND)
+    assert script.returncode == 1
+    message = errors.strip().splitlines()[-1]
+    assert "Mine" in message
+    assert "into a module of its own" in message
+    assert "engine='serial'" in message
+    assert errors.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("interrupted", signal.SIGINT), ("killed", signal.SIGKILL)])
+def test_workers_end_with_the_main_process(
+    name: str, number: signal.Signals, scripts: dict[str, subprocess.Popen[str]]
+) -> None:
+    script = scripts[name]
+    assert script.stdout is not None
+    while (line := script.stdout.readline().split()) == []:
+        assert script.poll() is None
+    workers = [int(pid) for pid in line]
+    assert len(workers) == 1
+    assert not any(gone(pid) for pid in workers)
+    if number == signal.SIGINT:
+        os.killpg(script.pid, signal.SIGINT)  # as Ctrl-C does: the workers are hit as well
+    else:
+        script.kill()
+    _, errors = script.communicate(timeout=BOUND)
+    assert all(gone(pid, within=10) for pid in workers)
+    assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0)
+
+
+def gone(pid: int, within: float = 0.0) -> bool:
+    """Whether a process has ended (it may still wait for somebody to ask for its exit code)."""
+    until = time.monotonic() + within
+    while True:
+        try:
+            os.kill(pid, 0)
+            stat = Path(f"/proc/{pid}/stat")
+            ended = stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        if ended or time.monotonic() >= until:
+            return ended
+        time.sleep(0.05)
+
+
+def test_experiments_run_with_newcomers_and_the_same_history(tmp_path: Path) -> None:
+    one = experiment(FedAvg(), held_out=2, rounds=2)
+    ours = replace(one, engine="processes", workers=2).run(tmp_path / "ours")
+    theirs = replace(one, threads=1).run()
+    assert without_times(ours.history.lines) == without_times(theirs.history.lines)
+    for key in ("newcomers", "macro_f1", "auc", "clients"):
+        assert ours.summary[key] == theirs.summary[key]
+    assert not [child for child in multiprocessing.active_children() if child.name == "coterie worker"]

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import core, methods
+from benchmarks import baselines, core, methods
 from benchmarks.harness import Figure
 
 GROUPS: dict[str, list[Callable[[], Iterator[Figure]]]] = {
     "core": [core.serial_against_bare, core.memory_of_many_clients],
+    "baselines": [baselines.against_bare_work],
     "methods": [methods.rounds_against_plain, methods.exchange_share, methods.server_steps],
 }
 

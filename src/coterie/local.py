@@ -132,6 +132,7 @@ class Worker:
         self._networks: dict[str, Network] = {}
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
+        self._features: dict[str, Tensor] = {}
         self._streams: dict[str, torch.Generator] = {}
         # What step rules found out about the client in the seat, for later phases and for probes.
         self.notes: dict[str, Tensor] = {}
@@ -143,6 +144,7 @@ class Worker:
         self.key = int(federation.keys[client])
         self._present.clear()
         self._anchors.clear()
+        self.forget_features()
         self._streams.clear()
         self.notes.clear()
         torch.default_generator.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
@@ -194,6 +196,16 @@ class Worker:
         sent = self.problem.layout.columns(self.method.uploads(self.federation).get("model", ""))
         sent.put(rows, self.federation["model"].rows(torch.tensor(chosen, dtype=torch.int64), sent))
         return chosen, rows
+
+    def train_features(self, slot: str = "model") -> Tensor:
+        """The extractor's output on all of the client's training samples; kept until the extractor trains: `[n, d]`."""
+        if slot not in self._features:
+            self._features[slot] = self.features(self.problem.train[self.client], slot)
+        return self._features[slot]
+
+    def forget_features(self) -> None:
+        """An extractor is about to change."""
+        self._features.clear()
 
     def features(self, index: Tensor, slot: str = "model") -> Tensor:
         """The extractor's output on the given samples, in evaluation mode and without gradients: `[n, d]`."""
@@ -274,6 +286,7 @@ class Trainer:
             network.trunk.eval()
         else:
             self.head_only = False
+            worker.forget_features()
         for start, stop in columns.spans:
             self.parts.append(Part(slot, (start, stop), network.row[start:stop], network.grad[start:stop]))
 
@@ -281,7 +294,7 @@ class Trainer:
         """Every epoch's batches: shuffled, the last partial one kept."""
         worker, problem = self.worker, self.worker.problem
         own = problem.train[worker.client]
-        cached = worker.features(own, self.phase.slot) if self.head_only else None
+        cached = worker.train_features(self.phase.slot) if self.head_only else None
         epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
         number = self.number if self.phase.stream is None else self.phase.stream
         stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)

@@ -37,7 +37,7 @@ class ClassMeans:
     def __call__(self, worker: Worker) -> Tensor:
         """Measure with the trained extractor, in evaluation mode."""
         own = worker.problem.train[worker.client]
-        return mean_by_class(worker.features(own), worker.problem.labels[own], worker.federation.classes)
+        return mean_by_class(worker.train_features(), worker.problem.labels[own], worker.federation.classes)
 
 
 def mean_by_class(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:

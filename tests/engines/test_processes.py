@@ -19,8 +19,8 @@ from torch import Tensor
 
 from coterie.engines import Engine, Processes, Serial, Work, agenda
 from coterie.engines.agenda import Agenda, Pace
-from coterie.engines.crew import Crew
-from coterie.engines.seat import Done
+from coterie.engines.crew import Crew, raised_here
+from coterie.engines.seat import Done, Failed
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment, Prepared
 from coterie.federation import Federation
@@ -35,14 +35,12 @@ BOUND = 90.0  # seconds after which a subprocess counts as hanging
 
 
 @dataclass(frozen=True)
-class Incident(Method):
+class Incident(FedPer):
     """FedPer with an incident at one client: for as many times as the file has bytes, or for good."""
 
     what: str = "none"
     client: int = 2
     left: str = ""
-
-    shared = "extractor"
 
     def recipe(self, federation: Federation) -> Recipe:
         return (Phase(rule=self.steps),)
@@ -54,8 +52,6 @@ class Incident(Method):
         plain_steps(trainer, batches)
 
     def strike(self) -> None:
-        if self.what == "mistake":
-            raise CoterieError("a mistake of the user's")
         if self.what == "bug":
             raise ZeroDivisionError("a bug")
         content = Path(self.left).read_bytes()
@@ -123,8 +119,8 @@ def test_every_method_ends_bit_identical_to_serial(name: str, crew: Crew) -> Non
     assert len(crew.pids) == 2
 
 
-def test_dropout_and_other_optimisers_are_bit_identical_too(crew: Crew) -> None:
-    prepared = experiment("fedavg", "dropout", optimizer="adam", lr=0.01, join=1.0, epochs=2).prepare()
+def test_dropout_momentum_and_clipping_are_bit_identical_too(crew: Crew) -> None:
+    prepared = experiment("fedavg", "dropout", momentum=0.9, clip=1.0, join=1.0, epochs=2).prepare()
     ours, theirs = by_processes(prepared, crew), serially(prepared)
     assert same(ours[0], theirs[0])
     assert ours[1] == theirs[1]
@@ -191,7 +187,7 @@ def test_a_killed_worker_is_replaced_and_its_client_trained_again(
     crew: Crew, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = tmp_path / "left"
-    left.write_bytes(b"x")
+    left.write_bytes(b"xx")  # two deaths: both workers, if the second meets it before the first is replaced
     before = crew.pids
     struck = experiment(Incident("death", left=str(left)), join=1.0).prepare()
     with caplog.at_level("WARNING", logger="coterie"):
@@ -202,7 +198,7 @@ def test_a_killed_worker_is_replaced_and_its_client_trained_again(
     assert told == told_serially
     assert "client 2: the worker process died (signal 9)" in caplog.text
     assert len(crew.pids) == 2
-    assert len(set(crew.pids) & set(before)) == 1
+    assert len(set(crew.pids) & set(before)) < 2
 
 
 def test_an_idle_worker_that_dies_is_replaced(crew: Crew) -> None:
@@ -215,15 +211,19 @@ def test_an_idle_worker_that_dies_is_replaced(crew: Crew) -> None:
 
 
 def test_errors_in_a_worker_name_client_and_round(crew: Crew) -> None:
-    prepared = experiment(Incident("mistake"), join=1.0).prepare()
-    with pytest.raises(CoterieError, match="round 1, client 2: a mistake of the user's"):
-        by_processes(prepared, crew)
-    pids = crew.pids
     prepared = experiment(Incident("bug"), join=1.0).prepare()
+    pids = crew.pids
     with pytest.raises(RuntimeError, match="round 1, client 2: ZeroDivisionError: a bug") as caught:
         by_processes(prepared, crew)
     assert "in strike" in caught.value.__notes__[0]
     assert all(gone(pid) for pid in pids)
+
+
+def test_mistakes_of_the_users_stay_such() -> None:
+    book = Agenda([1], "client {}".format, Pace(), workers=1)
+    error = raised_here(Failed(0, "lr is wrong", "", expected=True), book)
+    assert isinstance(error, CoterieError)
+    assert str(error) == "client 0: lr is wrong"
 
 
 def test_a_client_that_kills_its_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +271,6 @@ from coterie.experiment import Experiment, make_rule
 rule = make_rule("iid", {"clients": 2})
 Experiment(partition=rule, engine="processes", workers=1, rounds=1, epochs=1).run()
 """
-NOTEBOOK = """
-from coterie.experiment import Experiment, make_rule
-from coterie.methods import FedAvg
-class Mine(FedAvg): pass
-rule = make_rule("iid", {"clients": 2})
-Experiment(method=Mine(), partition=rule, engine="processes", workers=1, rounds=1, epochs=1).run()
-"""
 ENDLESS = """
 import time
 from coterie.engines.crew import Crew
@@ -312,7 +305,6 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
     (folder / "endless.py").write_text(ENDLESS)
     started = {
         "unguarded": start(str(folder / "unguarded.py")),
-        "notebook": start("-c", NOTEBOOK),
         "interrupted": start(str(folder / "endless.py")),
         "killed": start(str(folder / "endless.py")),
     }
@@ -331,15 +323,23 @@ def test_an_unguarded_script_is_told_what_to_do(scripts: dict[str, subprocess.Po
     assert errors.count("Traceback") == 1
 
 
-def test_classes_of_a_notebook_are_refused_with_a_way_out(scripts: dict[str, subprocess.Popen[str]]) -> None:
-    script = scripts["notebook"]
-    _, errors = script.communicate(timeout=BOUND)
-    assert script.returncode == 1
-    message = errors.strip().splitlines()[-1]
-    assert "Mine" in message
-    assert "into a module of its own" in message
-    assert "engine='serial'" in message
-    assert errors.count("Traceback") == 1
+def test_classes_of_a_notebook_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(FedAvg):
+        pass
+
+    prepared = experiment(Mine()).prepare()
+    federation = prepared.federation()
+    engine = Processes(prepared.problem(), prepared.method, 0, workers=1)
+    for where in ("as it is", "in a notebook"):
+        if where == "in a notebook":  # pickling finds the class there, unpickling in the worker does not
+            monkeypatch.setattr(Mine, "__module__", "__main__")
+            monkeypatch.setattr(Mine, "__qualname__", "Mine")
+            monkeypatch.setattr(sys.modules["__main__"], "Mine", Mine, raising=False)
+        with pytest.raises(CoterieError) as caught:
+            engine.test(federation, federation.everyone)
+        assert "Mine" in str(caught.value)
+        assert "into a module of its own (a .py file) and import it, or use engine='serial'" in str(caught.value)
+        assert engine.crew.pids == []
 
 
 @pytest.mark.parametrize(("name", "number"), [("interrupted", signal.SIGINT), ("killed", signal.SIGKILL)])
@@ -379,7 +379,7 @@ def gone(pid: int, within: float = 0.0) -> bool:
 
 def test_experiments_run_with_newcomers_and_the_same_history(tmp_path: Path) -> None:
     one = experiment(FedAvg(), held_out=2, rounds=2)
-    ours = replace(one, engine="processes", workers=2).run(tmp_path / "ours")
+    ours = replace(one, engine="processes", workers=1).run(tmp_path / "ours")
     theirs = replace(one, threads=1).run()
     assert without_times(ours.history.lines) == without_times(theirs.history.lines)
     for key in ("newcomers", "macro_f1", "auc", "clients"):

@@ -124,7 +124,7 @@ class Crew:
         elif isinstance(answer, Refused):
             raise cannot_import(answer.reason)
         else:
-            raise _as_raised_here(answer, agenda)
+            raise raised_here(answer, agenda)
 
     def _introduce(self, member: _Member, job: Job, agenda: Agenda) -> None:
         member.stage, member.job = "joining", job
@@ -173,7 +173,8 @@ def cannot_import(reason: str) -> CoterieError:
     )
 
 
-def _as_raised_here(failed: Failed, agenda: Agenda) -> Exception:
+def raised_here(failed: Failed, agenda: Agenda) -> Exception:
+    """The error that a worker met, as the main process raises it."""
     message = f"{agenda.named(failed.position)}: {failed.message}"
     if failed.expected:
         return CoterieError(message)

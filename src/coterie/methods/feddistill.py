@@ -33,7 +33,7 @@ class ClassLogits:
         """Measure with the trained model, in evaluation mode."""
         own = worker.problem.train[worker.client]
         with torch.no_grad():
-            logits = worker.network("model").head(worker.features(own))
+            logits = worker.network("model").head(worker.train_features())
         return mean_by_class(logits, worker.problem.labels[own], worker.federation.classes)
 
 

@@ -38,7 +38,7 @@ class FeatureStatistics:
     def __call__(self, worker: Worker) -> Tensor:
         """Measure with the received extractor, in evaluation mode."""
         own = worker.problem.train[worker.client]
-        features, labels = worker.features(own).double(), worker.problem.labels[own]
+        features, labels = worker.train_features().double(), worker.problem.labels[own]
         sums = torch.zeros(worker.federation.classes, features.shape[1], dtype=torch.float64)
         shares_of_mean = sums.index_add_(0, labels, features) / len(own)
         spread = features.square().sum(1).mean() - shares_of_mean.square().sum()

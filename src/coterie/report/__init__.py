@@ -1,0 +1,8 @@
+"""What a run looks like afterwards: who learned from whom, as a matrix and as a picture."""
+
+from __future__ import annotations
+
+from coterie.report.learning import label_order, learning_matrix
+from coterie.report.pictures import Learning, picture
+
+__all__ = ["Learning", "label_order", "learning_matrix", "picture"]

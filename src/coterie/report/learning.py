@@ -1,0 +1,95 @@
+"""Who learned from whom in a round, as one matrix: clients × clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import pdist
+
+from coterie.errors import require
+from coterie.exchange import Applied
+
+Floats = npt.NDArray[np.float64]
+
+
+def most_personal(mixes: Sequence[Applied]) -> Applied:
+    """The last mix of a round that gives every client a row of its own; without one, the last that all share.
+
+    A round of most methods holds several mixes: a common extractor, say, and each client's own classifier.
+    The latter is what tells the clients apart.
+    """
+    require(bool(mixes), "mixes: there are none; nobody learned from others")
+    return next((mix for mix in reversed(mixes) if is_personal(mix)), mixes[-1])
+
+
+def is_personal(mix: Applied) -> bool:
+    """Whether each client that learned has a row of weights of its own."""
+    return len(mix.rows) == len(mix.weights)
+
+
+def learning_matrix(mixes: Sequence[Applied], clients: int) -> Floats:
+    """Who learns (rows) from whom (columns) in a round, and how much: `[K, K]`, from its most personal mix.
+
+    Rows sum to one. Where all clients share a mean, all rows are equal. Clients that took no part are NaN:
+    their rows if they learned nothing, their columns if nobody could learn from them.
+
+    >>> import torch
+    >>> weights, cohort = torch.tensor([[1.0, 0.0], [0.25, 0.75]]), torch.tensor([0, 2])
+    >>> mix = Applied(weights, "classifier", "model", gated=False, rows=cohort, columns=cohort)
+    >>> learning_matrix([mix], clients=3)
+    array([[1.  ,  nan, 0.  ],
+           [ nan,  nan,  nan],
+           [0.25,  nan, 0.75]])
+    """
+    mix = most_personal(mixes)
+    matrix = np.full((clients, clients), np.nan)
+    learners = mix.rows.numpy() if len(mix.rows) else np.arange(clients)
+    # A single row of weights stands for all learners.
+    matrix[np.ix_(learners, mix.columns.numpy())] = mix.weights.double().numpy()
+    return matrix
+
+
+def learn_differently(mixes: Sequence[Applied]) -> bool:
+    """Whether clients of a round chose whom to learn from: not all alike, and not each from itself alone."""
+    if not mixes or not is_personal(mix := most_personal(mixes)):
+        return False
+    alike = bool((mix.weights == mix.weights[:1]).all())
+    others = mix.weights[mix.rows[:, None] != mix.columns]
+    return not alike and bool((others > 0).any())
+
+
+def class_shares(counts: npt.NDArray[Any]) -> Floats:
+    """The share of each class at every client, from the counts `[K, C]`: `[K, C]`; zeros for a client without samples.
+
+    >>> class_shares(np.array([[3, 1], [0, 0]]))
+    array([[0.75, 0.25],
+           [0.  , 0.  ]])
+    """
+    shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return shares
+
+
+def label_order(counts: npt.NDArray[Any]) -> list[int]:
+    """The clients, those with the same classes next to each other, from the class counts `[K, C]`.
+
+    The overlap of two clients is Σ_c min(p_c, q_c) of their class shares. Clients are clustered by what they
+    do not share (average linkage), and the leaves of the tree turned so that neighbours overlap most.
+
+    >>> label_order(np.array([[5, 0], [0, 4], [9, 0], [0, 1]]))
+    [0, 2, 1, 3]
+    """
+    clients, classes = counts.shape
+    if clients < 3:
+        return list(range(clients))
+    shares = class_shares(counts)
+    # For distributions, half the city-block distance is one minus the overlap.
+    tree = linkage(pdist(shares, "cityblock") / 2, "average", optimal_ordering=True)
+    order: list[int] = leaves_list(tree).tolist()
+    # An order and its reverse are equally good: let the classes rise from top to bottom.
+    centres = (shares @ np.arange(classes))[order]
+    half = clients // 2
+    return order[::-1] if centres[:half].mean() > centres[-half:].mean() else order

@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 MISTAKES = {
     "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: compare, datasets",
-    "run fedpre": "unknown method 'fedpre'; did you mean 'fedper'? (allowed: fedavg",
+    "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apple",
     "run": "method: name one (allowed: fedavg",
     "run fedavg fedper": "'fedper': run takes no further argument",
     "run fedavg --alhpa 1": "unknown option '--alhpa'; did you mean '--alpha'? ('coterie run --help' lists them)",

@@ -90,7 +90,7 @@ def test_building_from_values() -> None:
 
 
 def test_names_that_are_not_on_the_list() -> None:
-    with pytest.raises(CoterieError, match="unknown method 'fedpre'; did you mean 'fedper'"):
+    with pytest.raises(CoterieError, match="unknown method 'fedpre'; did you mean 'fedrep'"):
         make_method("fedpre", {})
     with pytest.raises(CoterieError, match="unknown partition 'dirichle'; did you mean 'dirichlet'"):
         make_rule("dirichle", {})

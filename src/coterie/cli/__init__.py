@@ -130,6 +130,26 @@ def show(
     show_command(run, all, json)
 
 
+@app.command(group=LOOK)
+def picture(
+    run: Annotated[Path, Parameter(help="The directory of a run.")],
+    /,
+    *,
+    round: Annotated[
+        int | None,
+        option("The round to draw.", "the last in which clients chose whom to learn from", OUTPUT),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(help="The .png, .pdf or .svg file to write.", show_default="RUN/picture-round-N.png", group=OUTPUT),
+    ] = None,
+) -> None:
+    """Draw who learned from whom in a round of a run, as a heat map (needs the extra 'plots')."""
+    from coterie.cli.picture import picture_command
+
+    picture_command(run, round, out)
+
+
 def _list(kind: str) -> None:
     from coterie.cli.listing import listing
     from coterie.terminal import print_result
@@ -138,9 +158,16 @@ def _list(kind: str) -> None:
 
 
 @app.command(group=LOOK)
-def methods() -> None:
-    """List the methods, with their options and defaults."""
-    _list("methods")
+def methods(
+    name: Annotated[str | None, Parameter(help="A method to tell all about.", show_default=False)] = None, /
+) -> None:
+    """List the methods: what is personal, what travels, what it costs, the paper; or all about one method."""
+    if name is None:
+        _list("methods")
+        return
+    from coterie.cli.listing import method_details
+
+    print(method_details(name))
 
 
 @app.command(group=LOOK)

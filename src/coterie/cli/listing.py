@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING
 
 from rich.table import Table
 from rich.text import Text
 
 from coterie.data import DATASETS
+from coterie.errors import unknown
 from coterie.methods import METHODS
+from coterie.methods.facts import facts
 from coterie.models import MODELS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
@@ -17,10 +20,16 @@ from coterie.terminal import plain_table
 
 def listing(kind: str) -> Table:
     """The table of a kind: `methods`, `datasets`, `models` or `partitions`."""
-    if kind in ("methods", "partitions"):
-        table = plain_table(kind[:-1], "what it is", "options")
-        for name, cls in sorted((METHODS if kind == "methods" else PARTITIONS).items()):
-            table.add_row(*map(Text, (name, first_line(cls), spoken_options(cls))))
+    if kind == "methods":
+        table = plain_table("method", "personal", "up", "down", "extra cost", "paper")
+        for name, cls in sorted(METHODS.items()):
+            told = facts(cls())
+            table.add_row(*map(Text, (name, told.personal, told.up, told.down, cls.extra_cost, cls.paper)))
+        return table
+    if kind == "partitions":
+        table = plain_table("partition", "what it is", "options")
+        for name, rule in sorted(PARTITIONS.items()):
+            table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
         return table
     if kind == "models":
         table = plain_table("model", "what it is")
@@ -31,6 +40,15 @@ def listing(kind: str) -> Table:
     for name, known in sorted(DATASETS.items()):
         table.add_row(*map(Text, (name, known.description, str(known.classes))))
     return table
+
+
+def method_details(name: str) -> str:
+    """All about one method: its docstring, and its options with their defaults."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    cls = METHODS[name]
+    text = inspect.cleandoc(cls.__doc__ or "")
+    return f"{name}: {text}\n\nOptions (--set NAME=VALUE): {spoken_options(cls) or 'none'}"
 
 
 def first_line(documented: type) -> str:

@@ -135,8 +135,6 @@ class Crew:
             member.connection.send(message)
         except OSError:
             self._bury(member, agenda)
-        except Exception as error:  # whatever pickling the user's classes may raise
-            raise cannot_import(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
     def _bury(self, member: _Member, agenda: Agenda) -> None:
         """Let go of a worker that died; what it had to do is done elsewhere."""

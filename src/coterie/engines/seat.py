@@ -116,7 +116,7 @@ def serve(connection: Connection) -> None:
             except (EOFError, OSError):
                 return
             except Exception as error:  # whatever importing the user's modules may raise
-                connection.send(Refused(_described(error)))
+                connection.send(Refused(described(error)))
                 continue
             if isinstance(message, Job):
                 seat = _Seat(message)
@@ -139,7 +139,8 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
+    """An error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -185,7 +186,7 @@ class _Seat:
             packed = save(tensors) if tensors else b""
         except Exception as error:
             expected = isinstance(error, CoterieError)
-            message = str(error) if expected else _described(error)
+            message = str(error) if expected else described(error)
             return Failed(self._position, message, traceback.format_exc(), expected)
         return Done(time.perf_counter() - begin, test_seconds, packed)
 

@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.engines.seat import Job, without_tensors
+from coterie.engines.crew import cannot_import
+from coterie.engines.seat import Job, described, without_tensors
 from coterie.errors import CoterieError
 from coterie.federation import Federation
 from coterie.local import Problem
@@ -114,6 +116,10 @@ def shared_job(problem: Problem, method: Method, seed: int, federation: Federati
     """The job with all data in shared memory; whose federation it is matters not yet."""
     parts = (problem.train, problem.validation, problem.test)
     module, weights = without_tensors(problem.module)
+    try:
+        ForkingPickler.dumps((method, module))
+    except Exception as error:  # whatever pickling the user's classes may raise
+        raise cannot_import(described(error)) from error
     with _shared_memory():
         train, validation, test = (torch.cat(part).share_memory_() for part in parts)
         problem.inputs.share_memory_()

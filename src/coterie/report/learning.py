@@ -14,6 +14,7 @@ from coterie.errors import require
 from coterie.exchange import Applied
 
 Floats = npt.NDArray[np.float64]
+TIE_BREAKER = 1e-6
 
 
 def most_personal(mixes: Sequence[Applied]) -> Applied:
@@ -77,7 +78,8 @@ def label_order(counts: npt.NDArray[Any]) -> list[int]:
     """The clients, those with the same classes next to each other, from the class counts `[K, C]`.
 
     The overlap of two clients is Σ_c min(p_c, q_c) of their class shares. Clients are clustered by what they
-    do not share (average linkage), and the leaves of the tree turned so that neighbours overlap most.
+    do not share (average linkage), and the leaves of the tree turned so that neighbours overlap most; where
+    that leaves a choice, classes rise from the first client to the last.
 
     >>> label_order(np.array([[5, 0], [0, 4], [9, 0], [0, 1]]))
     [0, 2, 1, 3]
@@ -87,9 +89,10 @@ def label_order(counts: npt.NDArray[Any]) -> list[int]:
         return list(range(clients))
     shares = class_shares(counts)
     # For distributions, half the city-block distance is one minus the overlap.
-    tree = linkage(pdist(shares, "cityblock") / 2, "average", optimal_ordering=True)
+    apart = pdist(shares, "cityblock") / 2
+    centres = shares @ np.arange(classes)
+    tree = linkage(apart + TIE_BREAKER * pdist(centres[:, None]), "average", optimal_ordering=True)
     order: list[int] = leaves_list(tree).tolist()
-    # An order and its reverse are equally good: let the classes rise from top to bottom.
-    centres = (shares @ np.arange(classes))[order]
+    # An order and its reverse are equally good.
     half = clients // 2
-    return order[::-1] if centres[:half].mean() > centres[-half:].mean() else order
+    return order[::-1] if centres[order[:half]].mean() > centres[order[-half:]].mean() else order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,8 @@ LONGEST_NAME = 16
 MOST_WITH_LINES = 40
 # The colour follows the root of the weight: on a plain scale, what clients take from themselves hides the rest.
 GAMMA = 0.5
-WEIGHTS, SHARES = "Blues", "Greys"
+# One hue from white to dark: the order of weights survives every kind of colour blindness, and grey print.
+WEIGHTS, SHARES = ("#ffffff", "#c3d9ee", "#6aaed6", "#2070b4", "#08306b"), ("#ffffff", "#111111")
 INK, FAINT, LINES, ABSENT = "#222222", "#666666", "#ececec", "#f3dfc1"
 
 
@@ -61,6 +62,7 @@ class Learning:
     counts: npt.NDArray[Any]
     names: tuple[str, ...]
     classes: tuple[str, ...]
+    round: int
     title: str
     about: str
 
@@ -100,6 +102,7 @@ class Learning:
             counts=partition.class_counts(data)[taking_part],
             names=tuple(partition.names[client] for client in taking_part),
             classes=data.class_names or tuple(map(str, range(data.classes))),
+            round=round,
             title=f"{method}: who learns from whom in round {round} of {config['rounds']}",
             about=f"{what}\n{data.name}, {len(taking_part)} clients, {_spoken_partition(config)}, seed {config['seed']}",
         )
@@ -107,13 +110,11 @@ class Learning:
     def ordered(self, order: Sequence[int]) -> Learning:
         """The same with the clients in another order."""
         rows = list(order)
-        return Learning(
-            self.matrix[np.ix_(rows, rows)],
-            self.counts[rows],
-            tuple(self.names[client] for client in rows),
-            self.classes,
-            self.title,
-            self.about,
+        return replace(
+            self,
+            matrix=self.matrix[np.ix_(rows, rows)],
+            counts=self.counts[rows],
+            names=tuple(self.names[client] for client in rows),
         )
 
 
@@ -147,8 +148,7 @@ def require_matplotlib() -> None:
 
 def draw(learning: Learning) -> Figure:
     """The picture as a figure of its own, which touches nothing global in matplotlib."""
-    from matplotlib import colormaps
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
 
     shown = learning.ordered(label_order(learning.counts))
@@ -167,13 +167,14 @@ def draw(learning: Learning) -> Figure:
     beside, matrix = axes(left, strip), axes(left + strip + GAP, MATRIX)
     bar = axes(left + strip + GAP + MATRIX + GAP, BAR)
 
-    beside.imshow(class_shares(shown.counts), cmap=SHARES, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    greys = LinearSegmentedColormap.from_list("shares", SHARES)
+    beside.imshow(class_shares(shown.counts), cmap=greys, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     _name_places(beside.yaxis, names)
     _name_places(beside.xaxis, shown.classes if max(map(len, shown.classes)) <= 3 else [""] * classes, strip)
     beside.set_ylabel("learns", color=INK)
-    beside.set_xlabel("share of classes", color=INK)
+    beside.set_xlabel("classes held", color=INK)
 
-    colours = colormaps[WEIGHTS].with_extremes(bad=ABSENT)
+    colours = LinearSegmentedColormap.from_list("weights", WEIGHTS).with_extremes(bad=ABSENT)
     scale = PowerNorm(GAMMA, vmin=0, vmax=float(np.nanmax(shown.matrix)))
     image = matrix.imshow(shown.matrix, cmap=colours, norm=scale, aspect="auto", interpolation="nearest")
     _name_places(matrix.xaxis, names)

@@ -1,0 +1,16 @@
+"""`coterie picture`: who learned from whom in a round of a run, as an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coterie.report.pictures import Learning, picture, require_matplotlib
+from coterie.terminal import print_result
+
+
+def picture_command(path: Path, round: int | None, out: Path | None) -> None:
+    """Draw the picture and say where it is."""
+    require_matplotlib()
+    learning = Learning.of_run(path, round)
+    target = picture(learning, path / f"picture-round-{learning.round}.png" if out is None else out)
+    print_result(f"{learning.title}: {target}")

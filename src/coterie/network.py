@@ -68,7 +68,11 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
     whole = copy.deepcopy(module).eval()
     network.mode(False)
     with torch.no_grad():
-        expected = whole(sample)
+        try:
+            expected = whole(sample)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shape, reason = tuple(sample.shape[1:]), " ".join(str(error).split())
+            raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({reason})") from None
         try:
             features = network.trunk(sample)
             cut = network.head(features)

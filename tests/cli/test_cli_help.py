@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import get_args, get_type_hints
 
 import pytest
@@ -70,7 +71,11 @@ def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixtur
     for name, cls in METHODS.items():
         line = next(line for line in methods.splitlines() if line.startswith(f"{name} "))
         assert (cls.__doc__ or "").splitlines()[0] in line
-    assert "mu=0.01" in methods
+        assert cls.extra_cost in line
+    assert re.search(r"pfedcs .* model; later extractor .* extractor \+ teacher; later extractor", methods)
+    about = call(capsys, "methods", "fedprox").out
+    assert "mu=0.01" in about
+    assert "Li et al., MLSys 2020" in about
     models = call(capsys, "models").out
     assert all(spec.description in models for spec in MODELS.values())
     assert "1,797 handwritten digits" in call(capsys, "datasets").out

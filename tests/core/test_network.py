@@ -94,6 +94,13 @@ def test_the_first_layer_as_classifier_is_refused() -> None:
         check_split(module, Layout(module, "0"), SAMPLE)
 
 
+def test_a_model_for_other_data_is_refused_in_one_line() -> None:
+    module = nn.Sequential(nn.Linear(FEATURES + 1, 8), nn.Linear(8, CLASSES))
+    with pytest.raises(CoterieError, match=r"inputs of shape \(6,\)") as caught:
+        check_split(module, Layout(module, "1"), SAMPLE)
+    assert "\n" not in str(caught.value)
+
+
 class Twins(nn.Module):
     """The classifier is used twice."""
 

@@ -127,6 +127,14 @@ def test_a_killed_run_ends_like_one_that_was_not(tmp_path: Path, last: int) -> N
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_resuming_starts_after_the_last_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(PowerCutError):
+        named().run(tmp_path / "run", on_round=kill_after(3))
+    rounds: list[int] = []
+    resume(tmp_path / "run", on_round=lambda report, _: rounds.append(report.round))
+    assert rounds == [3, 4]
+
+
 def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: Path) -> None:
     experiment = named(held_out=1, evaluate_every=3, checkpoint_every=1)
     whole = experiment.run(tmp_path / "whole")

@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_model(name: str) -> None:
     ("name", "shape", "classes", "options", "message"),
     [
         ("lenet", (1, 8, 8), 10, {}, "unknown model 'lenet'; did you mean 'lenet5'?"),
-        ("cnn", (1, 8, 8), 10, {"hidden": 3}, "unknown option of model cnn 'hidden'; (allowed: none)"),
+        ("cnn", (1, 8, 8), 10, {"hidden": 3}, "unknown option of model cnn 'hidden' (allowed: none)"),
         ("mlp", (1, 8, 8), 10, {"hidden": 3}, "hidden = 3: must be a list"),
         ("mlp", (1, 8, 8), 10, {"hidden": [0]}, "hidden = [0]: must be a list"),
         ("mobilenet_v2", (1, 8, 8), 10, {"dropout": 1.0}, "dropout = 1.0: must be"),

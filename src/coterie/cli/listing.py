@@ -21,10 +21,10 @@ from coterie.terminal import plain_table
 def listing(kind: str) -> Table:
     """The table of a kind: `methods`, `datasets`, `models` or `partitions`."""
     if kind == "methods":
-        table = plain_table("method", "personal", "up", "down", "extra cost", "paper")
+        table = plain_table("method", "personal", "up", "down", "extra cost", "what it is")
         for name, cls in sorted(METHODS.items()):
             told = facts(cls())
-            table.add_row(*map(Text, (name, told.personal, told.up, told.down, cls.extra_cost, cls.paper)))
+            table.add_row(*map(Text, (name, told.personal, told.up, told.down, cls.extra_cost, first_line(cls))))
         return table
     if kind == "partitions":
         table = plain_table("partition", "what it is", "options")
@@ -48,7 +48,16 @@ def method_details(name: str) -> str:
         raise unknown("method", name, METHODS)
     cls = METHODS[name]
     text = inspect.cleandoc(cls.__doc__ or "")
-    return f"{name}: {text}\n\nOptions (--set NAME=VALUE): {spoken_options(cls) or 'none'}"
+    told = facts(cls())
+    lines = [
+        f"Paper: {cls.paper or 'none'}",
+        f"Options (--set NAME=VALUE): {spoken_options(cls) or 'none'}",
+        f"Personal: {told.personal}",
+        f"A client sends: {told.up}",
+        f"A client receives: {told.down}",
+        f"Extra cost: {cls.extra_cost}",
+    ]
+    return f"{name}: {text}\n\n" + "\n".join(lines)
 
 
 def first_line(documented: type) -> str:

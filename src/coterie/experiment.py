@@ -140,6 +140,9 @@ class Experiment:
 
     def _partition(self, data: Dataset) -> Partition:
         if isinstance(self.partition, Partition):
+            for option in ("test", "validation"):
+                value = getattr(self, option)
+                require(value is None, f"{option} = {value}: a given partition is split already; leave {option} out")
             partition = self.partition
             partition.check(data)
         else:

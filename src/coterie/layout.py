@@ -74,6 +74,9 @@ class Layout:
             "stats": buffers,
         }
         self.everything = parameters | buffers
+        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        # Parameters that their author froze stay as they are, whatever a phase trains.
+        self.trainable = _union(e for e in self.entries if not e.is_buffer and e.name not in frozen)
         self._parsed: dict[str, Columns] = {}
         self.has_batch_norm = bool(norm_names)
 

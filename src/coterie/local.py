@@ -276,9 +276,9 @@ class Trainer:
     def _open(self, slot: str, group: str) -> None:
         """Unfreeze a group of a slot and list its spans."""
         worker, layout = self.worker, self.worker.problem.layout
-        columns = layout.columns(group) & layout.columns("parameters") & worker.federation[slot].columns
+        columns = layout.columns(group) & layout.trainable & worker.federation[slot].columns
         if not columns:
-            raise CoterieError(f"a phase trains '{group}', of which slot '{slot}' holds no parameters")
+            raise CoterieError(f"a phase trains '{group}', of which slot '{slot}' holds no trainable parameters")
         network = worker.network(slot)
         network.train_only(columns)
         network.mode(True)

@@ -49,7 +49,7 @@ def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experi
     if directory.finished:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
     experiment = experiment or experiment_from(directory.config())
-    prepared = replace(experiment, partition=directory.partition(), held_out=0).prepare()
+    prepared = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
     return _finish(replace(prepared, experiment=experiment), directory, on_round)
 
 

@@ -21,7 +21,7 @@ from coterie.partition import Partition
 from coterie.recipe import OPTIMISERS, Phase, Training, cross_entropy
 from coterie.rng import stream_seed, torch_stream
 from coterie.terms import Linear, Proximal
-from support import MODELS, NormNet, seat, tiny, toy_data, trained_row
+from support import MODELS, NormNet, PlainNet, seat, seeded, tiny, toy_data, trained_row
 
 CLIENT = 2
 
@@ -223,7 +223,7 @@ def test_frozen_groups_do_not_move(model: str, settings: dict[str, Any], group: 
     layout = ready.problem().layout
     trained = layout.columns(group) & layout.columns("parameters")
     if not trained:
-        with pytest.raises(CoterieError, match="holds no parameters"):
+        with pytest.raises(CoterieError, match="holds no trainable parameters"):
             trained_row(ready, (Phase(group),), CLIENT)
         return
     # The whole model moves first, so that momentum and adaptive moments exist.
@@ -398,7 +398,7 @@ def test_a_phase_without_parameters_is_refused() -> None:
     worker = seat(prepared("norm"), CLIENT)
     worker.federation.add_slot("teacher", "classifier")
     for phase in (Phase("extractor", slot="teacher"), Phase("stats")):
-        with pytest.raises(CoterieError, match="holds no parameters"):
+        with pytest.raises(CoterieError, match="holds no trainable parameters"):
             worker.train((phase,))
 
 
@@ -458,3 +458,13 @@ def test_a_phase_may_train_two_slots_in_one_step() -> None:
     assert not torch.equal(head.take(worker.network("second").row), head.take(ready.federation().initial))
     body = layout.columns("extractor")
     assert torch.equal(body.take(worker.network("second").row), body.take(ready.federation().initial))
+
+
+def test_parameters_that_their_author_froze_do_not_move() -> None:
+    module = seeded(PlainNet)
+    module.get_parameter("body.0.weight").requires_grad_(False)
+    for engine in ("serial", "stacked"):
+        result = tiny("local", module, engine=engine, momentum=0.5, weight_decay=0.1).run()
+        trained = result.model(0)
+        assert torch.equal(trained.get_parameter("body.0.weight"), module.get_parameter("body.0.weight"))
+        assert not torch.equal(trained.get_parameter("body.2.weight"), module.get_parameter("body.2.weight"))

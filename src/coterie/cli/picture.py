@@ -13,4 +13,4 @@ def picture_command(path: Path, round: int | None, out: Path | None) -> None:
     require_matplotlib()
     learning = Learning.of_run(path, round)
     target = picture(learning, path / f"picture-round-{learning.round}.png" if out is None else out)
-    print_result(f"{learning.title}: {target}")
+    print_result(f"The picture of round {learning.round} is kept in {target}")

@@ -179,7 +179,7 @@ class StackedPhase:
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             if slot not in stack.trained:
                 stack.trained[slot] = stack.received(slot).clone()
-            columns = layout.columns(group) & layout.columns("parameters") & federation[slot].columns
+            columns = layout.columns(group) & layout.trainable & federation[slot].columns
             self.head_only &= columns <= layout.columns("classifier")
             self._add_parts(slot, columns)
 

@@ -96,7 +96,7 @@ class Learning:
         taking_part = [client for client in range(partition.clients) if client not in partition.held_out]
         mix = most_personal(mixes)
         method = METHODS[config["method"]].__name__ if config["method"] in METHODS else config["method"]
-        what = f"{mix.group} → {mix.target}" + (" (some elements only)" if mix.gated else "")
+        what = f"{mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
             matrix=learning_matrix(mixes, len(taking_part)),
             counts=partition.class_counts(data)[taking_part],

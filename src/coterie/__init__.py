@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Pathological,
         TwoClass,
     )
+    from coterie.protocols import protocol
     from coterie.recipe import Phase
     from coterie.result import Result
     from coterie.run import resume
@@ -119,6 +120,7 @@ _HOMES = {
         "Pathological",
         "TwoClass",
     ),
+    "coterie.protocols": ("protocol",),
     "coterie.recipe": ("Phase",),
     "coterie.result": ("Result",),
     "coterie.run": ("resume",),
@@ -181,6 +183,7 @@ __all__ = [
     "from_arrays",
     "load",
     "load_own",
+    "protocol",
     "resume",
 ]
 

@@ -37,7 +37,7 @@ class Experiment:
     the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
     of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
     does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
-    `held_out` keeps clients apart for onboarding tests.
+    `held_out` keeps clients apart for onboarding tests. `workers` counts the processes of engine `processes`.
 
     >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
     >>> 0 < result.accuracy().received.mean["best"] <= 1

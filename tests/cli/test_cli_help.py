@@ -30,7 +30,7 @@ def test_help_and_typing_errors_load_no_pytorch(arguments: list[str]) -> None:
 def test_every_setting_of_an_experiment_is_an_option() -> None:
     own = {item.name for item in dataclasses.fields(Experiment)} - {"method", "seed"}
     rules = {name for rule in PARTITIONS.values() for name in option_fields(rule)}
-    assert {item.name for item in dataclasses.fields(Settings)} == own | rules
+    assert {item.name for item in dataclasses.fields(Settings)} == own | rules | {"protocol"}
 
 
 def test_help_shows_the_defaults_that_hold() -> None:
@@ -38,7 +38,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
     shown = {
         name: get_args(hint)[1].show_default for name, hint in get_type_hints(Settings, include_extras=True).items()
     }
-    free_text = {"client_column", "stats"}
+    free_text = {"client_column", "protocol", "stats"}
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]
     assert {name: shown[name] for name in checked} == {name: str(defaults[name]) for name in checked}
     for name, text in shown.items():

@@ -259,12 +259,12 @@ def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None
         assert book.next_task() == task
     with pytest.raises(CoterieError, match=r"client 1: 3 worker processes died"):
         book.lost(task, "signal 9")
-    pace.observe(10, 1e-5)  # small clients: several make a task, yet no more than a quarter of what is left
+    pace.observe(10, 0.01)  # small clients: several make a task, yet no more than a quarter of what is left
     book = Agenda([1] * 40, str, pace, workers=2)
     tasks = []
     while (task := book.next_task()) is not None:
         tasks.append(task)
-        book.done(task, Done(1e-6 * len(task), 0.0, b""))
+        book.done(task, Done(1e-3 * len(task), 0.0, b""))
     assert [len(task) for task in tasks[:3]] == [10, 7, 5]
     assert len(tasks[-1]) == 1
     assert sorted(position for task in tasks for position in task) == list(range(40))

@@ -171,6 +171,12 @@ def methods(
 
 
 @app.command(group=LOOK)
+def protocols() -> None:
+    """List the papers' protocols, for --protocol."""
+    _list("protocols")
+
+
+@app.command(group=LOOK)
 def datasets() -> None:
     """List the data sets known by name."""
     _list("datasets")

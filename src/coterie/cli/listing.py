@@ -15,11 +15,12 @@ from coterie.methods.facts import facts
 from coterie.models import MODELS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
+from coterie.protocols import PROTOCOLS
 from coterie.terminal import plain_table
 
 
 def listing(kind: str) -> Table:
-    """The table of a kind: `methods`, `datasets`, `models` or `partitions`."""
+    """The table of a kind: `methods`, `protocols`, `datasets`, `models` or `partitions`."""
     if kind == "methods":
         table = plain_table("method", "personal", "up", "down", "extra cost", "what it is")
         for name, cls in sorted(METHODS.items()):
@@ -30,6 +31,11 @@ def listing(kind: str) -> Table:
         table = plain_table("partition", "what it is", "options")
         for name, rule in sorted(PARTITIONS.items()):
             table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
+        return table
+    if kind == "protocols":
+        table = plain_table("protocol", "what it is", "the paper reports")
+        for name, one in PROTOCOLS.items():
+            table.add_row(*map(Text, (name, one.description, one.reports)))
         return table
     if kind == "models":
         table = plain_table("model", "what it is")

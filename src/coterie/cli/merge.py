@@ -12,6 +12,7 @@ from coterie.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
+from coterie.protocols import find
 
 Sets = dict[str, Any]
 """Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""
@@ -35,14 +36,23 @@ def read_sets(texts: Sequence[str]) -> Sets:
     return sets
 
 
-def merged(file: Path | None, given: Mapping[str, Any]) -> Config:
-    """The file's configuration, overridden by what was given.
+def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, Sets]:
+    """The protocol's configuration, overridden by the file's, overridden by what was given; and the protocol's options.
 
-    Options of the file's partition rule that a rule given instead does not have are left aside.
+    Options of a partition rule that a rule chosen instead does not have are left aside.
     """
     config = {} if file is None else read_toml(file)
     sets = config.get("set", {})
     require(isinstance(sets, dict), f"set = {sets!r}: must be a table of method options")
+    config = _overridden(config, given)
+    name = config.pop("protocol", None)
+    if name is None:
+        return config, {}
+    protocol = find(str(name))
+    return _overridden(dict(protocol.settings), config), dict(protocol.options)
+
+
+def _overridden(config: Config, given: Mapping[str, Any]) -> Config:
     rule = str(given.get("partition", ""))
     if rule in PARTITIONS and rule != config.get("partition", Experiment.partition):
         others = {name for other in PARTITIONS.values() for name in option_fields(other)}
@@ -53,14 +63,15 @@ def merged(file: Path | None, given: Mapping[str, Any]) -> Config:
 
 def one_experiment(method: str | None, file: Path | None, given: Mapping[str, Any], texts: Sequence[str]) -> Experiment:
     """The experiment of `run`. A method given on the command line does not take over the file's method options."""
-    config = merged(file, given)
+    config, preset = merged(file, given)
     named = config.pop("method", None)
     chosen = method or named
     if chosen is None:
         experiment_from(config)  # a misspelt key in the file is the likelier mistake
         raise CoterieError(f"method: name one (allowed: {', '.join(sorted(METHODS))})")
     sets = config.pop("set", {}) if chosen == named else {}
-    return experiment_from({**config, "method": chosen, "set": _joined(sets, read_sets(texts), [chosen])[chosen]})
+    joined = _joined(preset, sets, read_sets(texts), [chosen])
+    return experiment_from({**config, "method": chosen, "set": joined[chosen]})
 
 
 def experiments(
@@ -69,24 +80,24 @@ def experiments(
     """The experiments of `compare`, by method."""
     for method in methods:
         require(methods.count(method) == 1, f"method '{method}' is given twice")
-    config = merged(file, given)
+    config, preset = merged(file, given)
     named = config.pop("method", None)
     sets = config.pop("set", {})
     if named in METHODS:
         # A run's configuration: its options are those of its method.
         sets = {named: sets} if named in methods else {}
-    by_method = _joined(sets, read_sets(texts), methods)
+    by_method = _joined(preset, sets, read_sets(texts), methods)
     return {method: experiment_from({**config, "method": method, "set": by_method[method]}) for method in methods}
 
 
-def _joined(file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each method's own options: the file's, then the given ones; those for one method over those for all."""
+def _joined(preset: Sets, file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each method's own options: the protocol's, the file's, then the given ones; for one method over for all."""
     known = {}
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         known[method] = set(option_fields(METHODS[method]))
-    result: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    result: dict[str, dict[str, Any]] = {method: dict(preset.get(method, {})) for method in methods}
     for sets in (file, given):
         for option, value in sets.items():
             if isinstance(value, dict):

@@ -54,6 +54,9 @@ def switch(help: str, default: object, group: Group) -> Parameter:
 class Settings:
     """Every setting of an experiment but its method and its seed, each `None` unless it was given."""
 
+    protocol: Annotated[
+        str | None, option("A paper's settings to start from (see 'coterie protocols').", "none", DATA)
+    ] = None
     data: Annotated[
         str | None,
         option(
@@ -131,7 +134,9 @@ class Settings:
     ] = None
     decay: Annotated[float | None, option("Factor a round of the exponential schedule.", 1.0, TRAINING)] = None
 
-    engine: Annotated[str | None, option("Who executes local training.", "serial", RUNNING)] = None
+    engine: Annotated[
+        str | None, option("serial, processes (one a core) or stacked (as one batch).", "serial", RUNNING)
+    ] = None
     workers: Annotated[int | None, option("Worker processes of engine 'processes' (0: one per core).", 0, RUNNING)] = (
         None
     )

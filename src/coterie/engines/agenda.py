@@ -9,6 +9,8 @@ from coterie.errors import CoterieError
 
 # A message costs about a quarter of a millisecond: tasks are made to last this long where clients are small.
 TASK_SECONDS = 0.01
+# Towards the end of a round tasks get shorter, so that workers finish at the same time, but not shorter than this.
+SHORTEST = 0.002
 # A client is given up when the workers that had it died this often.
 DEATHS = 3
 
@@ -20,10 +22,10 @@ class Pace:
         self.seconds_per_sample: float | None = None
 
     def observe(self, samples: int, seconds: float) -> None:
-        """Take a measurement into account; recent ones count more."""
+        """Take a measurement into account. Fast ones count more: slow ones may tell of other programs."""
         new = seconds / max(samples, 1)
         old = self.seconds_per_sample
-        self.seconds_per_sample = new if old is None else 0.8 * old + 0.2 * new
+        self.seconds_per_sample = new if old is None or new < old else 0.9 * old + 0.1 * new
 
 
 class Agenda:
@@ -57,9 +59,9 @@ class Agenda:
         if not self._waiting:
             return None
         pace = self._pace.seconds_per_sample
-        wanted = 0.0 if not pace else TASK_SECONDS / pace
-        # No task may be so large that others wait for it in the end.
-        wanted = min(wanted, self._left / (2 * self._workers))
+        wanted = 0.0  # one position, as long as nothing is known
+        if pace:
+            wanted = max(min(TASK_SECONDS / pace, self._left / (2 * self._workers)), SHORTEST / pace)
         task: list[int] = []
         size = 0
         while self._waiting and (not task or size + self._samples[self._waiting[-1]] <= wanted):

@@ -14,7 +14,8 @@ from coterie.errors import require
 from coterie.exchange import Applied
 
 Floats = npt.NDArray[np.float64]
-TIE_BREAKER = 1e-6
+# Not smaller: SciPy orders the leaves in single precision.
+TIE_BREAKER = 1e-3
 
 
 def most_personal(mixes: Sequence[Applied]) -> Applied:
@@ -90,9 +91,10 @@ def label_order(counts: npt.NDArray[Any]) -> list[int]:
     shares = class_shares(counts)
     # For distributions, half the city-block distance is one minus the overlap.
     apart = pdist(shares, "cityblock") / 2
-    centres = shares @ np.arange(classes)
-    tree = linkage(apart + TIE_BREAKER * pdist(centres[:, None]), "average", optimal_ordering=True)
+    # Far smaller terms decide what the overlap leaves open: first the classes, then the clients' own order.
+    place = shares @ np.linspace(0, 1, classes) + TIE_BREAKER * np.arange(clients)
+    tree = linkage(apart + TIE_BREAKER * pdist(place[:, None]), "average", optimal_ordering=True)
     order: list[int] = leaves_list(tree).tolist()
     # An order and its reverse are equally good.
     half = clients // 2
-    return order[::-1] if centres[order[:half]].mean() > centres[order[-half:]].mean() else order
+    return order[::-1] if place[order[:half]].mean() > place[order[-half:]].mean() else order

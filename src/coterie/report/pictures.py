@@ -48,7 +48,7 @@ MOST_WITH_LINES = 40
 GAMMA = 0.5
 # One hue from white to dark: the order of weights survives every kind of colour blindness, and grey print.
 WEIGHTS, SHARES = ("#ffffff", "#c3d9ee", "#6aaed6", "#2070b4", "#08306b"), ("#ffffff", "#111111")
-INK, FAINT, LINES, ABSENT = "#222222", "#666666", "#ececec", "#f3dfc1"
+INK, FAINT, LINES, ABSENT = "#222222", "#666666", "#ececec", "#f2e9db"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +90,11 @@ class Learning:
         return cls._of(report.mixes, report.round, config, prepared.partition, prepared.data)
 
     @classmethod
-    def _of(
-        cls, mixes: Sequence[Applied], round: int, config: Config, partition: Partition, data: Dataset
-    ) -> Learning:
+    def _of(cls, mixes: Sequence[Applied], round: int, config: Config, partition: Partition, data: Dataset) -> Learning:
         taking_part = [client for client in range(partition.clients) if client not in partition.held_out]
         mix = most_personal(mixes)
         method = METHODS[config["method"]].__name__ if config["method"] in METHODS else config["method"]
-        what = f"{mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
+        what = f"mix of {mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
             matrix=learning_matrix(mixes, len(taking_part)),
             counts=partition.class_counts(data)[taking_part],
@@ -104,7 +102,7 @@ class Learning:
             classes=data.class_names or tuple(map(str, range(data.classes))),
             round=round,
             title=f"{method}: who learns from whom in round {round} of {config['rounds']}",
-            about=f"{what}\n{data.name}, {len(taking_part)} clients, {_spoken_partition(config)}, seed {config['seed']}",
+            about=f"{what}\n{data.name}, {len(taking_part)} clients, {_spoken_partition(config)}",
         )
 
     def ordered(self, order: Sequence[int]) -> Learning:
@@ -157,7 +155,7 @@ def draw(learning: Learning) -> Figure:
     # The room that the names need, and that of the axis labels beside them.
     longest = max(map(len, names)) * _points(clients) * 0.6 / 72
     left = below = 0.5 + longest
-    strip = MATRIX * min(max(classes / 45, 0.12), 0.45)
+    strip = MATRIX * min(max(classes / 38, 0.2), 0.45)
     width, height = left + strip + GAP + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
     figure = Figure(figsize=(width, height), facecolor="white")
 
@@ -226,11 +224,10 @@ def _spoken_rounds(rounds: Sequence[int]) -> str:
 
 
 def _spoken_partition(config: Config) -> str:
-    rule = config["partition"]
-    if rule not in PARTITIONS:
-        return str(rule)
-    options = [name for name in option_fields(PARTITIONS[rule]) if name != "clients" and name in config]
-    return rule + (f" ({', '.join(f'{name}={config[name]}' for name in options)})" if options else "")
+    rule = str(config["partition"])
+    known = option_fields(PARTITIONS[rule]) if rule in PARTITIONS else {}
+    options = ", ".join(f"{name}={config[name]}" for name in known if name != "clients" and name in config)
+    return rule + (f" ({options})" if options else "") + f", seed {config['seed']}"
 
 
 def _points(places: int, inches: float = MATRIX) -> float:
@@ -243,9 +240,8 @@ def _name_places(axis: Axis, names: Sequence[str], inches: float = MATRIX) -> No
     size = _points(len(names), inches)
     every = int(np.ceil(len(names) * size * 1.05 / (inches * 72)))
     axis.set_ticks(range(0, len(names), every), list(names[::every]))
-    across = axis.axis_name == "x"
-    # Names across stand upright unless two letters fit into their column.
-    upright = across and max(map(len, names)) * size * 0.65 > inches * 72 * every / len(names)
+    # Names below columns stand upright unless they fit into their column.
+    upright = axis is axis.axes.xaxis and max(map(len, names)) * size * 0.65 > inches * 72 * every / len(names)
     axis.set_tick_params(length=0, labelsize=size, labelcolor=INK, labelrotation=90 if upright else 0)
 
 

@@ -163,9 +163,8 @@ def test_png_has_its_size_and_content(tmp_path: Path, clients: int) -> None:
 
 def test_absent_clients_are_explained_only_if_there_are_any() -> None:
     present, absent = [[0.5, 0.5], [0.5, 0.5]], [[1.0, NAN], [NAN, NAN]]
-    assert draw(learning(present, [[1, 1]] * 2)).axes[1].get_legend() is None
-    legend = draw(learning(absent, [[1, 1]] * 2)).axes[1].get_legend()
-    assert legend is not None
+    assert not draw(learning(present, [[1, 1]] * 2)).legends
+    (legend,) = draw(learning(absent, [[1, 1]] * 2)).legends
     assert legend.get_texts()[0].get_text() == "took no part"
 
 

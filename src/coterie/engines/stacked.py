@@ -386,6 +386,10 @@ class OneClient:
         """A value of the server's as this client got it."""
         return self._values[name]
 
+    def stream(self, purpose: str) -> torch.Generator:
+        """Random numbers of a client's own cannot be drawn for all clients at once: the recipe is declined."""
+        raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")
+
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of logits `[k, B, C]` for every sample: `[k, B]`."""

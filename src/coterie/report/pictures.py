@@ -154,7 +154,7 @@ def draw(learning: Learning) -> Figure:
     clients, classes = shown.counts.shape
     # The room that the names need, and that of the axis labels beside them.
     longest = max(map(len, names)) * _points(clients) * 0.6 / 72
-    left = below = 0.5 + longest
+    left, below = 0.5 + longest, 0.4 + longest
     strip = MATRIX * min(max(classes / 38, 0.2), 0.45)
     width, height = left + strip + GAP + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
     figure = Figure(figsize=(width, height), facecolor="white")
@@ -189,8 +189,10 @@ def draw(learning: Learning) -> Figure:
     if np.isnan(shown.matrix).any():
         from matplotlib.patches import Patch
 
-        absent = Patch(facecolor=ABSENT, label="took no part")
-        matrix.legend(handles=[absent], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=LARGEST)
+        absent, corner = Patch(facecolor=ABSENT, label="took no part"), (matrix.get_position().x1, 1 - 0.38 / height)
+        figure.legend(
+            handles=[absent], loc="upper right", bbox_to_anchor=corner, borderpad=0, frameon=False, fontsize=LARGEST
+        )
     figure.text(left / width, 1 - 0.18 / height, learning.title, va="top", color=INK, fontsize=13, weight="bold")
     figure.text(left / width, 1 - 0.44 / height, learning.about, va="top", color=FAINT, fontsize=LARGEST)
     return figure

@@ -1,0 +1,157 @@
+"""The stacked engine agrees with the serial one, or says why it does not stack."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from coterie.engines import Serial, Stacked, Work
+from coterie.engines.batched import BatchedNet
+from coterie.layout import Layout
+from coterie.methods import METHODS, FedTC, Method
+from coterie.recipe import plain_steps
+from support import PlainNet, rows_of, seeded, tiny
+
+TOLERANCE = 2e-5
+
+
+def both(method: Method | str, model: str | nn.Module = "plain", **options: Any) -> tuple[Any, Any]:
+    settings = {"momentum": 0.5, "weight_decay": 1e-3, "validation": None, "rounds": 4, **options}
+    return tuple(tiny(method, model, engine=engine, **settings).run() for engine in ("serial", "stacked"))
+
+
+def assert_alike(serial: Any, stacked: Any) -> None:
+    for slot in serial.federation.slots:
+        ours, theirs = rows_of(stacked.federation, slot), rows_of(serial.federation, slot)
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0, msg=slot)
+    for name, value in serial.federation.values.items():
+        torch.testing.assert_close(stacked.federation.values[name], value, atol=1e-4, rtol=1e-3, equal_nan=True)
+    for ours, theirs in zip(stacked.history.lines, serial.history.lines, strict=True):
+        assert ours["cohort"] == theirs["cohort"]
+        assert set(ours) == set(theirs)
+        for moment in {"received", "trained"} & set(ours):
+            assert ours[moment]["loss"] == pytest.approx(theirs[moment]["loss"], abs=1e-3)
+
+
+# FedFomo needs validation data and SCAFFOLD refuses momentum; their rules and recipes are declined or covered below.
+PLAIN = sorted(set(METHODS) - {"fedfomo", "scaffold"})
+
+
+@pytest.mark.parametrize("join", [1.0, 0.5])
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_method_agrees_with_the_serial_engine(name: str, join: float) -> None:
+    assert_alike(*both(METHODS[name](), join=join))
+
+
+def test_scaffold_agrees_without_momentum() -> None:
+    assert_alike(*both("scaffold", momentum=0.0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 7},
+        {"batch": 1000},
+        {"epochs": 3},
+        {"clip": 0.05},
+        {"schedule": "exponential", "decay": 0.5},
+        {"clients": 1},
+        {"evaluate_every": 3, "join": 0.5},
+    ],
+    ids=str,
+)
+def test_settings_agree_with_the_serial_engine(options: dict[str, Any]) -> None:
+    assert_alike(*both("fedprox", **options))
+
+
+def test_two_rates_agree() -> None:
+    assert_alike(*both(FedTC(lr_classifier=0.3)))
+
+
+class Conv(nn.Module):
+    """Convolution, pooling and a layer that is not batched by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.GELU(), nn.Flatten()
+        )
+        self.classifier = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.body(x))
+        return out
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep", "pfedcs", "moon"])
+def test_convolutions_and_unknown_layers_agree(method: str) -> None:
+    assert_alike(*both(method, seeded(Conv)))
+
+
+def test_batched_models_give_each_client_its_own_output() -> None:
+    module = seeded(Conv)
+    layout = Layout(module, "classifier")
+    net = BatchedNet(module, layout)
+    rows = layout.row(module) + 0.1 * torch.randn(3, layout.width)
+    x = torch.randn(3, 5, 6)
+    tensors = net.tensors(rows)
+    found = net.logits(tensors, net.features(tensors, x))
+    for client in range(3):
+        torch.testing.assert_close(found[client], layout.load(seeded(Conv), rows[client])(x[client]))
+
+
+def test_most_methods_are_really_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The serial engine must not do the work behind our back."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("trained one by one")
+
+    monkeypatch.setattr(Serial, "train", refuse)
+    for name in PLAIN:
+        method = METHODS[name]()
+        prepared = tiny(method).prepare()
+        federation = prepared.federation()
+        federation.round = 2
+        recipe = method.recipe(federation)
+        stackable = all(phase.rule is plain_steps for phase in recipe) and name != "fedgen"
+        engine = Stacked(prepared.problem(), method, 0)
+        if stackable:
+            engine.train(federation, Work(recipe), federation.everyone)
+        else:
+            with pytest.raises(AssertionError, match="one by one"):
+                engine.train(federation, Work(recipe), federation.everyone)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        ("norm", {}, "is batch norm"),
+        ("dropout", {}, "is dropout"),
+        ("plain", {"optimizer": "adam", "momentum": 0.0}, "optimizer 'adam'"),
+    ],
+)
+def test_what_is_not_stacked_is_said_and_trained_one_by_one(
+    model: str, options: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        serial, stacked = both("fedper", model, **options)
+    assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
+    said = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_a_method_with_a_rule_of_its_own_is_declined() -> None:
+    prepared = tiny("per-fedavg").prepare()
+    federation = prepared.federation()
+    reason = Stacked(prepared.problem(), prepared.method, 0).declines(prepared.method.recipe(federation))
+    assert reason == "the method has a step rule of its own"
+
+
+def test_models_are_those_of_the_serial_engine_for_prediction() -> None:
+    serial, stacked = both("fedper", seeded(PlainNet))
+    inputs = torch.randn(9, 6)
+    torch.testing.assert_close(serial.scores(1, inputs), stacked.scores(1, inputs), atol=1e-4, rtol=1e-3)

@@ -6,16 +6,16 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from coterie import options
 from coterie.data import Dataset, load
 from coterie.errors import CoterieError, require, unknown
 from coterie.federation import Federation
-from coterie.layout import Layout, StatsPolicy, require_classifier
+from coterie.layout import Layout, MemoryFormat, StatsPolicy, require_classifier
 from coterie.local import Problem
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS, build
@@ -66,6 +66,7 @@ class Experiment:
     test: float | None = None
     validation: float | None = None
     held_out: int | float = 0
+    memory: MemoryFormat = "contiguous"
     engine: str = "serial"
     workers: int = 0
     threads: int = 0
@@ -92,12 +93,14 @@ class Experiment:
         )
         require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: PyTorch's choice)")
+        if self.memory not in get_args(MemoryFormat):
+            raise unknown("memory", self.memory, get_args(MemoryFormat))
         if self.stats not in (None, "mean", "local"):
             raise unknown("stats policy", str(self.stats), ("mean", "local"))
         from coterie.engines import ENGINES
 
-        if self.engine not in ENGINES:
-            raise unknown("engine", self.engine, ENGINES)
+        if self.engine not in (*ENGINES, "auto"):
+            raise unknown("engine", self.engine, (*ENGINES, "auto"))
         _ = self.training
 
     @property
@@ -126,7 +129,7 @@ class Experiment:
         problem = Problem(
             module=module,
             layout=layout,
-            inputs=data.inputs,
+            inputs=as_memory(data.inputs, self.memory),
             labels=data.labels,
             train=(),
             validation=(),
@@ -169,7 +172,7 @@ class Experiment:
                 torch.manual_seed(stream_seed(self.seed, "model"))
                 module = build(self.model, data.shape, data.classes)
             classifier = MODELS[self.model].classifiers.get(self.classifier, self.classifier)
-        return module, Layout(module, classifier, self.stats or method.stats)
+        return module, Layout(module, classifier, self.stats or method.stats, self.memory)
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ class Prepared:
     partition: Partition
     problem_base: Problem
     feature_width: int
+    notes: tuple[str, ...] = ()  # what the run's log should say
 
     @property
     def participants(self) -> list[int]:
@@ -197,6 +201,19 @@ class Prepared:
             train=tuple(torch.from_numpy(part.train[k]) for k in chosen),
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
+        )
+
+    def in_memory(self, memory: MemoryFormat) -> Prepared:
+        """The same in another memory format."""
+        base, layout = self.problem_base, self.problem_base.layout
+        if layout.memory == memory:
+            return self
+        other = Layout(base.module, layout.classifier, layout.stats, memory)
+        inputs = as_memory(self.data.inputs, memory)
+        return replace(
+            self,
+            experiment=replace(self.experiment, memory=memory),
+            problem_base=replace(base, layout=other, inputs=inputs),
         )
 
     def federation(self, clients: list[int] | None = None) -> Federation:
@@ -221,6 +238,13 @@ class Prepared:
         federation.add_slot("model", layout.everything, shared=self.method.shared)
         self.method.init(federation)
         return federation
+
+
+def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:
+    """Images `[N, channels, height, width]` in a memory format; batches cut from them keep it."""
+    if memory == "contiguous" or inputs.ndim != 4:
+        return inputs
+    return inputs.contiguous(memory_format=torch.channels_last)
 
 
 def make_method(name: str, values: dict[str, Any]) -> Method:

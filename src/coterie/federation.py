@@ -134,7 +134,7 @@ class Federation:
         """What the classifier `row [|classifier|]` says to `features [n, d]`: `[n, C]`, differentiable in both."""
         group, prefix = self.layout.columns("classifier"), f"{self.layout.classifier}."
         tensors = {
-            entry.name.removeprefix(prefix): entry.columns.within(group).take(row).view(entry.shape)
+            entry.name.removeprefix(prefix): entry.view(entry.columns.within(group).take(row))
             for entry in self.layout.entries
             if entry.columns <= group
         }

@@ -14,6 +14,7 @@ from coterie.columns import Columns
 from coterie.errors import CoterieError, require, unknown
 
 StatsPolicy = Literal["mean", "local"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 
 # The class that every batch-norm layer derives from; layers are found by type, never by name.
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -28,11 +29,23 @@ class Entry:
     start: int
     stop: int
     is_buffer: bool
+    channels_last: bool = False
 
     @property
     def columns(self) -> Columns:
         """The tensor's columns."""
         return Columns.of((self.start, self.stop))
+
+    def view(self, columns: Tensor) -> Tensor:
+        """The tensor in its shape, as a view of its columns `[..., n]`."""
+        if not self.channels_last:
+            return columns.view((*columns.shape[:-1], *self.shape))
+        outputs, inputs, height, width = self.shape
+        return columns.view((*columns.shape[:-1], outputs, height, width, inputs)).movedim(-1, -3)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The columns `[n]` of the tensor: the inverse of `view`."""
+        return (tensor.permute(0, 2, 3, 1) if self.channels_last else tensor).reshape(-1)
 
 
 class Layout:
@@ -43,17 +56,24 @@ class Layout:
     `all`, what methods share. The policy for running statistics is explicit: with `stats="mean"` they
     travel with the parameters of their part of the model (and so with `all`), with `"local"` they
     belong to no group but `stats` and `norm`, and stay with their client. Any module path is a group too.
+    With `memory="channels_last"` the weights of convolutions lie in that order in the row, which is faster for
+    some models; it is a matter of speed alone.
 
     >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), classifier="2")
     >>> layout.width, layout.columns("extractor").size, layout.columns("all - classifier").size
     (23, 15, 15)
     """
 
-    def __init__(self, module: nn.Module, classifier: str, stats: StatsPolicy = "mean") -> None:
-        self.classifier = classifier
-        self.stats = stats
+    def __init__(
+        self,
+        module: nn.Module,
+        classifier: str,
+        stats: StatsPolicy = "mean",
+        memory: MemoryFormat = "contiguous",
+    ) -> None:
+        self.classifier, self.stats, self.memory = classifier, stats, memory
         require_classifier(module, classifier)
-        self.entries: tuple[Entry, ...] = tuple(_entries(module))
+        self.entries: tuple[Entry, ...] = tuple(_entries(module, memory == "channels_last"))
         self.width = self.entries[-1].stop if self.entries else 0
         parameters = _union(entry for entry in self.entries if not entry.is_buffer)
         buffers = _union(entry for entry in self.entries if entry.is_buffer)
@@ -115,7 +135,7 @@ class Layout:
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """Every tensor by name, as a view of `row [P]`: nothing is copied."""
-        return {entry.name: row[entry.start : entry.stop].view(entry.shape) for entry in self.entries}
+        return {entry.name: entry.view(row[entry.start : entry.stop]) for entry in self.entries}
 
     def mount(self, module: nn.Module, row: Tensor) -> None:
         """Make the module's parameters and float buffers views of `row [P]`, without copies."""
@@ -132,7 +152,7 @@ class Layout:
     def row(self, module: nn.Module) -> Tensor:
         """The module's tensors as one new row `[P]`."""
         tensors: Mapping[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return torch.cat([tensors[entry.name].detach().reshape(-1).float() for entry in self.entries])
+        return torch.cat([entry.flat(tensors[entry.name].detach()).float() for entry in self.entries])
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
         """Copy `row [P]` into the module, which stays an ordinary module with tensors of its own."""
@@ -151,7 +171,7 @@ def require_classifier(module: nn.Module, path: str) -> nn.Module:
     return module.get_submodule(path)
 
 
-def _entries(module: nn.Module) -> Iterator[Entry]:
+def _entries(module: nn.Module, channels_last: bool) -> Iterator[Entry]:
     position = 0
     tensors: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
     for name, buffer in module.named_buffers():
@@ -165,7 +185,8 @@ def _entries(module: nn.Module) -> Iterator[Entry]:
     for name, tensor, is_buffer in tensors:
         if tensor.dtype != torch.float32:
             raise CoterieError(f"tensor '{name}' is {tensor.dtype}; rows hold float32: call module.float() first")
-        yield Entry(name, tuple(tensor.shape), position, position + tensor.numel(), is_buffer)
+        shape, stop = tuple(tensor.shape), position + tensor.numel()
+        yield Entry(name, shape, position, stop, is_buffer, channels_last and len(shape) == 4)
         position += tensor.numel()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from coterie.auto import with_choice
 from coterie.config import complete, experiment_from
 from coterie.engines import ENGINES, make_engine
 from coterie.errors import CoterieError, require
@@ -35,8 +36,8 @@ def run(experiment: Experiment, out: Path | None = None, on_round: OnRound | Non
         out is not None or not experiment.checkpoint_every,
         f"checkpoint_every = {experiment.checkpoint_every}: a checkpoint needs an output directory (out)",
     )
-    prepared = experiment.prepare()
-    directory = None if out is None else RunDirectory.create(out, complete(experiment), prepared.partition)
+    prepared = with_choice(experiment.prepare())
+    directory = None if out is None else RunDirectory.create(out, complete(prepared.experiment), prepared.partition)
     return _finish(prepared, directory, on_round)
 
 
@@ -48,7 +49,10 @@ def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experi
     directory = RunDirectory.open(Path(path))
     if directory.finished:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
-    experiment = experiment or experiment_from(directory.config())
+    config = directory.config()
+    experiment = experiment or experiment_from(config)
+    # An engine chosen by trial stays chosen: another could round differently.
+    experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory")})
     prepared = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
     return _finish(replace(prepared, experiment=experiment), directory, on_round)
 
@@ -74,8 +78,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
     try:
         rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every)
         rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
-        for note in prepared.partition.notes:
-            log.info("partition: %s", note)
+        for note in (*prepared.notes, *(f"partition: {note}" for note in prepared.partition.notes)):
+            log.info("%s", note)
         while federation.round < experiment.rounds:
             report = rounds.run_round()
             history.lines.append(as_line(report))

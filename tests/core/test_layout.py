@@ -255,3 +255,20 @@ def test_momentum_none_is_refused() -> None:
 def test_other_precisions_are_refused() -> None:
     with pytest.raises(CoterieError, match="float32"):
         Layout(seeded(PlainNet).double(), "classifier")
+
+
+def test_channels_last_rows_hold_the_same_model_in_another_order() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    plain, last = (Layout(module, "2", memory=memory) for memory in ("contiguous", "channels_last"))
+    row = last.row(module)
+    assert not torch.equal(row, plain.row(module))
+    assert torch.equal(row.sort().values, plain.row(module).sort().values)
+    views = last.views(row)
+    assert torch.equal(views["0.weight"], module[0].weight)
+    assert views["0.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert views["0.weight"].data_ptr() == row.data_ptr()
+    fresh = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    inputs = torch.randn(5, 3, 4, 4)
+    torch.testing.assert_close(last.load(fresh, row)(inputs), module(inputs))
+    batched = last.entries[0].view(torch.stack([row, 2 * row])[:, : last.entries[0].stop])
+    assert torch.equal(batched[1], 2 * module[0].weight)

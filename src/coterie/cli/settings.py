@@ -134,8 +134,12 @@ class Settings:
     ] = None
     decay: Annotated[float | None, option("Factor a round of the exponential schedule.", 1.0, TRAINING)] = None
 
+    memory: Annotated[
+        str | None,
+        option("Order of images and convolutions in memory: contiguous or channels_last.", "contiguous", RUNNING),
+    ] = None
     engine: Annotated[
-        str | None, option("serial, processes (one a core) or stacked (as one batch).", "serial", RUNNING)
+        str | None, option("serial, processes (one a core), stacked (one batch), auto (by trial).", "serial", RUNNING)
     ] = None
     workers: Annotated[int | None, option("Worker processes of engine 'processes' (0: one per core).", 0, RUNNING)] = (
         None

@@ -47,7 +47,7 @@ class BatchedNet:
         """Every tensor of every client by name, cut from rows `[k, P]` with one differentiable operation."""
         pieces = rows.split([entry.stop - entry.start for entry in self.layout.entries], dim=1)
         return {
-            entry.name: piece.reshape(len(rows), *entry.shape)
+            entry.name: entry.view(piece)
             for entry, piece in zip(self.layout.entries, pieces, strict=True)
         }
 

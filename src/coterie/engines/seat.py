@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
@@ -105,6 +106,7 @@ Answer = Ready | Done | Refused | Failed
 
 def serve(connection: Connection) -> None:
     """A worker process: takes on jobs and does tasks until the main process hangs up or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then stops this one
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     seat: _Seat | None = None

@@ -1,0 +1,269 @@
+"""The engines against each other and against bare PyTorch loops: a round of FedAvg, training only.
+
+The rounds are those of a run (cohort, training, exchange) without evaluation. The bare loops do the same steps on
+the same samples: in one process with all threads and in as many processes of one thread, contiguous and channels-last.
+Engine `auto` stands for what it chooses here and now; nothing that it remembers of earlier runs is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from benchmarks.bare import bare_round
+from benchmarks.bare_crew import BareCrew
+from benchmarks.harness import Figure, in_turns, random_images, ratio
+from coterie.auto import with_choice
+from coterie.engines import Stacked, make_engine
+from coterie.experiment import Experiment, Prepared, as_memory
+from coterie.layout import MemoryFormat
+from coterie.local import Problem
+from coterie.partition import Dirichlet, Iid
+from coterie.rounds import Rounds
+from coterie.sampling import draw_cohort
+
+LR = 0.01
+NEVER = 10**6
+TRAINED = 0.75  # the share of a client's samples that is trained on
+CIFAR = (3, 32, 32)
+
+Context = AbstractContextManager[Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and which bars the engines have to meet on it."""
+
+    name: str
+    experiment: Callable[[float], Experiment]  # of the scale: 1, or less for a smoke run
+    repeats: int = 7
+    stacked: float | None = None  # how many times faster than the serial engine with one thread
+    processes: float | None = None  # likewise
+    bare: float | None = None  # the share of the best bare loop's speed that `auto` reaches
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine with its threads and memory format."""
+
+    engine: str
+    threads: int
+    memory: MemoryFormat = "contiguous"
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        words = [self.engine, threads] if self.engine == "serial" else [self.engine]
+        return ", ".join([*words, self.memory.replace("_", "-")])
+
+
+def tiny_conv() -> nn.Module:
+    """A really small convolutional network for 8×8 digits."""
+    features = nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    )
+    parts: OrderedDict[str, nn.Module] = OrderedDict(features=features, classifier=nn.Linear(64, 10))
+    return nn.Sequential(parts)
+
+
+def on_digits(
+    clients: int, least: int | None = None, model: str = "mlp", epochs: int = 5
+) -> Callable[[float], Experiment]:
+    """Digits in batches of 10, dealt out evenly or (with `least`) in Dirichlet(0.1) proportions."""
+
+    def make(scale: float) -> Experiment:
+        rule = Iid(clients=clients) if least is None else Dirichlet(clients=clients, alpha=0.1, least=least)
+        own = model == "tiny"
+        return Experiment(
+            data="digits",
+            partition=rule,
+            model=tiny_conv() if own else model,
+            classifier="classifier" if own else "last",
+            batch=10,
+            epochs=max(1, int(epochs * scale)),
+            lr=LR,
+            rounds=1000,
+        )
+
+    return make
+
+
+def on_noise(model: str, batch: int, clients: int, trained: int, join: float = 1.0) -> Callable[[float], Experiment]:
+    """Images of CIFAR-10's size, `trained` of them at each of the clients, for one epoch."""
+
+    def make(scale: float) -> Experiment:
+        samples = clients * max(2, round(trained * scale / TRAINED))
+        data, rule = random_images(samples, CIFAR), Iid(clients=clients)
+        return Experiment(
+            data=data, partition=rule, model=model, batch=batch, epochs=1, lr=LR, join=join, rounds=1000
+        )
+
+    return make
+
+
+CASES = (
+    Case("mlp, digits, 20 equal clients", on_digits(20), 15, stacked=5.0),
+    Case("mlp, digits, 100 equal clients", on_digits(100), 15, stacked=9.0),
+    Case("mlp, digits, 20 Dirichlet clients", on_digits(20, least=2), 15, stacked=3.0),
+    Case("mlp, digits, 100 Dirichlet clients", on_digits(100, least=2), 15, stacked=5.0),
+    Case("small conv net, digits, 20 clients", on_digits(20, model="tiny", epochs=2), 9, stacked=2.0),
+    Case("cnn, digits, 20 clients", on_digits(20, model="cnn", epochs=1), stacked=2.0),
+    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=90), processes=1.8, bare=0.97),
+    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=300), processes=1.8, bare=0.97),
+    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=96, join=0.1), bare=0.97),
+    Case("resnet8, batch 32", on_noise("resnet8", 32, clients=4, trained=64), bare=0.97),
+)
+
+
+def speedup(name: str, slow: list[float], fast: list[float], labels: tuple[str, str], bar: float) -> Figure:
+    """How many times the time of `fast` the `slow` one takes: at least the bar."""
+    return replace(ratio(name, slow, fast, labels, bar), at_most=False)
+
+
+def case_figures(case: Case, repeats: int | None = None, scale: float = 1.0) -> Iterator[Figure]:
+    """A case's figures; the median seconds of everything that was measured go to standard error."""
+    cores = torch.get_num_threads()
+    prepared = case.experiment(scale).prepare()
+    auto = chosen(prepared)
+    settings = list(dict.fromkeys([*settings_for(prepared, cores), auto]))
+    with ExitStack() as stack:
+        engines = {str(setting): stack.enter_context(training(prepared, setting)) for setting in settings}
+        loops = {name: stack.enter_context(loop) for name, loop in bare_loops(prepared, cores)}
+        seconds = in_turns({**engines, **loops}, repeats or case.repeats)
+    note(case.name, seconds, f"auto: {auto}")
+    alone = str(Setting("serial", 1))
+    if case.stacked is not None:
+        fast = str(Setting("stacked", 1))
+        yield speedup(
+            f"{case.name}: time of serial, 1 thread",
+            seconds[alone],
+            seconds[fast],
+            ("serial, 1 thread", "stacked"),
+            case.stacked,
+        )
+    for memory in formats(prepared) if case.processes is not None else ():
+        slow, fast = str(Setting("serial", 1, memory)), str(Setting("processes", 1, memory))
+        name = f"{case.name}: time of {slow}"
+        yield speedup(name, seconds[slow], seconds[fast], (slow, fast), case.processes or 0.0)
+    ours, label = seconds[str(auto)], f"auto ({auto})"
+    best = fastest(seconds, engines)
+    yield speedup(f"{case.name}: time of the best engine ({best})", seconds[best], ours, (best, label), 0.95)
+    if case.bare is not None:
+        best = fastest(seconds, loops)
+        yield speedup(f"{case.name}: time of the best bare loop ({best})", seconds[best], ours, (best, label), case.bare)
+
+
+def runs() -> list[Callable[..., Iterator[Figure]]]:
+    """A benchmark for every case."""
+    return [_of(case) for case in CASES]
+
+
+def _of(case: Case) -> Callable[..., Iterator[Figure]]:
+    def run(repeats: int | None = None, scale: float = 1.0) -> Iterator[Figure]:
+        return case_figures(case, repeats, scale)
+
+    return run
+
+
+def chosen(prepared: Prepared) -> Setting:
+    """What engine `auto` chooses, without what it remembers."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["XDG_CACHE_HOME"] = empty
+        try:
+            choice = with_choice(replace(prepared, experiment=replace(prepared.experiment, engine="auto"))).experiment
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
+    return Setting(choice.engine, choice.threads, choice.memory)
+
+
+def formats(prepared: Prepared) -> tuple[MemoryFormat, ...]:
+    """Memory formats only matter to convolutions."""
+    convolutions = any(len(entry.shape) == 4 for entry in prepared.problem_base.layout.entries)
+    return ("contiguous", "channels_last") if convolutions else ("contiguous",)
+
+
+def settings_for(prepared: Prepared, cores: int) -> Iterator[Setting]:
+    """Every engine in every memory format; the stacked one where it does not hand the work to the serial one."""
+    for memory in formats(prepared):
+        for threads in dict.fromkeys((1, cores)):
+            yield Setting("serial", threads, memory)
+        yield Setting("processes", 1, memory)
+    stacked = Stacked(prepared.problem(), prepared.method, seed=0)
+    if stacked.declines(prepared.method.recipe(prepared.federation())) is None:
+        yield Setting("stacked", 1)
+
+
+@contextmanager
+def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) -> Iterator[Callable[[], object]]:
+    """A function that runs a round with an engine; worker processes start with the first."""
+    case = prepared.in_memory(setting.memory)
+    engine = make_engine(setting.engine, case.problem(), case.method, seed=0)
+    rounds = Rounds(case.method, case.federation(), engine, case.experiment.join, evaluate_every)
+    try:
+        yield with_threads(setting.threads, rounds.run_round)
+    finally:
+        engine.close()
+
+
+def bare_loops(prepared: Prepared, cores: int) -> Iterator[tuple[str, Context]]:
+    """The bare loops by name: processes × threads, memory format."""
+    federation, problem = prepared.federation(), prepared.problem()
+    cohort = draw_cohort(federation.keys, prepared.experiment.join, seed=0, round=1).tolist()
+    for memory in formats(prepared):
+        words = memory.replace("_", "-")
+        work = replace(problem, module=copy.deepcopy(problem.module), inputs=as_memory(problem.inputs, memory))
+        if memory == "channels_last":
+            work.module.to(memory_format=torch.channels_last)
+        yield f"bare 1 × {cores}, {words}", _in_this_process(work, cohort, cores)
+        yield f"bare {cores} × 1, {words}", _in_processes(work, cohort, cores)
+
+
+@contextmanager
+def _in_this_process(problem: Problem, cohort: list[int], threads: int) -> Iterator[Callable[[], object]]:
+    yield with_threads(threads, lambda: bare_round(problem, cohort, LR))
+
+
+@contextmanager
+def _in_processes(problem: Problem, cohort: list[int], processes: int) -> Iterator[Callable[[], object]]:
+    with BareCrew(problem, cohort, LR, processes) as crew:
+        yield with_threads(1, crew.round)
+
+
+def with_threads(count: int, work: Callable[[], object]) -> Callable[[], None]:
+    """The same work with so many PyTorch threads in this process."""
+
+    def run() -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            work()
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def fastest(seconds: dict[str, list[float]], among: dict[str, Callable[[], object]]) -> str:
+    """The name with the least median."""
+    return min(among, key=lambda name: statistics.median(seconds[name]))
+
+
+def note(title: str, seconds: dict[str, list[float]], more: str = "") -> None:
+    """Say the median seconds of everything on standard error."""
+    medians = sorted((statistics.median(times), name) for name, times in seconds.items())
+    words = "; ".join(f"{name} {median:.3g} s" for median, name in medians)
+    print(f"{title}: {words}" + (f" ({more})" if more else ""), file=sys.stderr)

@@ -105,9 +105,7 @@ def on_noise(model: str, batch: int, clients: int, trained: int, join: float = 1
     def make(scale: float) -> Experiment:
         samples = clients * max(2, round(trained * scale / TRAINED))
         data, rule = random_images(samples, CIFAR), Iid(clients=clients)
-        return Experiment(
-            data=data, partition=rule, model=model, batch=batch, epochs=1, lr=LR, join=join, rounds=1000
-        )
+        return Experiment(data=data, partition=rule, model=model, batch=batch, epochs=1, lr=LR, join=join, rounds=1000)
 
     return make
 
@@ -161,7 +159,9 @@ def case_figures(case: Case, repeats: int | None = None, scale: float = 1.0) -> 
     yield speedup(f"{case.name}: time of the best engine ({best})", seconds[best], ours, (best, label), 0.95)
     if case.bare is not None:
         best = fastest(seconds, loops)
-        yield speedup(f"{case.name}: time of the best bare loop ({best})", seconds[best], ours, (best, label), case.bare)
+        yield speedup(
+            f"{case.name}: time of the best bare loop ({best})", seconds[best], ours, (best, label), case.bare
+        )
 
 
 def runs() -> list[Callable[..., Iterator[Figure]]]:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from coterie.effort import expected_seconds
 from coterie.errors import CoterieError, require
 from coterie.experiment import Experiment
+from coterie.parallel import (
+    CannotStartError,
+    Run,
+    Summary,
+    Watcher,
+    cores,
+    leave_if_imported_by_a_worker,
+    obstacle,
+    run_in_parallel,
+    run_one_by_one,
+)
 from coterie.record import refuse_existing, write_whole
-from coterie.run import OnRound
 
-Summary = dict[str, Any]
-OnStart = Callable[[str, int, Path | None], None]
+log = logging.getLogger("coterie")
+
+# Seconds until worker processes have loaded PyTorch and data: what they save must be worth more.
+START_UP = 4.0
 COMPARISON = "comparison.json"
 RULE = "a winner's mean lies above the runner-up's by more than the larger of their standard deviations over the seeds"
 
@@ -156,45 +170,109 @@ def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
     out: Path | None = None,
-    on_round: OnRound | None = None,
-    on_start: OnStart | None = None,
+    watcher: Watcher | None = None,
+    jobs: int = 0,
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
-    With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`.
-    `on_start(name, seed, directory)` is called before each run.
+    With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The
+    `watcher` is told of every run and round.
+
+    `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
+    (unless the experiment says otherwise): the results are those of `threads=1`, bit for bit. 0 chooses: as many as
+    the cores hold if all experiments can be described by a configuration, the engine is `serial` or `stacked`, and
+    the runs are long enough to pay for the workers' start; otherwise 1, one run after the other in this process.
+    A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
     """
+    leave_if_imported_by_a_worker()
     require(bool(experiments), "methods: name at least one")
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
+    require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: choose)")
+    obstacles = {name: why for name, experiment in experiments.items() if (why := obstacle(experiment)) is not None}
+    for name, why in obstacles.items():
+        require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
     if out is not None:
         refuse_existing(out)
-    partitions = _check(experiments, seeds)
-    summaries: dict[str, list[Summary]] = {name: [] for name in experiments}
-    for seed in seeds:
-        for name, experiment in experiments.items():
-            directory = None if out is None else out / f"{name}-s{seed}"
-            if on_start is not None:
-                on_start(name, seed, directory)
-            summary = replace(experiment, seed=seed).run(directory, on_round).summary
-            _same_partition(partitions[seed], summary["partition"]["hash"], name, seed)
-            summaries[name].append(summary)
-    comparison = Comparison(tuple(seeds), summaries)
+    partitions, seconds = _check(experiments, seeds, guess=jobs != 1 and not obstacles)
+    runs = [
+        Run(name, replace(experiment, seed=seed), None if out is None else out / f"{name}-s{seed}")
+        for seed in seeds
+        for name, experiment in experiments.items()
+    ]
+    collector = _Collector(partitions, watcher)
+    jobs = min(jobs or _worthwhile_jobs(runs, seconds), len(runs))
+    _perform(runs, seconds, jobs, collector)
+    found = collector.summaries
+    comparison = Comparison(tuple(seeds), {name: [found[name, seed] for seed in seeds] for name in experiments})
     if out is not None:
         write_whole(out / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
     return comparison
 
 
-def _check(experiments: Mapping[str, Experiment], seeds: Sequence[int]) -> dict[int, str]:
-    """Meet every mistake before the first run starts; gives the hash of each seed's partition."""
+class _Collector:
+    """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
+
+    def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
+        self._partitions, self._watcher = partitions, watcher
+        self.summaries: dict[tuple[str, int], Summary] = {}
+
+    def begun(self, run: Run) -> None:
+        if self._watcher is not None:
+            self._watcher.begun(run)
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        if self._watcher is not None:
+            self._watcher.round_done(run, round, received)
+
+    def ended(self, run: Run, summary: Summary) -> None:
+        _same_partition(self._partitions[run.seed], summary["partition"]["hash"], run.name, run.seed)
+        self.summaries[run.name, run.seed] = summary
+        if self._watcher is not None:
+            self._watcher.ended(run, summary)
+
+
+def _perform(runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher) -> None:
+    if jobs > 1:
+        # The longest first: a long run that began last would keep the others waiting.
+        longest_first = sorted(runs, key=lambda run: seconds[run.name], reverse=True)
+        try:
+            run_in_parallel(longest_first, jobs, watcher)
+            return
+        except CannotStartError as error:
+            log.warning("jobs = %d: no worker process can start (%s); one run after the other instead", jobs, error)
+    run_one_by_one(runs, watcher)
+
+
+def _worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
+    """One job per core if that is faster; 1 if it is not, or if nothing is known about the runs' `seconds`."""
+    if not seconds:
+        return 1
+    threads = max(run.experiment.threads or 1 for run in runs)
+    jobs = max(min(cores() // threads, len(runs)), 1)
+    total = sum(seconds[run.name] for run in runs)
+    return jobs if total - total / jobs > START_UP else 1
+
+
+def _check(
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool
+) -> tuple[dict[int, str], dict[str, float]]:
+    """Meet every mistake before the first run starts.
+
+    Gives the hash of each seed's partition and, for a `guess`, the seconds that a run of each method may take.
+    """
     names = list(experiments)
     partitions: dict[int, str] = {}
+    seconds: dict[str, float] = {}
     for seed in seeds:
         # A seed can only spoil the partition, which is the same for all; a method is checked once.
         for name in names if seed == seeds[0] else names[:1]:
-            digest = replace(experiments[name], seed=seed).prepare().partition.hash
+            prepared = replace(experiments[name], seed=seed).prepare()
+            digest = prepared.partition.hash
             _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
-    return partitions
+            if guess and name not in seconds:
+                seconds[name] = expected_seconds(prepared)
+    return partitions, seconds
 
 
 def _same_partition(expected: str, found: str, name: str, seed: int) -> None:

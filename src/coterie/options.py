@@ -27,7 +27,7 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
     >>> build("method", "fedprox", FedProx, {"mo": 1})
     Traceback (most recent call last):
     ...
-    coterie.errors.CoterieError: unknown option of fedprox 'mo'; did you mean 'mu'? (allowed: mu)
+    coterie.errors.CoterieError: unknown option of fedprox 'mo' (allowed: mu)
     """
     known, hints = option_fields(cls), get_type_hints(cls)
     for option in values:

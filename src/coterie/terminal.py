@@ -6,16 +6,17 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from coterie.compare import Column, Comparison
+    from coterie.parallel import Run
     from coterie.rounds import RoundReport
 
 SECONDS_BETWEEN_LINES = 1.0
@@ -38,16 +39,14 @@ def print_result(*parts: Table | str) -> None:
             print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
-class RoundProgress:
-    """Shows how far a run is: a bar on a terminal, otherwise a plain line about once a second.
+class _Progress:
+    """Bars on a terminal, plain lines about once a second elsewhere, and above or between them warnings.
 
     Use it as a context manager: while it is open, warnings in Coterie's log are shown on stderr too.
-    `on_round` fits `Experiment.run`.
     """
 
-    def __init__(self, rounds: int, runs: int = 1) -> None:
-        self.rounds, self.total = rounds, rounds * runs
-        self._runs_begun, self._label, self._accuracy = 0, "", "–"
+    def __init__(self, total: int) -> None:
+        self.total, self._done = total, 0
         self._first_done: int | None = None
         self._begin = self._last_line = time.monotonic()
         console = Console(stderr=True, highlight=False)
@@ -55,15 +54,14 @@ class RoundProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("received mean {task.fields[accuracy]}"),
+            TextColumn("{task.fields[accuracy]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("rounds", total=self.total, accuracy=self._accuracy)
         self._handler = _WarningLines(self)
 
-    def __enter__(self) -> RoundProgress:
+    def __enter__(self) -> Self:
         logging.getLogger("coterie").addHandler(self._handler)
         self._bar.start()
         return self
@@ -72,49 +70,98 @@ class RoundProgress:
         self._bar.stop()
         logging.getLogger("coterie").removeHandler(self._handler)
 
-    def start(self, label: str) -> None:
-        """The next run begins."""
-        self._runs_begun += 1
-        self._label, self._accuracy = label, "–"
-        self._bar.update(self._task, description=label, accuracy=self._accuracy)
-
-    def on_round(self, report: RoundReport, _: object = None) -> None:
-        """A round is over."""
-        done = max(self._runs_begun - 1, 0) * self.rounds + report.round
-        if report.received is not None:
-            self._accuracy = f"{report.received.mean:.4f}"
-        if self._first_done is None:
-            # A resumed run begins in the middle; the rounds before took none of our time.
-            self._first_done, self._begin = done, time.monotonic()
-            self._bar.reset(self._task, completed=done - 1)
-        self._bar.update(self._task, completed=done, accuracy=self._accuracy)
-        now = time.monotonic()
-        if self._bar.disable and (now - self._last_line >= SECONDS_BETWEEN_LINES or done == self.total):
-            self._last_line = now
-            self.print(f"{self._label}{': ' if self._label else ''}{self._plain_line(report.round, done, now)}")
-
     def print(self, line: str) -> None:
-        """A line on stderr, above the bar where there is one."""
+        """A line on stderr, above the bars where there are any."""
         if self._bar.disable:
             print(line, file=sys.stderr, flush=True)
         else:
             self._bar.console.print(line, markup=False, soft_wrap=True)
 
-    def _plain_line(self, round: int, done: int, now: float) -> str:
+    def _came_to(self, done: int, line: str) -> None:
+        """So many of the total rounds are done; says so in a plain line, if it is time for one."""
+        now = time.monotonic()
+        if self._first_done is None:
+            # A resumed run begins in the middle; the rounds before took none of our time.
+            self._first_done, self._begin = done, now
+        self._done = done
+        if self._bar.disable and (now - self._last_line >= SECONDS_BETWEEN_LINES or done == self.total):
+            self._last_line = now
+            self.print(f"{line}, ETA {self._time_left(now)}")
+
+    def _time_left(self, now: float) -> str:
         assert self._first_done is not None
         # Time runs from the end of the first round: what came before was preparation.
-        timed = done - self._first_done
-        left = "?"
-        if timed:
-            seconds = int((now - self._begin) / timed * (self.total - done))
-            left = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        return f"round {round}/{self.rounds}, received mean {self._accuracy}, ETA {left}"
+        timed = self._done - self._first_done
+        if not timed:
+            return "?"
+        seconds = int((now - self._begin) / timed * (self.total - self._done))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+class RoundProgress(_Progress):
+    """Shows how far a run is; `on_round` fits `Experiment.run`."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
+        self._accuracy = _received_mean(None)
+        self._task = self._bar.add_task("rounds", total=rounds, accuracy=self._accuracy)
+
+    def on_round(self, report: RoundReport, _: object = None) -> None:
+        """A round is over."""
+        if report.received is not None:
+            self._accuracy = _received_mean(report.received.mean)
+        if self._first_done is None:
+            self._bar.reset(self._task, completed=report.round - 1)
+        self._bar.update(self._task, completed=report.round, accuracy=self._accuracy)
+        self._came_to(report.round, f"round {report.round}/{self.total}, {self._accuracy}")
+
+
+class ComparisonProgress(_Progress):
+    """Shows how far a comparison is: a bar for each run under way and one for all; fits `compare` as its watcher."""
+
+    def __init__(self, runs: int, rounds: int) -> None:
+        super().__init__(rounds)
+        self.runs, self.finished = runs, 0
+        self.under_way: dict[str, Run] = {}
+        self._numbers: dict[str, int] = {}
+        self._accuracies: dict[str, str] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._all = self._bar.add_task("all rounds", total=rounds, accuracy="")
+
+    def begun(self, run: Run) -> None:
+        """A run begins."""
+        name = str(run)
+        self.under_way[name] = run
+        self._numbers[name] = len(self._numbers) + 1
+        self._accuracies[name] = _received_mean(None)
+        label = f"{name} ({self._numbers[name]}/{self.runs})"
+        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, accuracy=self._accuracies[name])
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        """A round is over."""
+        name = str(run)
+        if received is not None:
+            self._accuracies[name] = _received_mean(received)
+        self._bar.update(self._tasks[name], completed=round, accuracy=self._accuracies[name])
+        self._bar.update(self._all, completed=self._done + 1)
+        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
+        self._came_to(self._done + 1, f"{where}, {self._accuracies[name]}")
+
+    def ended(self, run: Run, summary: object) -> None:
+        """A run is over."""
+        self.finished += 1
+        del self.under_way[str(run)]
+        self._bar.remove_task(self._tasks[str(run)])
+
+
+def _received_mean(value: float | None) -> str:
+    return f"received mean {'–' if value is None else format(value, '.4f')}"
 
 
 class _WarningLines(logging.Handler):
     """Sends warnings to where the progress is shown."""
 
-    def __init__(self, progress: RoundProgress) -> None:
+    def __init__(self, progress: _Progress) -> None:
         super().__init__(logging.WARNING)
         self._progress, self._shown = progress, 0
 

@@ -76,12 +76,3 @@ def test_ctrl_c_without_checkpoints(
     assert call(capsys, "resume", "runs/local-digits-1").code == 0
     assert call(capsys, "run", "local", *SMALL, "--out", "whole").code == 0
     assert_same_run(Path("runs/local-digits-1"), Path("whole"))
-
-
-@pytest.mark.usefixtures("_ctrl_c_after_round_1")
-def test_ctrl_c_during_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = call(capsys, "compare", "local", *SMALL, "--checkpoint-every", "1", "--out", tmp_path / "all")
-    assert answer.code == 130
-    way = f"'coterie resume {tmp_path / 'all' / 'local-s0'}' carries on after round 1"
-    assert answer.err == f"coterie: interrupted; {way} (this was run 1 of 3)\n"
-    assert call(capsys, "compare", "local", *SMALL).err == "coterie: interrupted (this was run 1 of 3)\n"

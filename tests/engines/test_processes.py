@@ -114,7 +114,6 @@ def by_processes(prepared: Prepared, crew: Crew) -> tuple[dict[str, Tensor], lis
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_ends_bit_identical_to_serial(name: str, crew: Crew) -> None:
     prepared = experiment(name).prepare()
-    torch.set_printoptions(precision=10)
     ours, told = by_processes(prepared, crew)
     theirs, told_serially = serially(prepared)
     assert same(ours, theirs)

@@ -13,9 +13,9 @@ from torch import Tensor
 from coterie.data import load
 from coterie.exchange import Uploads
 from coterie.experiment import Experiment
+from coterie.maths.similarity import class_cosines
 from coterie.methods import FedReMa, Local, PFedCS, PFedSim
 from coterie.partition import Dominant, Partition, Pathological
-from coterie.similarity import class_cosines
 
 
 @pytest.fixture(scope="module")

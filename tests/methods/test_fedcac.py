@@ -23,9 +23,9 @@ from torch import Tensor
 
 from coterie.engines import make_engine
 from coterie.experiment import Experiment
+from coterie.maths.similarity import overlaps
 from coterie.methods import FedAvg, FedCAC, Local
 from coterie.rounds import Rounds
-from coterie.similarity import overlaps
 from support import final_rows, rows_of, tiny, toy_data
 
 

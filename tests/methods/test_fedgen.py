@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from coterie.errors import CoterieError
 from coterie.exchange import Uploads
-from coterie.generator import FeatureGenerator
 from coterie.local import Batch
+from coterie.maths.generator import FeatureGenerator
 from coterie.methods.fedgen import FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
 from coterie.rng import stream_seed, torch_stream
 from support import final_rows, rows_of, seat, tiny

@@ -22,14 +22,14 @@ from five import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, log_softmax
 
-from coterie import grouping
 from coterie.columns import Columns
 from coterie.federation import Federation
 from coterie.local import Trainer
+from coterie.maths import grouping
+from coterie.maths.similarity import row_normalised, squared_distances
 from coterie.methods import FedPer, PFedCS
 from coterie.recipe import Phase
 from coterie.rng import torch_stream
-from coterie.similarity import row_normalised, squared_distances
 from support import final_rows, rows_of, seat, seeded, tiny, trained_row
 
 

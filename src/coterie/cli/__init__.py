@@ -94,13 +94,17 @@ def compare(
             group=OUTPUT,
         ),
     ] = None,
+    jobs: Annotated[
+        int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
+    ] = None,
     json: AsJson = False,
     settings: Settings = Settings(),  # noqa: B008 (frozen)
 ) -> None:
     """Run several methods on the same partitions with several seeds; print mean ± spread in a table."""
     from coterie.cli.commands import compare_command
 
-    compare_command(methods, [0, 1, 2] if seeds is None else seeds, config, settings.given(), set or [], out, json)
+    chosen = [0, 1, 2] if seeds is None else seeds
+    compare_command(methods, chosen, config, settings.given(), set or [], out, jobs or 0, json)
 
 
 @app.command(group=TRAIN)

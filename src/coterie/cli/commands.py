@@ -18,7 +18,14 @@ from coterie.experiment import Experiment
 from coterie.methods import Method
 from coterie.record import RunDirectory, refuse_existing
 from coterie.run import resume
-from coterie.terminal import RoundProgress, accuracy_table, comparison_table, print_result, summary_lines
+from coterie.terminal import (
+    ComparisonProgress,
+    RoundProgress,
+    accuracy_table,
+    comparison_table,
+    print_result,
+    summary_lines,
+)
 
 RUNS = Path("runs")
 
@@ -57,26 +64,26 @@ def compare_command(
     given: Config,
     sets: Sequence[str],
     out: Path | None,
+    jobs: int,
     json: bool,
 ) -> None:
     """Compare methods and print the table."""
     chosen = experiments(methods, file, given, sets)
-    rounds = max((experiment.rounds for experiment in chosen.values()), default=1)
-    total = len(chosen) * len(seeds)
-    begun: list[Path | None] = []
-    with RoundProgress(rounds, runs=total) as progress:
-
-        def start(name: str, seed: int, directory: Path | None) -> None:
-            begun.append(directory)
-            progress.start(f"{name}, seed {seed} ({len(begun)}/{total})")
-
+    rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
+    with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress:
         try:
-            comparison = compare(chosen, seeds, out, progress.on_round, start)
+            comparison = compare(chosen, seeds, out, progress, jobs)
         except KeyboardInterrupt:
-            directory = begun[-1] if begun else None
-            way = "interrupted" if directory is None else _way_on(directory)
-            raise InterruptionError(f"{way} (this was run {len(begun)} of {total})") from None
+            raise InterruptionError(_ways_on(progress)) from None
     print_comparison(comparison, out, json)
+
+
+def _ways_on(progress: ComparisonProgress) -> str:
+    """How to carry on with the runs of a comparison that were under way."""
+    begun = [run.directory for run in progress.under_way.values() if run.directory is not None]
+    way = _way_on(begun[0]) if begun else "interrupted"
+    others = f"; {len(begun) - 1} more likewise" if len(begun) > 1 else ""
+    return f"{way}{others} ({progress.finished} of {progress.runs} runs were finished)"
 
 
 def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> None:

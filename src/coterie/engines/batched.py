@@ -46,10 +46,7 @@ class BatchedNet:
     def tensors(self, rows: Tensor) -> Tensors:
         """Every tensor of every client by name, cut from rows `[k, P]` with one differentiable operation."""
         pieces = rows.split([entry.stop - entry.start for entry in self.layout.entries], dim=1)
-        return {
-            entry.name: entry.view(piece)
-            for entry, piece in zip(self.layout.entries, pieces, strict=True)
-        }
+        return {entry.name: entry.view(piece) for entry, piece in zip(self.layout.entries, pieces, strict=True)}
 
     def features(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """The extractors' outputs: `[k, B, d]`."""

@@ -13,10 +13,10 @@ from coterie.errors import require
 from coterie.exchange import Action, Mix, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.similarity import squared_distances
 from coterie.methods.method import Method
 from coterie.mixing import embedded
 from coterie.recipe import Phase, Recipe
-from coterie.similarity import squared_distances
 from coterie.terms import Proximal
 
 

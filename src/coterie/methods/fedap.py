@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
 from coterie.errors import require
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
 from coterie.methods.method import Method
 from coterie.mixing import by_size, embedded, identity, normalised
 from coterie.probes import Probe

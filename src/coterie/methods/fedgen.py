@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div, log_softmax
 from coterie.errors import require
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
-from coterie.generator import GeneratorShape
+from coterie.maths.generator import GeneratorShape
 from coterie.methods.method import Method
 from coterie.mixing import by_size
 from coterie.recipe import Phase, Recipe, Term, cross_entropy

@@ -13,11 +13,11 @@ from coterie.errors import require
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.simplex import simplex_minimiser, without_traces
 from coterie.methods.method import Method
 from coterie.mixing import by_size, embedded
 from coterie.probes import ClassMeans, Probe, class_mean_of_clients
 from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.simplex import simplex_minimiser, without_traces
 from coterie.terms import PrototypeDistance
 
 if TYPE_CHECKING:

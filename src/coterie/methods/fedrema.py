@@ -13,12 +13,12 @@ from coterie.errors import require, unknown
 from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.similarity import cosines
 from coterie.methods.method import Method
 from coterie.mixing import among, by_size, identity, normalised
 from coterie.probes import ClassMeans, Probe, class_mean_of_clients
 from coterie.recipe import Phase, Recipe, cross_entropy
 from coterie.rng import torch_stream
-from coterie.similarity import cosines
 from coterie.terms import PrototypeDistance
 
 VARIANTS = ("", "F", "A", "A&F")

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.clusters import lloyd, within_groups
 from coterie.columns import Columns
 from coterie.errors import require
 from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.federation import Federation
+from coterie.maths.clusters import lloyd, within_groups
+from coterie.maths.similarity import require_weight_matrix
 from coterie.methods.method import Method
 from coterie.recipe import Phase, Recipe
-from coterie.similarity import require_weight_matrix
 from coterie.terms import Proximal
 
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from coterie import grouping
-from coterie.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
 from coterie.columns import Columns
 from coterie.errors import require, unknown
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths import grouping
+from coterie.maths.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
+from coterie.maths.similarity import require_weight_matrix, row_normalised, squared_distances
 from coterie.methods.method import Method
 from coterie.mixing import by_size, embedded
 from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.similarity import require_weight_matrix, row_normalised, squared_distances
 from coterie.terms import RECEIVED
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from coterie.errors import require, unknown
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.similarity import class_cosines, require_weight_matrix
 from coterie.methods.method import Method
 from coterie.mixing import by_size, identity, normalised
-from coterie.similarity import class_cosines, require_weight_matrix
 
 SIMILARITIES = ("code", "paper")
 MOST = 1 - 1e-4  # cosines stay below 1, so that equal classifiers do not weigh infinitely much

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coterie import grouping
 from coterie.federation import Federation
+from coterie.maths import grouping
 from coterie.rng import numpy_stream
 
 EPS = 1e-12

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.critical import CriticalMask, critical, uncritical
 from coterie.local import Worker
+from coterie.maths.critical import CriticalMask, critical, uncritical
 from coterie.methods import FedCAC
 from support import seat, tiny
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from coterie import grouping
+from coterie.maths import grouping
 
 RULES = [grouping.near_by_mixture, grouping.near_by_means, grouping.near_by_linkage]
 Rule = Callable[[Tensor], Tensor]

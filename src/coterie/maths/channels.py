@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.layout import Entry, Layout
-from coterie.similarity import squared_distances
+from coterie.maths.similarity import squared_distances
 
 if TYPE_CHECKING:
     from coterie.local import Worker

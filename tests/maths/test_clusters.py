@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.clusters import lloyd, two_halves, within_groups
-from coterie.similarity import cosines
+from coterie.maths.clusters import lloyd, two_halves, within_groups
+from coterie.maths.similarity import cosines
 
 
 def complete_linkage(distances: list[list[float]]) -> set[frozenset[int]]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import similarity
-from coterie.similarity import class_cosines, cosines, overlaps, row_normalised, squared_distances
+from coterie.maths import similarity
+from coterie.maths.similarity import class_cosines, cosines, overlaps, row_normalised, squared_distances
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:

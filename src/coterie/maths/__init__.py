@@ -1,0 +1,1 @@
+"""What methods compute with: distances, groups, masks, generators. Each module is one idea, tested on its own."""

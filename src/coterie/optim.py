@@ -27,6 +27,7 @@ class Optimiser(ABC):
 class FlatSGD(Optimiser):
     """SGD with momentum and weight decay, as `torch.optim.SGD` computes it, without its overhead a step.
 
+    >>> import torch
     >>> row, grad = torch.tensor([1.0]), torch.tensor([0.5])
     >>> sgd = FlatSGD([[(row, grad)]], momentum=0.0, weight_decay=0.0)
     >>> sgd.start([0.1])

@@ -1,24 +1,46 @@
-"""`python -m benchmarks [group …]`: run the benchmarks, print a table, write benchmarks.json."""
+"""`python -m benchmarks [--quick] [group …]`: run the benchmarks, print a table, write benchmarks.json.
+
+With `--quick` everything is scaled down to see whether it runs; the figures say nothing then and are not written.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import baselines, core, methods
+from benchmarks import baselines, core, dataloader_design, engines, growth, methods
 from benchmarks.harness import Figure
 
-GROUPS: dict[str, list[Callable[[], Iterator[Figure]]]] = {
-    "core": [core.serial_against_bare, core.memory_of_many_clients],
-    "baselines": [baselines.against_bare_work],
-    "methods": [methods.rounds_against_plain, methods.exchange_share, methods.server_steps],
+Run = Callable[..., Iterator[Figure]]
+
+# Every benchmark of a group, with the arguments of its smoke run.
+GROUPS: dict[str, list[tuple[Run, dict[str, Any]]]] = {
+    "core": [
+        (core.serial_against_bare, {"repeats": 2, "scale": 0.1}),
+        (core.memory_of_many_clients, {"clients": 200, "samples": 600}),
+    ],
+    "baselines": [(baselines.against_bare_work, {"repeats": 2, "samples": 10, "epochs": 1})],
+    "methods": [
+        (methods.rounds_against_plain, {"repeats": 2, "samples": 10, "epochs": 1}),
+        (methods.exchange_share, {"clients": 4, "samples": 10}),
+        (methods.server_steps, {"clients": 10}),
+    ],
+    "engines": [(partial(engines.case_figures, case), {"repeats": 3, "scale": 0.1}) for case in engines.CASES],
+    "design": [(dataloader_design.against_dataloaders, {"repeats": 3, "scale": 0.1})],
+    "growth": [
+        (growth.server_seconds, {"repeats": 3, "counts": (20, 40)}),
+        (growth.server_memory, {"counts": (100, 200)}),
+        (growth.round_seconds, {"repeats": 3, "size": 2}),
+    ],
 }
 
 
@@ -35,7 +57,9 @@ def table(figures: list[Figure]) -> Table:
     return out
 
 
-def main(wanted: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    quick = "--quick" in arguments
+    wanted = [name for name in arguments if name != "--quick"]
     for name in wanted:
         if name not in GROUPS:
             print(f"unknown group '{name}' (allowed: {', '.join(GROUPS)})", file=sys.stderr)
@@ -44,9 +68,11 @@ def main(wanted: list[str]) -> int:
     console = Console()
     figures: list[Figure] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for run in progress.track(runs, description="measuring"):
-            figures += run()
+        for run, smoke in progress.track(runs, description="measuring"):
+            figures += run(**smoke if quick else {})
     console.print(table(figures))
+    if quick:
+        return 0
     Path("benchmarks.json").write_text(
         json.dumps([one.as_dict() for one in figures], indent=2) + "\n", encoding="utf-8"
     )

@@ -75,7 +75,8 @@ class BareCrew:
 
 def _shared(tensor: Tensor) -> Tensor:
     """A copy in shared memory, strides kept."""
-    return tensor.detach().clone().share_memory_()
+    shared: Tensor = tensor.detach().clone().share_memory_()
+    return shared
 
 
 def _serve(
@@ -84,10 +85,18 @@ def _serve(
     torch.set_num_threads(1)
     problem = replace(problem, train=tuple(map(torch.from_numpy, own)))
     connection.send("ready")
-    while connection.recv() == "round":
+    while _told(connection) == "round":
         with torch.no_grad():
             for parameter, value in zip(problem.module.parameters(), start, strict=True):
                 parameter.copy_(value)
         for mean, found in zip(means, bare_round(problem, list(range(len(own))), lr), strict=True):
             mean.copy_(found)
         connection.send("done")
+
+
+def _told(connection: Connection) -> str:
+    """What to do now; the end has come if nobody is left to say."""
+    try:
+        return str(connection.recv())
+    except EOFError:
+        return "end"

@@ -37,6 +37,9 @@ NEVER = 10**6
 TRAINED = 0.75  # the share of a client's samples that is trained on
 CIFAR = (3, 32, 32)
 
+HOPELESS = 4.0  # times the fastest
+
+Runs = dict[str, Callable[[], object]]
 Context = AbstractContextManager[Callable[[], object]]
 
 
@@ -138,7 +141,9 @@ def case_figures(case: Case, repeats: int | None = None, scale: float = 1.0) -> 
     with ExitStack() as stack:
         engines = {str(setting): stack.enter_context(training(prepared, setting)) for setting in settings}
         loops = {name: stack.enter_context(loop) for name, loop in bare_loops(prepared, cores)}
-        seconds = in_turns({**engines, **loops}, repeats or case.repeats)
+        needed = {str(setting) for setting in (auto, *settings) if setting == auto or setting.engine != "serial"}
+        needed |= {str(Setting("serial", 1, memory)) for memory in formats(prepared)}
+        seconds = in_turns(contenders({**engines, **loops}, needed), repeats or case.repeats, warmup=0)
     note(case.name, seconds, f"auto: {auto}")
     alone = str(Setting("serial", 1))
     if case.stacked is not None:
@@ -162,18 +167,6 @@ def case_figures(case: Case, repeats: int | None = None, scale: float = 1.0) -> 
         yield speedup(
             f"{case.name}: time of the best bare loop ({best})", seconds[best], ours, (best, label), case.bare
         )
-
-
-def runs() -> list[Callable[..., Iterator[Figure]]]:
-    """A benchmark for every case."""
-    return [_of(case) for case in CASES]
-
-
-def _of(case: Case) -> Callable[..., Iterator[Figure]]:
-    def run(repeats: int | None = None, scale: float = 1.0) -> Iterator[Figure]:
-        return case_figures(case, repeats, scale)
-
-    return run
 
 
 def chosen(prepared: Prepared) -> Setting:
@@ -211,7 +204,7 @@ def settings_for(prepared: Prepared, cores: int) -> Iterator[Setting]:
 def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) -> Iterator[Callable[[], object]]:
     """A function that runs a round with an engine; worker processes start with the first."""
     case = prepared.in_memory(setting.memory)
-    engine = make_engine(setting.engine, case.problem(), case.method, seed=0)
+    engine = make_engine(setting.engine, case.problem(), case.method, seed=0, workers=torch.get_num_threads())
     rounds = Rounds(case.method, case.federation(), engine, case.experiment.join, evaluate_every)
     try:
         yield with_threads(setting.threads, rounds.run_round)
@@ -226,10 +219,11 @@ def bare_loops(prepared: Prepared, cores: int) -> Iterator[tuple[str, Context]]:
     for memory in formats(prepared):
         words = memory.replace("_", "-")
         work = replace(problem, module=copy.deepcopy(problem.module), inputs=as_memory(problem.inputs, memory))
-        if memory == "channels_last":
-            work.module.to(memory_format=torch.channels_last)
+        for parameter in work.module.parameters():
+            parameter.data = as_memory(parameter.data, memory)
         yield f"bare 1 × {cores}, {words}", _in_this_process(work, cohort, cores)
-        yield f"bare {cores} × 1, {words}", _in_processes(work, cohort, cores)
+        if cores > 1:
+            yield f"bare {cores} × 1, {words}", _in_processes(work, cohort, cores)
 
 
 @contextmanager
@@ -257,9 +251,18 @@ def with_threads(count: int, work: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def fastest(seconds: dict[str, list[float]], among: dict[str, Callable[[], object]]) -> str:
-    """The name with the least median."""
-    return min(among, key=lambda name: statistics.median(seconds[name]))
+def contenders(cases: Runs, wanted: set[str]) -> Runs:
+    """Those worth a measurement, by two trials: the wanted ones, and all that are not hopelessly slow."""
+    for limit in (5 * HOPELESS, HOPELESS):  # the first trial is the warm-up
+        trial = {name: times[0] for name, times in in_turns(cases, repeats=1, warmup=0).items()}
+        bound = limit * min(trial.values())
+        cases = {name: run for name, run in cases.items() if name in wanted or trial[name] <= bound}
+    return cases
+
+
+def fastest(seconds: dict[str, list[float]], among: Runs) -> str:
+    """The measured name with the least median."""
+    return min((name for name in among if name in seconds), key=lambda name: statistics.median(seconds[name]))
 
 
 def note(title: str, seconds: dict[str, list[float]], more: str = "") -> None:

@@ -92,7 +92,7 @@ class Experiment:
             f"checkpoint_every = {self.checkpoint_every}: must not be negative (0: never)",
         )
         require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
-        require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: PyTorch's choice)")
+        require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
         if self.memory not in get_args(MemoryFormat):
             raise unknown("memory", self.memory, get_args(MemoryFormat))
         if self.stats not in (None, "mean", "local"):

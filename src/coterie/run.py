@@ -25,6 +25,8 @@ from coterie.rounds import RoundReport, Rounds
 
 log = logging.getLogger("coterie")
 
+SMALL_MODEL = 100_000  # parameters
+
 OnRound = Callable[[RoundReport, Prepared], None]
 
 
@@ -59,9 +61,16 @@ def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experi
 
 def _finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES[experiment.engine].main_threads
+    threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
     with _quiet_state(threads), _log_file(directory):
         return _run_rounds(prepared, directory, on_round)
+
+
+def _fitting_threads(prepared: Prepared) -> int:
+    """One thread for small models without convolutions, which lose more by sharing a step than they gain; else 0."""
+    layout = prepared.problem_base.layout
+    convolutions = any(len(entry.shape) > 2 for entry in layout.entries)
+    return 0 if convolutions or layout.width > SMALL_MODEL else 1
 
 
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from benchmarks.bare import bare_round
+from benchmarks.bare_crew import BareCrew
+from benchmarks.cases import prepared
+from benchmarks.dataloader_design import Server
+from benchmarks.engines import CASES, Case, case_figures, chosen, contenders, fastest, on_digits, speedup
+from benchmarks.growth import exponent, growth
 from benchmarks.harness import Figure, in_turns, ratio
 
-from benchmarks import baselines, core, methods
+from benchmarks import __main__ as command
+from benchmarks import baselines, core, dataloader_design, methods
+from benchmarks import growth as growing
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small work for several threads takes for ever where other programs run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_ratios_are_of_medians_and_bars_are_judged() -> None:
@@ -31,9 +52,103 @@ def test_cases_run_in_turns() -> None:
         (lambda: core.serial_against_bare(repeats=2, scale=0.1), 3),
         (lambda: methods.rounds_against_plain(repeats=2, samples=10, epochs=1), 5),
         (lambda: baselines.against_bare_work(repeats=2, samples=10, epochs=1), 4),
+        (
+            lambda: case_figures(
+                Case("digits", on_digits(2), stacked=2.0, processes=1.8, bare=0.97), repeats=3, scale=0.1
+            ),
+            4,
+        ),
+        (lambda: dataloader_design.against_dataloaders(repeats=3, clients=2, trained=15), 1),
+        (lambda: growing.server_seconds((20, 80), repeats=3, methods=("fedcac",)), 1),
+        (lambda: growing.server_memory((100, 200), methods=("fedcac",)), 1),
+        (lambda: growing.round_seconds(2, repeats=3, methods=("fedavg",)), 3),
     ],
 )
 def test_benchmarks_run(figures: Callable[[], Iterator[Figure]], count: int) -> None:
     found = list(figures())
     assert len(found) == count
     assert all(0 < one.low <= one.high and one.value > 0 for one in found)
+
+
+def test_speedups_are_to_be_at_least_the_bar() -> None:
+    figure = speedup("x", [4.0, 4.0], [2.0, 2.0], ("slow", "fast"), bar=2.0)
+    assert figure.value == 2.0
+    assert figure.met
+    assert not replace(figure, bar=2.1).met
+
+
+def test_what_is_hopeless_is_left_out_unless_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"fast": [1.0], "fair": [3.9], "slow": [4.1], "wanted": [50.0]}
+    monkeypatch.setattr("benchmarks.engines.in_turns", lambda cases, repeats, warmup: {n: seconds[n] for n in cases})
+    kept = contenders(dict.fromkeys(seconds, lambda: None), {"wanted"})
+    assert list(kept) == ["fast", "fair", "wanted"]
+    assert fastest({"b": [2.0, 1.0, 3.0], "c": [9.0]}, dict.fromkeys("abc", lambda: None)) == "b"
+
+
+def test_exponents_are_slopes_on_logarithmic_scales() -> None:
+    assert exponent([10, 20, 40], [1.0, 4.0, 16.0]) == pytest.approx(2.0)
+    figure = growth("x", "clients", [1, 2], [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]], bar=1.15)
+    assert figure.value == pytest.approx(1.0)
+    assert figure.met
+    assert not growth("x", "clients", [1, 2], [[1.0], [2.5]], bar=1.15).met
+
+
+def test_bare_processes_do_the_work_of_the_bare_loop() -> None:
+    """A single batch a client: what is computed does not depend on the order of samples."""
+    problem = prepared("fedavg", "mlp", 1000, 2, 3, 0).problem()
+    expected = bare_round(problem, [0, 1, 2], lr=0.1)
+    with BareCrew(problem, [0, 1, 2], lr=0.1) as crew:
+        found = crew.round()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    assert not torch.equal(found[0], next(problem.module.parameters()))
+
+
+def test_the_dataloader_design_computes_fedavg(tmp_path: Path) -> None:
+    """With one batch a client it ends where one round of ours does."""
+    case = prepared("fedavg", "mlp", 1000, 1, 3, 0)
+    server = Server(case, tmp_path)
+    accuracy = server.round()
+    assert set(accuracy) == {"train", "test"}
+    problem = case.problem()
+    parts = [bare_round(problem, [client], 0.01) for client in range(3)]
+    weights = [len(index) / sum(map(len, problem.train)) for index in problem.train]
+    for number, parameter in enumerate(server.module.parameters()):
+        mean = sum(weight * part[number] for weight, part in zip(weights, parts, strict=True))
+        torch.testing.assert_close(parameter.data, mean, atol=1e-6, rtol=1e-4)
+
+
+def test_auto_is_asked_anew_and_the_users_memory_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen(on_digits(2)(0.2).prepare())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_case_can_be_prepared() -> None:
+    for case in CASES:
+        sizes = np.array([len(index) for index in case.experiment(0.1).prepare().problem().train])
+        assert sizes.min() >= 1
+        if "equal" in case.name:
+            assert np.ptp(sizes) <= 1
+        if "Dirichlet" in case.name:
+            assert sizes.max() > 2 * sizes.min()
+
+
+def test_the_command_scales_down_and_writes_nothing_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[dict[str, int]] = []
+
+    def benchmark(**arguments: int) -> Iterator[Figure]:
+        calls.append(arguments)
+        yield Figure("x", "a", "b", 1.0, 1.0, 1.0, bar=2.0)
+
+    monkeypatch.setattr(command, "GROUPS", {"one": [(benchmark, {"repeats": 2})]})
+    assert command.main(["--quick", "one"]) == 0
+    assert not Path("benchmarks.json").exists()
+    assert command.main(["one"]) == 0
+    assert Path("benchmarks.json").exists()
+    assert calls == [{"repeats": 2}, {}]
+    assert command.main(["two"]) == 2
+    assert "unknown group 'two'" in capsys.readouterr().err

@@ -42,3 +42,10 @@ def serve(connection: Connection) -> None:
 def leave(connection: Connection) -> None:
     """What a worker does whose import of an unguarded script comes to `compare`."""
     raise SystemExit(73)
+
+
+def real_serve(connection: Connection) -> None:
+    """A real worker, for a script that is to start at once itself."""
+    from coterie.runner import serve as real
+
+    real(connection)

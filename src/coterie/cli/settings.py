@@ -144,7 +144,9 @@ class Settings:
     workers: Annotated[int | None, option("Worker processes of engine 'processes' (0: one per core).", 0, RUNNING)] = (
         None
     )
-    threads: Annotated[int | None, option("PyTorch threads (0: PyTorch's choice).", 0, RUNNING)] = None
+    threads: Annotated[int | None, option("PyTorch threads (0: by model: 1 if small, else PyTorch's).", 0, RUNNING)] = (
+        None
+    )
     evaluate_every: Annotated[int | None, option("Test everybody every so many rounds.", 1, RUNNING)] = None
     record_every: Annotated[
         int | None, option("Record who learns from whom every so many rounds (0: never).", 1, RUNNING)

@@ -98,5 +98,5 @@ def _told(connection: Connection) -> str:
     """What to do now; the end has come if nobody is left to say."""
     try:
         return str(connection.recv())
-    except EOFError:
+    except (EOFError, OSError):
         return "end"

@@ -54,7 +54,7 @@ from benchmarks.cases import prepared
 from benchmarks.methods import five
 from coterie.engines import Trained
 from coterie.exchange import apply
-from coterie.rounds import Rounds
+from coterie.rounds import collect, no_uploads
 
 name, clients, model = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 def peak():
@@ -80,9 +80,9 @@ print(json.dumps({"seconds": seconds, "memory": (peak() - before) / (rows.numel(
 """
 
 
-def server_steps(clients: int = 1000, model: str = "lenet5") -> Iterator[Figure]:
+def server_steps(clients: int = 1000, model: str = "lenet5", names: tuple[str, ...] = FIVE) -> Iterator[Figure]:
     """Each method's exchange for very many clients: seconds, and all rows in memory against the stacked rows."""
-    for name in FIVE:
+    for name in names:
         done = subprocess.run(
             [sys.executable, "-c", AT_SCALE, name, str(clients), model], capture_output=True, text=True, check=True
         )

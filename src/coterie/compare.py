@@ -28,8 +28,9 @@ from coterie.record import refuse_existing, write_whole
 
 log = logging.getLogger("coterie")
 
-# Seconds until worker processes have loaded PyTorch and data: what they save must be worth more.
-START_UP = 4.0
+# Seconds until worker processes have loaded PyTorch and data. What they save must be worth more, by a margin:
+# it is a guess, and other programs may want the cores too.
+START_UP, MARGIN = 4.0, 2.0
 COMPARISON = "comparison.json"
 RULE = "a winner's mean lies above the runner-up's by more than the larger of their standard deviations over the seeds"
 
@@ -251,7 +252,7 @@ def _worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
     threads = max(run.experiment.threads or 1 for run in runs)
     jobs = max(min(cores() // threads, len(runs)), 1)
     total = sum(seconds[run.name] for run in runs)
-    return jobs if total - total / jobs > START_UP else 1
+    return jobs if total - total / jobs > MARGIN * START_UP else 1
 
 
 def _check(

@@ -13,8 +13,17 @@ from coterie.columns import Columns
 from coterie.errors import CoterieError
 from coterie.federation import Federation, Slot
 
-# Columns mixed at a time: bounds the memory of an exchange to a few such blocks, whatever the model's size.
-BLOCK = 1 << 16
+# Elements mixed at a time: bounds the memory of an exchange to a few such blocks, however many clients and columns.
+BLOCK = 1 << 22
+
+
+def block_width(rows: int) -> int:
+    """How many columns of so many rows make a block.
+
+    >>> block_width(1024)
+    4096
+    """
+    return max(1, BLOCK // max(rows, 1))
 
 
 @dataclass(frozen=True)
@@ -147,7 +156,7 @@ def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -
     union = Columns()
     for one in bound:
         union = union | one.columns
-    for block in union.blocks(BLOCK):
+    for block in union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1))):
         results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
         for one, part, values in results:
             one.write(part, values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.maths import similarity
+from coterie import exchange
 from coterie.maths.similarity import class_cosines, cosines, overlaps, row_normalised, squared_distances
 
 
@@ -18,7 +18,7 @@ def test_squared_distances_equal_the_loop(monkeypatch: pytest.MonkeyPatch) -> No
     given = rows(7, 50)
     expected = torch.stack([torch.stack([(a.double() - b.double()).square().sum() for b in given]) for a in given])
     torch.testing.assert_close(squared_distances(given), expected)
-    monkeypatch.setattr(similarity, "BLOCK", 7)
+    monkeypatch.setattr(exchange, "BLOCK", 7)
     torch.testing.assert_close(squared_distances(given), expected)
 
 
@@ -97,5 +97,5 @@ def test_overlaps_equal_the_loop_block_by_block(monkeypatch: pytest.MonkeyPatch)
     masks = rows(6, 100) > 0.3
     expected = [[1 - int((a ^ b).sum()) / (2 * int(a.sum())) for b in masks] for a in masks]
     torch.testing.assert_close(overlaps(masks), torch.tensor(expected, dtype=torch.float64))
-    monkeypatch.setattr(similarity, "BLOCK", 9)
+    monkeypatch.setattr(exchange, "BLOCK", 9)
     torch.testing.assert_close(overlaps(masks), torch.tensor(expected, dtype=torch.float64))

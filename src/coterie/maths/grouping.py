@@ -91,42 +91,51 @@ def _two_means(values: Tensor) -> Tensor:
     return upper
 
 
-def _log_joint(values: Tensor, mass: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """log(π_c · N(value; μ_c, σ_c²)) for both components: `[m, n, 2]`."""
-    scaled = (values[..., None] - mean[:, None]) ** 2 / variance[:, None]
-    return mass.log()[:, None] - 0.5 * (scaled + variance.log()[:, None] + math.log(2 * math.pi))
+def _fit(values: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass, mean and variance of both components `[m, 2]`, given the share `[m, n]` of each value in the upper one."""
+    powers = torch.stack([torch.ones_like(values), values, values.square()], -1)
+    of_upper = (upper[:, None] @ powers)[:, 0]  # Σ share, Σ share · value, Σ share · value²: [m, 3]
+    total, first, second = torch.stack([powers.sum(1) - of_upper, of_upper], -1).unbind(1)
+    total = total.clamp(min=1e-300)
+    mean = first / total
+    return total / values.shape[1], mean, (second / total - mean.square()).clamp(min=FLOOR)
 
 
-def _fit(values: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, mean and variance of both components `[m, 2]` from the values' shares in them `[m, n, 2]`."""
-    total = shares.sum(1).clamp(min=1e-300)
-    mean = (shares * values[..., None]).sum(1) / total
-    variance = (shares * (values[..., None] - mean[:, None]) ** 2).sum(1) / total
-    return total / values.shape[1], mean, variance.clamp(min=FLOOR)
+def _log_odds(values: Tensor, mass: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """log(π₁N₁/π₀N₀) of every value `[m, n]`, and log(π₀N₀) averaged over the values `[m]`.
+
+    Both logarithms are quadratic in the value, so that an iteration costs few passes over the values.
+    """
+    square, linear = -0.5 / variance, mean / variance
+    constant = mass.log() - 0.5 * (mean.square() / variance + variance.log() + math.log(2 * math.pi))
+    square, linear, constant = (term[..., None] for term in (square, linear, constant))
+    odds = torch.addcmul(linear[:, 1] - linear[:, 0], values, square[:, 1] - square[:, 0]).mul_(values)
+    odds += constant[:, 1] - constant[:, 0]
+    moments = values.mean(1), values.square().mean(1)
+    return odds, square[:, 0, 0] * moments[1] + linear[:, 0, 0] * moments[0] + constant[:, 0, 0]
 
 
 def _em(values: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Expectation-maximisation for every row of `values [m, n]`; rows that have converged are left alone."""
-    mass, mean, variance = _fit(values, torch.stack([~upper, upper], -1).double())
+    mass, mean, variance = _fit(values, upper.double())
     active = torch.arange(len(values))
     before = torch.full((len(values),), -math.inf, dtype=torch.float64)
     for _ in range(STEPS):
-        joint = _log_joint(values[active], mass[active], mean[active], variance[active])
-        evidence = joint.logsumexp(-1)
-        likelihood = evidence.mean(1)
+        still = values[active]
+        odds, lower = _log_odds(still, mass[active], mean[active], variance[active])
+        likelihood = lower + torch.nn.functional.softplus(odds).mean(1)
         moving = (likelihood - before[active]).abs() >= TOLERANCE
         before[active] = likelihood
-        shares = (joint[moving] - evidence[moving][..., None]).exp()
         active = active[moving]
         if not len(active):
             break
-        mass[active], mean[active], variance[active] = _fit(values[active], shares)
+        mass[active], mean[active], variance[active] = _fit(still[moving], odds[moving].sigmoid())
     return mass, mean, variance
 
 
 def _assigned_low(values: Tensor, mass: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The values assigned to the component whose assigned values have the lower mean: `[m, n]` bool."""
-    second = _log_joint(values, mass, mean, variance).argmax(-1) == 1
+    second = _log_odds(values, mass, mean, variance)[0] > 0
     first_mean = (values * ~second).sum(1) / (~second).sum(1).clamp(min=1)
     second_mean = (values * second).sum(1) / second.sum(1).clamp(min=1)
     return torch.where((first_mean <= second_mean)[:, None], ~second, second)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.columns import Columns
 from coterie.errors import require
-from coterie.exchange import BLOCK
+from coterie.exchange import block_width
 from coterie.federation import Federation
 
 
@@ -31,8 +31,8 @@ def squared_distances(rows: Tensor) -> Tensor:
             [25.,  0.]], dtype=torch.float64)
     """
     gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for start in range(0, rows.shape[1], BLOCK):
-        block = rows[:, start : start + BLOCK].double()
+    for columns in Columns.of((0, rows.shape[1])).blocks(block_width(len(rows))):
+        block = columns.take(rows).double()
         block = block - block.mean(0)
         gram += block @ block.T
     squares = gram.diagonal()
@@ -78,7 +78,7 @@ def overlaps(masks: Tensor) -> Tensor:
             [0.5000, 1.0000]], dtype=torch.float64)
     """
     common = torch.zeros(len(masks), len(masks), dtype=torch.float64)
-    for block in Columns.of((0, masks.shape[1])).blocks(BLOCK):
+    for block in Columns.of((0, masks.shape[1])).blocks(block_width(len(masks))):
         part = block.take(masks).float()
         common += (part @ part.T).double()
     sizes = common.diagonal()

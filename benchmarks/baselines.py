@@ -58,8 +58,8 @@ def for_all(problem: Problem, work: Callable[[int], None]) -> Callable[[], None]
     return run
 
 
-def against_bare_work(repeats: int = 7, samples: int = 400, epochs: int = 2) -> Iterator[Figure]:
-    """A round of each method (cnn, batch 100) against a hand-written loop with the passes that it needs."""
+def against_bare_work(repeats: int = 7, samples: int = 400, epochs: int = 5) -> Iterator[Figure]:
+    """A round of each method (cnn, batch 100, 5 epochs) against a hand-written loop with the passes that it needs."""
     cases: list[tuple[Method, str, Callable[[Problem, int], None]]] = [
         (MOON(), "3 forwards, 1 backward a batch", lambda p, c: bare_epochs(p, copy.deepcopy(p.module), c, LR, 3)),
         (

@@ -32,20 +32,18 @@ def serial_against_bare(repeats: int = 15, scale: float = 1.0) -> Iterator[Figur
 
 
 MEMORY = """
-import json, resource, sys
-import torch
-from benchmarks.harness import random_images
+import json, sys
+from benchmarks.harness import peak_bytes, random_images
 from coterie.experiment import Experiment
 from coterie.partition import Iid
 clients, samples = int(sys.argv[1]), int(sys.argv[2])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 def run(k, data):
     Experiment(method="fedavg", data=data, partition=Iid(clients=k), model="lenet5", join=0.01, rounds=2,
                epochs=1, evaluate_every=2).run()
 data = random_images(samples, (3, 32, 32))
-baseline = peak()
+baseline = peak_bytes()
 run(clients, data)
-print(json.dumps({"baseline": baseline, "peak": peak()}))
+print(json.dumps({"baseline": baseline, "peak": peak_bytes()}))
 """
 
 
@@ -55,6 +53,6 @@ def memory_of_many_clients(clients: int = 10_000, samples: int = 30_000) -> Iter
         [sys.executable, "-c", MEMORY, str(clients), str(samples)], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    beyond = found["peak"] - found["baseline"]
+    beyond = (found["peak"] - found["baseline"]) / 1e6
     name = f"FedAvg, lenet5, {clients} clients, 1 % join: MB beyond the data"
     yield Figure(name, "peak memory", "data and libraries loaded", beyond, beyond, beyond, bar=500.0)

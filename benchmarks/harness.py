@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -54,9 +55,19 @@ def in_turns(cases: dict[str, Callable[[], object]], repeats: int, warmup: int =
 def ratio(name: str, what: list[float], against: list[float], labels: tuple[str, str], bar: float) -> Figure:
     """The figure `what / against`: the ratio of medians, and quartiles of the ratios within a repetition."""
     pairs = sorted(a / b for a, b in zip(what, against, strict=True))
-    low, high = (statistics.quantiles(pairs, n=4)[i] for i in (0, 2)) if len(pairs) > 1 else (pairs[0], pairs[0])
+    low, high = (
+        (statistics.quantiles(pairs, n=4, method="inclusive")[i] for i in (0, 2))
+        if len(pairs) > 1
+        else (pairs[0], pairs[0])
+    )
     value = statistics.median(what) / statistics.median(against)
     return Figure(name, *labels, value=value, low=low, high=high, bar=bar)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held since it began (Linux; a parent's does not count)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def random_images(samples: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:

@@ -35,33 +35,33 @@ def rounds_against_plain(repeats: int = 7, samples: int = 500, epochs: int = 5) 
         yield ratio(f"round of {name}, cnn, batch 100", seconds[name], seconds[against], (name, against), bar)
 
 
-def exchange_share(clients: int = 20, samples: int = 500) -> Iterator[Figure]:
-    """The exchange's share of a round: cnn, batch 100, a single epoch of few samples (so an upper bound)."""
+def exchange_share(clients: int = 20, samples: int = 500, epochs: int = 5) -> Iterator[Figure]:
+    """The exchange's share of a round: cnn, batch 100, the papers' 5 epochs, few samples a client."""
     for name in FIVE:
-        case = prepared(five(name), "cnn", 100, 1, clients, samples)
+        case = prepared(five(name), "cnn", 100, epochs, clients, samples)
         problem, federation = case.problem(), case.federation()
         rounds = Rounds(case.method, federation, make_engine("serial", problem, case.method, 0), evaluate_every=10**6)
-        spent = [rounds.run_round().seconds for _ in range(3)]
+        federation.round = 1
+        spent = [rounds.run_round().seconds]
         share = sum(one["exchange"] for one in spent) / sum(one["exchange"] + one["train"] for one in spent)
         label = f"{name}: share of the exchange, {clients} clients, cnn"
         yield Figure(label, "exchange", "round", share, share, share, bar=0.02)
 
 
 AT_SCALE = """
-import json, resource, sys, time
+import json, sys, time
 import torch
 from benchmarks.cases import prepared
+from benchmarks.harness import peak_bytes
 from benchmarks.methods import five
 from coterie.engines import Trained
 from coterie.exchange import apply
 from coterie.rounds import collect, no_uploads
 
 name, clients, model = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 method = five(name)
 case = prepared(method, model, 32, 1, clients, 2)
-before = peak()
+before = peak_bytes()
 federation = case.federation()
 federation.round = 2
 everyone = federation.everyone
@@ -76,7 +76,7 @@ begin = time.perf_counter()
 apply(method.exchange(uploads), federation, uploads)
 apply(method.deliver(federation, everyone), federation, no_uploads(federation, everyone))
 seconds = time.perf_counter() - begin
-print(json.dumps({"seconds": seconds, "memory": (peak() - before) / (rows.numel() * 4)}))
+print(json.dumps({"seconds": seconds, "memory": (peak_bytes() - before) / (rows.numel() * 4)}))
 """
 
 

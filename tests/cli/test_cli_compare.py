@@ -148,10 +148,10 @@ def test_options_for_one_method_and_for_all_that_have_them() -> None:
 
 
 def test_different_partitions_are_refused_before_any_run() -> None:
-    small = {"rounds": 1, "epochs": 1}
+    small: dict[str, Any] = {"rounds": 1, "epochs": 1}
     pair = {
-        "even": Experiment("local", partition=Iid(clients=3), **small),  # type: ignore[arg-type]
-        "skewed": Experiment("local", partition=Dirichlet(clients=3), **small),  # type: ignore[arg-type]
+        "even": Experiment("local", partition=Iid(clients=3), **small),
+        "skewed": Experiment("local", partition=Dirichlet(clients=3), **small),
     }
     with pytest.raises(CoterieError, match="seed 0: 'skewed' has another partition"):
         compare(pair, [0], Path("mixed"))

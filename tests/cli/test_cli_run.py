@@ -5,6 +5,7 @@ import logging
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def test_plain_progress_is_a_line_a_second_and_the_last(
         for number in range(1, 21):
             clock.now += 0.3
             accuracy = SimpleNamespace(mean=number / 100) if number % 2 == 0 else None
-            progress.on_round(SimpleNamespace(round=number, received=accuracy))  # type: ignore[arg-type]
+            report: Any = SimpleNamespace(round=number, received=accuracy)
+            progress.on_round(report)
     assert capsys.readouterr().err.splitlines() == [
         "round 4/20, received mean 0.0400, ETA 0:00:04",
         "round 8/20, received mean 0.0800, ETA 0:00:03",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,9 @@ def count_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     real = hub.decode_all
 
-    def counted(*args: object) -> object:
+    def counted(*args: Any) -> object:
         calls.append(1)
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args)
 
     monkeypatch.setattr(hub, "decode_all", counted)
     return calls

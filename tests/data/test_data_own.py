@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,9 +96,9 @@ def test_classes_may_be_more_than_are_seen() -> None:
         (np.zeros((0, 2)), [], {}, "no samples"),
     ],
 )
-def test_bad_arrays_are_named(x: np.ndarray, y: list[object], options: dict[str, object], message: str) -> None:
+def test_bad_arrays_are_named(x: np.ndarray, y: list[object], options: dict[str, Any], message: str) -> None:
     with pytest.raises(CoterieError, match=message) as caught:
-        from_arrays(x, y, **options)  # type: ignore[arg-type]
+        from_arrays(x, y, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -294,11 +295,11 @@ def test_folder_with_image_tables_in_shards(tmp_path: Path) -> None:
         ("u,label\n1,0\n2,1\n", {"size": (2, 2)}, "has no images to resize"),
     ],
 )
-def test_bad_tables_are_named(tmp_path: Path, content: str, options: dict[str, object], message: str) -> None:
+def test_bad_tables_are_named(tmp_path: Path, content: str, options: dict[str, Any], message: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(content)
     with pytest.raises(CoterieError, match=message) as caught:
-        load_own(path, **options)  # type: ignore[arg-type]
+        load_own(path, **options)
     assert "\n" not in str(caught.value)
 
 

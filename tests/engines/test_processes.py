@@ -347,12 +347,13 @@ def test_classes_that_workers_cannot_import_are_refused_with_a_way_out() -> None
     assert engine.crew.pids == []
     # As in a notebook: the main process finds the class in its main module, the worker does not in its own.
     Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
-    sys.modules["__main__"].Mine = Mine  # type: ignore[attr-defined]
+    main: Any = sys.modules["__main__"]
+    main.Mine = Mine
     try:
         with pytest.raises(CoterieError, match=f"Mine.*{re.escape(way_out)}"):
             engine.test(federation, federation.everyone)
     finally:
-        del sys.modules["__main__"].Mine  # type: ignore[attr-defined]
+        del main.Mine
     assert engine.crew.pids == []
 
 

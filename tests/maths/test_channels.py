@@ -64,7 +64,7 @@ def test_the_probe_leaves_no_listener_behind() -> None:
 def test_fully_connected_layers_have_their_channels_last() -> None:
     worker = seat(tiny("fedavg").prepare(), client=1)
     x = worker.problem.inputs[worker.problem.train[1]]
-    hidden = seeded(MODELS["plain"]).body[0](x).detach()  # type: ignore[index,operator]
+    hidden = seeded(MODELS["plain"]).get_submodule("body.0")(x).detach()
     torch.testing.assert_close(ChannelStatistics()(worker)[0, :8], hidden.mean(0), rtol=1e-5, atol=1e-6)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from plain_rounds import (
@@ -198,7 +200,7 @@ def test_relabelling(join: float) -> None:
 
 
 @pytest.mark.parametrize("options", [{"eps1": -1.0}, {"eps2": -1.0}, {"warm_up": -1}])
-def test_wrong_options_are_named(options: dict[str, float]) -> None:
+def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(CoterieError, match=f"^{name} = "):
-        CFL(**options)  # type: ignore[arg-type]
+        CFL(**options)

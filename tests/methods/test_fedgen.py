@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -239,7 +240,7 @@ def test_relabelling(join: float) -> None:
         {"server_batch": 1},
     ],
 )
-def test_wrong_options_are_named(options: dict[str, float]) -> None:
+def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(CoterieError, match=f"^{name} = "):
-        FedGen(**options)  # type: ignore[arg-type]
+        FedGen(**options)

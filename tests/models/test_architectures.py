@@ -54,7 +54,7 @@ def test_alexnet_small_has_the_papers_parameters() -> None:
     classifier = linear(256 * 3 * 3, 1024) + linear(1024, 512) + linear(512, 10)
     assert count(model.get_submodule("features")) == convolutions == 978_496
     assert count(model.get_submodule("classifier")) == classifier == 2_890_250
-    kinds = [type(layer) for layer in model.get_submodule("classifier")]  # type: ignore[arg-type]
+    kinds = [type(layer) for layer in model.get_submodule("classifier").children()]
     assert kinds == [nn.Linear] * 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,13 +34,13 @@ def test_hash_is_stable_across_machines() -> None:
 
 
 def test_hash_depends_on_what_matters_and_not_on_order_of_parameters() -> None:
-    base = {"train": (np.array([1, 2]), np.array([3])), "test": (np.array([4]), np.array([5]))}
-    first = Partition(**base, parameters={"a": 1, "b": 2})  # type: ignore[arg-type]
-    assert first.hash == Partition(**base, parameters={"b": 2, "a": 1}).hash  # type: ignore[arg-type]
+    base: dict[str, Any] = {"train": (np.array([1, 2]), np.array([3])), "test": (np.array([4]), np.array([5]))}
+    first = Partition(**base, parameters={"a": 1, "b": 2})
+    assert first.hash == Partition(**base, parameters={"b": 2, "a": 1}).hash
     others = [
-        Partition(**base, parameters={"a": 1, "b": 3}),  # type: ignore[arg-type]
-        Partition(**base, parameters={"a": 1, "b": 2}, held_out=(1,)),  # type: ignore[arg-type]
-        Partition(**base, parameters={"a": 1, "b": 2}, keys=np.array([1, 0])),  # type: ignore[arg-type]
+        Partition(**base, parameters={"a": 1, "b": 3}),
+        Partition(**base, parameters={"a": 1, "b": 2}, held_out=(1,)),
+        Partition(**base, parameters={"a": 1, "b": 2}, keys=np.array([1, 0])),
         Partition((np.array([1]), np.array([2, 3])), base["test"], parameters={"a": 1, "b": 2}),
     ]
     assert len({first.hash, *(other.hash for other in others)}) == 5
@@ -136,8 +137,9 @@ def test_inconsistent_partitions_are_refused() -> None:
         Partition((one, one), (one, one), keys=np.array([1, 1]))
     with pytest.raises(CoterieError, match=r"held_out = \(2,\)"):
         Partition((one, one), (one, one), held_out=(2,))
+    unsupported: Any = [1]
     with pytest.raises(CoterieError, match="parameter alpha"):
-        Partition((one,), (one,), parameters={"alpha": [1]})  # type: ignore[dict-item]
+        Partition((one,), (one,), parameters={"alpha": unsupported})
     with pytest.raises(CoterieError, match=r"order = \[0, 0\]"):
         Partition((one, one), (one, one)).permuted([0, 0])
 

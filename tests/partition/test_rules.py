@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +101,8 @@ def test_every_rule_checks_out_and_records_all_that_repeats_it(rule: Rule) -> No
     assert partition.parameters["seed"] == 5
     assert partition.parameters["validation"] == 0.2
     assert partition.parameters["data_size"] == len(OWNED)
-    options = {field.name: partition.parameters[field.name] for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
+    given: Any = rule
+    options = {field.name: partition.parameters[field.name] for field in dataclasses.fields(given)}
     assert type(rule)(**options)(OWNED, 5, Split(0.3, validation=0.2)).train[0].tolist() == partition.train[0].tolist()
     assert all(len(part) for part in partition.validation)
     assert partition.parameters["clients"] == partition.clients == len(partition.names)
@@ -187,8 +189,9 @@ def test_natural_rules_ask_for_owners(rule: Rule) -> None:
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"by_domain"}))
 @pytest.mark.parametrize("clients", [0, -3, 2.5, True])
 def test_clients_must_be_a_whole_positive_number(name: str, clients: int) -> None:
+    rule: Any = PARTITIONS[name]
     with pytest.raises(CoterieError, match=f"clients = {clients}: must be a whole number of at least 1"):
-        PARTITIONS[name](clients=clients)  # type: ignore[call-arg]
+        rule(clients=clients)
 
 
 @pytest.mark.parametrize("rule", [Dirichlet, DirichletPerClient])

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from coterie.engines import Serial, Stacked, Work
 from coterie.engines.batched import BatchedNet
+from coterie.engines.stack import Ground, Stack
+from coterie.engines.stacked_phase import StackedPhase
 from coterie.layout import Layout
 from coterie.methods import METHODS, FedTC, Method
 from coterie.recipe import plain_steps
@@ -155,3 +157,21 @@ def test_models_are_those_of_the_serial_engine_for_prediction() -> None:
     serial, stacked = both("fedper", seeded(PlainNet))
     inputs = torch.randn(9, 6)
     torch.testing.assert_close(serial.scores(1, inputs), stacked.scores(1, inputs), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["plain", "conv"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_training_stays_on_its_device(name: str, model: str) -> None:
+    """On the device `meta`, which computes shapes alone, an operand left on another device is an error."""
+    method = METHODS[name]()
+    prepared = tiny(method, seeded(Conv) if model == "conv" else model).prepare()
+    federation = prepared.federation()
+    federation.round = 2
+    recipe = method.recipe(federation)
+    problem = prepared.problem()
+    if Stacked(problem, method, 0).declines(recipe) or name == "fedgen":
+        return
+    stack = Stack(Ground.of(problem, 0, "meta"), federation, federation.everyone)
+    for number, phase in enumerate(recipe):
+        StackedPhase(stack, phase, number).run()
+    assert {rows.device.type for rows in stack.trained.values()} == {"meta"}

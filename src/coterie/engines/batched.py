@@ -43,7 +43,7 @@ class BatchedNet:
         self._trunk_names = [name for name in names if not name.startswith(prefix)]
         self._head_names = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
-    def tensors(self, rows: Tensor) -> Tensors:
+    def tensors(self, rows: Tensor) -> dict[str, Tensor]:
         """Every tensor of every client by name, cut from rows `[k, P]` with one differentiable operation."""
         pieces = rows.split([entry.stop - entry.start for entry in self.layout.entries], dim=1)
         return {entry.name: entry.view(piece) for entry, piece in zip(self.layout.entries, pieces, strict=True)}

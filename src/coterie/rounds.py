@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ class Rounds:
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        down = declared_bytes(federation, method.downloads(federation)) * len(cohort)
+        down = sum(declared_bytes(federation, method.received_by(federation, client)) for client in report.cohort)
         peers = sum(len(method.peers(federation, client)) for client in report.cohort)
         down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
         delivery = Delivery(method, federation, cohort)
@@ -127,10 +127,17 @@ class Rounds:
         return self.latest.updated(cohort.numpy(), newest)
 
 
-def collect(method: Method, federation: Federation, cohort: Tensor, trained: Trained) -> tuple[Uploads, list[int]]:
+def collect(
+    method: Method,
+    federation: Federation,
+    cohort: Tensor,
+    trained: Trained,
+    sent: Mapping[str, Tensor] | None = None,
+) -> tuple[Uploads, list[int]]:
     """Keep every client's personal columns with it, and gather what the method declared as uploads.
 
-    A client whose rows are not finite is left out: it keeps its last good row and is named.
+    A client whose rows are not finite is left out: it keeps its last good row and is named. `sent` are rows
+    `[m, |uploaded columns|]` of slots that came by message and count instead of what would follow from training.
     """
     finite = torch.ones(len(cohort), dtype=torch.bool)
     for rows in trained.rows.values():
@@ -145,15 +152,17 @@ def collect(method: Method, federation: Federation, cohort: Tensor, trained: Tra
     around = ClientRows(federation, cohort, trained.rows)
     kept = {name: keep(around) for name, keep in method.keeps(federation).items()}
     held = {**trained.rows, **kept}
+    declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
+    for name, rows in (sent or {}).items():
+        declared[name].within(federation[name].columns).put(held[name], rows)
     for name, rows in held.items():
         slot = federation[name]
         slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
-    for name in method.remembers:
+    for name in method.remembers if set(method.remembers) <= trained.probes.keys() else ():
         federation.values[name] = federation.values[name].index_copy(0, cohort, trained.probes[name])
     federation.taken_part[cohort] = True
-    sent = {name: value for name, value in trained.probes.items() if name not in method.remembers}
-    declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
-    return Uploads(federation, cohort, held, declared, sent), diverged
+    probes = {name: value for name, value in trained.probes.items() if name not in method.remembers}
+    return Uploads(federation, cohort, held, declared, probes), diverged
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

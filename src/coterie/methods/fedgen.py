@@ -118,6 +118,11 @@ class FedGen(Method):
         """The model, and the generator once it has been trained."""
         return {"model": "all"} | ({"generator": "", "label_shares": ""} if federation.round > 1 else {})
 
+    @property
+    def counts_classes(self) -> bool:
+        """The generator is trained for the labels that clients have."""
+        return True
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mix whole models by data size; train the generator on this round's classifiers."""
         federation = uploads.federation

@@ -98,6 +98,11 @@ class FedPAC(Method):
         """The mean extractor, the client's own combination, and the prototypes once there are some."""
         return {"model": "all"} | ({"prototypes": ""} if federation.round > 1 else {})
 
+    @property
+    def counts_classes(self) -> bool:
+        """Class means are averaged by class sizes."""
+        return True
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor, mean prototypes, combined classifiers."""
         yield Mix(by_size(uploads), "extractor")

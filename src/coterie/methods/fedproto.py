@@ -77,6 +77,11 @@ class FedProto(Method):
         """The prototypes."""
         return {"prototypes": ""}
 
+    @property
+    def counts_classes(self) -> bool:
+        """A mean over samples weighs each client's class by its size."""
+        return self.average == "samples"
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean prototypes."""
         if self.average == "samples":

@@ -95,6 +95,11 @@ class FedReMa(Method):
         """The mean extractor and the client's own mix of classifiers."""
         return {"model": "all"} | ({"prototypes": ""} if "F" in self.variant else {})
 
+    @property
+    def counts_classes(self) -> bool:
+        """Class means are averaged by class sizes."""
+        return "F" in self.variant
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor; classifiers by relevance, now or as remembered."""
         federation, cohort = uploads.federation, uploads.cohort

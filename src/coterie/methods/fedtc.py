@@ -72,6 +72,11 @@ class FedTC(Method):
         """Extractor and shared classifier."""
         return {"model": "extractor", "shared_head": "classifier"}
 
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """The mean classifier to start one's own from, where the server has chosen it."""
+        fresh = self.reset_local_head or not bool(federation.taken_part[client])
+        return {"model": "classifier"} if fresh and federation.round > 1 else {}
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor, mean classifier."""
         federation = uploads.federation

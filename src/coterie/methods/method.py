@@ -43,6 +43,11 @@ class Method:
     def init(self, federation: Federation) -> None:
         """Add the slots and values that the method needs besides `model`."""
 
+    @property
+    def counts_classes(self) -> bool:
+        """Whether the server has to know how many samples of each class a client trains on."""
+        return False
+
     def recipe(self, federation: Federation) -> Recipe:
         """How the cohort trains in this round."""
         return (Phase(),)
@@ -62,6 +67,17 @@ class Method:
     def downloads(self, federation: Federation) -> Mapping[str, str]:
         """Which groups of which slots (or which values, with any group) a client receives in this round."""
         return {"model": self.shared}
+
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """What `client` receives besides in this round, since the server changed it while the client was away."""
+        return {}
+
+    def received_by(self, federation: Federation, client: int) -> dict[str, str]:
+        """All that `client` receives in this round: the downloads, and what it catches up on."""
+        downloads = dict(self.downloads(federation))
+        for name, group in self.catches_up(federation, client).items():
+            downloads[name] = f"{downloads[name]} + {group}" if name in downloads else group
+        return downloads
 
     def peers(self, federation: Federation, client: int) -> Sequence[int]:
         """The clients whose uploaded models `client` downloads besides its own (`Worker.peers`)."""

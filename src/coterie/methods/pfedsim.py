@@ -62,6 +62,7 @@ class PFedSim(Method):
     def init(self, federation: Federation) -> None:
         """Nobody is known to be similar yet."""
         federation.values["similarity"] = identity(federation.clients) * self.weight_of_self
+        federation.values["settled"] = torch.zeros(federation.clients, 1)
 
     @property
     def weight_of_self(self) -> float:
@@ -78,6 +79,11 @@ class PFedSim(Method):
         """The whole model while warming up; then the extractor, the classifier being the client's own."""
         return {"model": "all" if self.warming_up(federation) else "extractor"}
 
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """The classifier that warming up ended with, until the client has one of its own."""
+        settled = self.warming_up(federation) or bool(federation.values["settled"][client])
+        return {} if settled else {"model": "classifier"}
+
     def warming_up(self, federation: Federation) -> bool:
         """Whether the round belongs to the first ⌊ρT⌋."""
         return federation.round <= math.floor(self.rho * federation.rounds + 1e-9)
@@ -92,7 +98,11 @@ class PFedSim(Method):
         federation, cohort = uploads.federation, uploads.cohort
         if self.warming_up(federation):
             yield Mix(by_size(uploads), to="everyone")
-        elif len(cohort) > 1:
+            return
+        settled = federation.values["settled"].clone()
+        settled[cohort] = 1.0
+        yield Put("settled", settled)
+        if len(cohort) > 1:
             matrix = federation.layout.classifier_weights[-1]
             weights = uploads.rows(matrix.columns).view(len(cohort), *matrix.shape)
             renewed = federation.values["similarity"].clone()

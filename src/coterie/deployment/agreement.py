@@ -1,0 +1,200 @@
+"""What a federation's server and sites agree on: one TOML file, the same at all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from torch import nn
+
+from coterie import options
+from coterie.config import method_name, read_toml, to_toml
+from coterie.errors import require, unknown
+from coterie.experiment import initial_model, make_method
+from coterie.federation import Federation
+from coterie.layout import Layout, StatsPolicy, require_classifier
+from coterie.methods.method import Method
+from coterie.models import MODELS
+from coterie.network import check_split, single_samples_fail
+from coterie.partition.split import Split
+from coterie.recipe import Training
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A federation of named sites: its method, model and training, and how long the server waits for whom.
+
+    `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
+    of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
+    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` have; before it
+    begins the server waits up to `patience` seconds for so many sites.
+
+    >>> two = Agreement(name="trial", sites=("a", "b"), shape=(1, 8, 8), classes=10, method="fedper")
+    >>> two.federation().clients, Agreement.parse(two.plain()) == two
+    (2, True)
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    shape: tuple[int, ...]
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+    method: Method | str = "fedavg"
+    model: str = "mlp"
+    classifier: str = "last"
+    stats: StatsPolicy | None = None
+    rounds: int = 20
+    join: float = 1.0
+    epochs: int = 5
+    batch: int = 32
+    lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    schedule: str = "constant"
+    decay: float = 1.0
+    test: float = 0.25
+    validation: float = 0.0
+    seed: int = 0
+    deadline: float = 600.0
+    least_sites: int = 2
+    patience: float = 600.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, str):
+            object.__setattr__(self, "method", make_method(self.method, {}))
+        for item in ("sites", "shape", "class_names"):
+            object.__setattr__(self, item, tuple(getattr(self, item)))
+        object.__setattr__(self, "classes", self.classes or len(self.class_names))
+        for name in (self.name, *self.sites):
+            allowed = "letters, digits, '.', '_' and '-', at most 63 of them"
+            require(bool(NAME.fullmatch(name)), f"name '{name}': must be made of {allowed}")
+        require(len(self.sites) >= 1, "sites: name at least one site")
+        require(len(set(self.sites)) == len(self.sites), f"sites = {', '.join(self.sites)}: must all be different")
+        sides = all(type(side) is int and side >= 1 for side in self.shape) and 1 <= len(self.shape) <= 4
+        require(sides, f"shape = {list(self.shape)}: must be the lengths of one input, such as [3, 32, 32]")
+        require(self.classes >= 2, f"classes = {self.classes}: at least 2 are needed (or name them: class_names)")
+        named = len(self.class_names)
+        require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")
+        if self.model not in MODELS:
+            raise unknown("model", self.model, MODELS)
+        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
+        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
+        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
+        require(self.deadline > 0, f"deadline = {self.deadline}: must be greater than 0 seconds")
+        require(self.patience > 0, f"patience = {self.patience}: must be greater than 0 seconds")
+        most = len(self.sites)
+        require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
+        _ = self.training, self.split
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Agreement:
+        """The agreement that plain values describe, each checked."""
+        given = dict(values)
+        method = make_method(str(given.pop("method", "fedavg")), dict(given.pop("set", {})))
+        hints = get_type_hints(cls)
+        known = {item.name for item in fields(cls)}
+        for key in given:
+            if key not in known:
+                raise unknown("option", key, known | {"set"})
+        for key in ("name", "sites", "shape"):
+            require(key in given, f"{key}: is missing from the federation's file")
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, (list, tuple)) else options.coerced(key, value, hints[key])
+            for key, value in given.items()
+        }
+        return cls(method=method, **plain)
+
+    @classmethod
+    def read(cls, path: Path) -> Agreement:
+        """The agreement in a TOML file."""
+        return cls.parse(read_toml(path))
+
+    def plain(self) -> dict[str, Any]:
+        """Everything as plain values, for TOML."""
+        method = self.kind
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"method": method_name(method)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        own = {name: getattr(method, name) for name in options.option_fields(type(method))}
+        values["set"] = {name: value for name, value in own.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def toml(self) -> str:
+        """The agreement as a TOML file."""
+        return to_toml(self.plain())
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs where anything differs on which results depend."""
+        waiting = ("deadline", "least_sites", "patience")
+        values = {name: value for name, value in self.plain().items() if name not in waiting}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def kind(self) -> Method:
+        """The method itself."""
+        assert isinstance(self.method, Method)
+        return self.method
+
+    @property
+    def training(self) -> Training:
+        """The settings of local training."""
+        return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
+
+    @property
+    def split(self) -> Split:
+        """How a site divides its own data."""
+        return Split(self.test, self.validation)
+
+    def build(self) -> Blueprint:
+        """The model with its first weights, and what follows from it."""
+        module, classifier = initial_model(self.model, self.classifier, self.shape, self.classes, self.seed)
+        layout = Layout(module, classifier, self.stats or self.kind.stats)
+        sample = torch.zeros(2, *self.shape)
+        width = check_split(module, layout, sample)
+        return Blueprint(module, layout, width, single_samples_fail(module, sample[:1]))
+
+    def federation(self, blueprint: Blueprint | None = None, make: type[Federation] = Federation) -> Federation:
+        """A federation of all sites before the first round; what data they hold is not known yet."""
+        blueprint = blueprint or self.build()
+        count = len(self.sites)
+        federation = make(
+            layout=blueprint.layout,
+            initial=blueprint.layout.row(blueprint.module),
+            sizes=torch.zeros(count, dtype=torch.int64),
+            class_counts=torch.zeros(count, self.classes, dtype=torch.int64),
+            keys=torch.arange(count),
+            rounds=self.rounds,
+            seed=self.seed,
+            feature_width=blueprint.feature_width,
+            head=require_classifier(blueprint.module, blueprint.layout.classifier),
+            training=self.training,
+            validation_sizes=torch.zeros(count, dtype=torch.int64),
+            skip_single_samples=blueprint.skip_single_samples,
+        )
+        federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
+        return federation
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model and what was found out about it."""
+
+    module: nn.Module
+    layout: Layout
+    feature_width: int
+    skip_single_samples: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs if the first weights do: the seed gives others with another PyTorch."""
+        return hashlib.sha256(self.layout.row(self.module).numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,177 @@
+"""What a message carries: named tensors in one flat buffer per kind of number, and a note of plain values.
+
+Nothing is pickled. Whoever unpacks says beforehand what must be inside; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import CoterieError
+from coterie.ledger import tensor_bytes
+
+Note = dict[str, Any]
+
+KINDS: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+NAMES = {kind: name for name, kind in KINDS.items()}
+LONGEST_NOTE = 16 << 20  # characters
+
+
+class RefusedError(CoterieError):
+    """A message that is not what was agreed on."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Tensors by name, and a note that can be written as JSON."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    note: Note = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """What the tensors weigh on the wire."""
+        return sum(tensor_bytes(tensor) for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parcel as it travels: a buffer for each kind of number, and a text."""
+
+    buffers: Mapping[str, bytes]
+    text: str
+
+    @property
+    def bytes(self) -> int:
+        """The length of all buffers."""
+        return sum(map(len, self.buffers.values()))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a tensor in a message must be like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    finite: bool = True
+
+    @classmethod
+    def like(cls, tensor: Tensor, finite: bool = False) -> Expected:
+        """The same shape and kind as another tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, finite)
+
+
+def pack(parcel: Parcel) -> Packed:
+    """Put a parcel's tensors one after the other.
+
+    >>> packed = pack(Parcel({"a": torch.ones(2), "b": torch.zeros(3)}, {"round": 1}))
+    >>> {kind: len(buffer) for kind, buffer in packed.buffers.items()}
+    {'float32': 20}
+    """
+    pieces: dict[str, list[bytes]] = {}
+    listed = []
+    for name, tensor in parcel.tensors.items():
+        if tensor.dtype not in NAMES:
+            raise CoterieError(f"tensor '{name}' is {tensor.dtype}; messages carry {', '.join(KINDS)}")
+        kind = NAMES[tensor.dtype]
+        array = tensor.detach().contiguous().cpu().numpy()
+        pieces.setdefault(kind, []).append((np.packbits(array) if kind == "bool" else array).tobytes())
+        listed.append([name, kind, list(tensor.shape)])
+    buffers = {kind: b"".join(parts) for kind, parts in pieces.items()}
+    return Packed(buffers, json.dumps({"tensors": listed, "note": parcel.note}, allow_nan=False))
+
+
+def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
+    """The parcel, if it holds just the tensors that were expected.
+
+    >>> packed = pack(Parcel({"a": torch.ones(2)}))
+    >>> unpack(packed, {"a": Expected((2,))}).tensors["a"]
+    tensor([1., 1.])
+    >>> unpack(packed, {"a": Expected((3,))})
+    Traceback (most recent call last):
+    ...
+    coterie.deployment.wire.RefusedError: tensor 'a' is float32 (2,); expected is float32 (3,)
+    """
+    contents = read_text(packed.text)
+    listed = contents["tensors"]
+    names = [item[0] for item in listed]
+    if sorted(names) != sorted(expected):
+        raise RefusedError(f"it holds the tensors {_spoken(names)}; expected are {_spoken(expected)}")
+    sizes = dict.fromkeys(KINDS, 0)
+    for name, kind, shape in listed:
+        wanted = expected[name]
+        if KINDS.get(kind) != wanted.dtype or tuple(shape) != wanted.shape:
+            asked = f"{NAMES[wanted.dtype]} {wanted.shape}"
+            raise RefusedError(f"tensor '{name}' is {kind} {tuple(shape)}; expected is {asked}")
+        sizes[kind] += _length(kind, wanted.shape)
+    found = {kind: len(buffer) for kind, buffer in packed.buffers.items()}
+    if found != {kind: size for kind, size in sizes.items() if kind in found or size}:
+        raise RefusedError(f"its buffers are {found} bytes long; expected are {sizes}")
+    tensors = _cut(packed.buffers, listed)
+    for name, tensor in tensors.items():
+        if expected[name].finite and not bool(torch.isfinite(tensor).all()):
+            raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
+    return Parcel(tensors, contents["note"])
+
+
+def read_text(text: str) -> Note:
+    """A message's text as plain values: a list of tensors and a note."""
+    if len(text) > LONGEST_NOTE:
+        raise RefusedError(f"its text is {len(text):,} characters long; at most {LONGEST_NOTE:,} are read")
+    try:
+        contents = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RefusedError(f"its text is not JSON ({error})") from None
+    shaped = isinstance(contents, dict) and isinstance(contents.get("note"), dict)
+    if not shaped or not isinstance(contents.get("tensors"), list):
+        raise RefusedError("its text lacks the list of tensors or the note")
+    for item in contents["tensors"]:
+        if not (isinstance(item, list) and len(item) == 3 and _is_listing(*item)):
+            raise RefusedError("its list of tensors is malformed")
+    return dict(contents)
+
+
+def _is_listing(name: object, kind: object, shape: object) -> bool:
+    whole = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape)
+    return isinstance(name, str) and isinstance(kind, str) and whole
+
+
+def _length(kind: str, shape: tuple[int, ...]) -> int:
+    """The bytes of a tensor of that kind."""
+    count = math.prod(shape)
+    return -(-count // 8) if kind == "bool" else count * KINDS[kind].itemsize
+
+
+def _cut(buffers: Mapping[str, bytes], listed: list[tuple[str, str, list[int]]]) -> dict[str, Tensor]:
+    """The tensors, copied out of the buffers."""
+    place = dict.fromkeys(KINDS, 0)
+    tensors = {}
+    for name, kind, shape in listed:
+        begin = place[kind]
+        place[kind] = end = begin + _length(kind, tuple(shape))
+        raw = buffers.get(kind, b"")[begin:end]
+        if kind == "bool":
+            bits = np.unpackbits(np.frombuffer(raw, np.uint8), count=math.prod(shape))
+            tensors[name] = torch.from_numpy(bits.astype(bool)).reshape(shape)
+        else:
+            tensors[name] = torch.from_numpy(np.frombuffer(raw, kind).copy()).reshape(shape)
+    return tensors
+
+
+def _spoken(names: Any) -> str:
+    listed = sorted(names)
+    shown = ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+    return shown or "none"

@@ -1,0 +1,107 @@
+"""A federation in one process: messages are packed and unpacked as on a network, and go nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.data import Dataset
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.server import Report, Server
+from coterie.deployment.site import Site, own_split
+from coterie.deployment.store import Store
+from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
+from coterie.experiment import Experiment
+from coterie.methods.method import Method
+from coterie.partition import Partition
+
+SITES = ("site-a", "site-b", "site-c")
+SIZES = (23, 31, 18)
+CLASSES, WIDTH = 3, 6
+
+
+def site_data(number: int, size: int) -> Dataset:
+    """A site's own samples: classes lie apart, each site sees them from elsewhere."""
+    stream = torch.Generator().manual_seed(number)
+    labels = torch.arange(size) % CLASSES
+    centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(99))
+    inputs = centres[labels] + 0.5 * torch.randn(size, WIDTH, generator=stream) + 0.3 * number
+    return Dataset(f"site {number}", inputs, labels, CLASSES)
+
+
+def agreed(method: Method | str, **options: Any) -> Agreement:
+    settings = {"model": "mlp", "rounds": 3, "epochs": 2, "batch": 8, "lr": 0.05, "least_sites": 1, **options}
+    return Agreement(name="trial", sites=SITES, shape=(WIDTH,), classes=CLASSES, method=method, **settings)
+
+
+class Together:
+    """A server and its sites."""
+
+    def __init__(self, agreement: Agreement, folder: Path) -> None:
+        self.agreement, self.folder = agreement, folder
+        self.server = Server(agreement)
+        self.sites = {name: self.site(name) for name in agreement.sites}
+        self.reports: list[Report] = []
+
+    def site(self, name: str) -> Site:
+        """A site as it starts: whatever it knows comes from its disk."""
+        number = self.agreement.sites.index(name)
+        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
+        return Site(self.agreement, name, site_data(number, SIZES[number]), store)
+
+    def admit(self, *names: str) -> None:
+        for name in names or self.agreement.sites:
+            note = read_text(pack(Parcel({}, self.sites[name].hello())).text)["note"]
+            self.server.admit(note)
+
+    def answer(self, name: str, task: Parcel) -> Packed:
+        packed = pack(task)
+        site = self.sites[name]
+        note: Note = read_text(packed.text)["note"]
+        return pack(site.work(unpack(packed, site.expected(note))))
+
+    def round(self, *present: str, silent: tuple[str, ...] = ()) -> Report:
+        for name, task in self.server.open_round(list(present or self.agreement.sites)).items():
+            if name not in silent:
+                self.server.receive(name, self.answer(name, task))
+        self.reports.append(self.server.close_round())
+        return self.reports[-1]
+
+    def finish(self) -> dict[str, Note]:
+        found = {}
+        for name, task in self.server.farewells(list(self.agreement.sites)).items():
+            site, packed = self.sites[name], pack(task)
+            note = read_text(packed.text)["note"]
+            found[name] = site.finish(unpack(packed, site.expected(note))).note
+        return found
+
+    def run(self) -> dict[str, Note]:
+        self.admit()
+        while not self.server.finished:
+            self.round()
+        return self.finish()
+
+
+def simulated(agreement: Agreement, sizes: tuple[int, ...] = SIZES) -> Experiment:
+    """The same federation as an experiment of the serial engine: the same samples, splits and weights."""
+    datas = [site_data(number, size) for number, size in enumerate(sizes)]
+    starts = np.cumsum([0, *sizes])
+    parts = [
+        [index.numpy() + start for index in own_split(agreement, data, client)]
+        for client, (data, start) in enumerate(zip(datas, starts, strict=False))
+    ]
+    whole = Dataset("all", torch.cat([d.inputs for d in datas]), torch.cat([d.labels for d in datas]), CLASSES)
+    partition = Partition(
+        train=tuple(part[0] for part in parts),
+        validation=tuple(part[1] for part in parts),
+        test=tuple(part[2] for part in parts),
+        names=agreement.sites,
+    )
+    shared = {
+        name: getattr(agreement, name)
+        for name in ("method", "model", "classifier", "rounds", "join", "epochs", "batch", "lr", "momentum", "seed")
+    }
+    return Experiment(data=whole, partition=partition, threads=1, **shared)

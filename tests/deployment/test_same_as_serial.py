@@ -1,0 +1,42 @@
+"""A federation of sites that exchange messages ends with the rows of the serial engine, for every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.methods import METHODS
+from coterie.rounds import as_delivered
+from federated import SITES, Together, agreed, simulated
+
+PAIRS = [(name, join) for name in sorted(METHODS) for join in (1.0, 0.67)]
+
+
+@pytest.mark.parametrize(("name", "join"), PAIRS)
+def test_every_method_ends_with_the_serial_rows(name: str, join: float, tmp_path: Path) -> None:
+    agreement = agreed(METHODS[name](), join=join, validation=0.2, rounds=4)
+    together = Together(agreement, tmp_path)
+    last = together.run()
+    serial = simulated(agreement).run()
+
+    everyone = serial.federation.everyone
+    with as_delivered(agreement.kind, serial.federation, everyone):
+        for slot, theirs in serial.federation.slots.items():
+            ours = together.server.federation[slot]
+            torch.testing.assert_close(ours.shared, theirs.shared, atol=1e-6, rtol=0)
+            # A site holds its own columns of every slot; shared ones only where it needs them.
+            columns = theirs.columns if slot == agreement.kind.tested else theirs.own_columns
+            for client, site in enumerate(SITES):
+                mine = together.sites[site].federation[slot].rows(everyone[client : client + 1], columns)
+                row = theirs.rows(everyone[client : client + 1], columns)
+                torch.testing.assert_close(mine, row, atol=1e-6, rtol=0, msg=f"{site}, {slot}")
+
+    lines = serial.history.lines
+    for report, line in zip(together.reports, lines, strict=True):
+        assert [SITES.index(site) for site in report.asked] == line["cohort"]
+        assert report.bytes == line["bytes"]
+    for client, site in enumerate(SITES):
+        ours = last[site]["received"]
+        assert ours["correct"] / ours["samples"] == pytest.approx(lines[-1]["received"]["accuracy"][client])

@@ -34,8 +34,9 @@ class Agreement:
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
     of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
-    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` have; before it
-    begins the server waits up to `patience` seconds for so many sites.
+    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` have. At the
+    start the server waits up to `gather` seconds for everybody; later it waits up to `patience` seconds for
+    `least_sites` and then gives up.
 
     >>> two = Agreement(name="trial", sites=("a", "b"), shape=(1, 8, 8), classes=10, method="fedper")
     >>> two.federation().clients, Agreement.parse(two.plain()) == two
@@ -66,8 +67,9 @@ class Agreement:
     validation: float = 0.0
     seed: int = 0
     deadline: float = 600.0
-    least_sites: int = 2
-    patience: float = 600.0
+    least_sites: int = 1
+    gather: float = 60.0
+    patience: float = 3600.0
 
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
@@ -90,8 +92,9 @@ class Agreement:
         require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
         require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
         require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
-        require(self.deadline > 0, f"deadline = {self.deadline}: must be greater than 0 seconds")
-        require(self.patience > 0, f"patience = {self.patience}: must be greater than 0 seconds")
+        for waiting in ("deadline", "gather", "patience"):
+            seconds = getattr(self, waiting)
+            require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")
         most = len(self.sites)
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.training, self.split
@@ -135,7 +138,7 @@ class Agreement:
     @property
     def fingerprint(self) -> str:
         """A short text that differs where anything differs on which results depend."""
-        waiting = ("deadline", "least_sites", "patience")
+        waiting = ("deadline", "least_sites", "gather", "patience")
         values = {name: value for name, value in self.plain().items() if name not in waiting}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

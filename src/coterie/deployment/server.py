@@ -68,6 +68,7 @@ class Server:
         self.federation.validation_sizes.zero_()
         agreement.kind.init(self.federation)
         self.standing: dict[str, Standing] = {}
+        self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._open: _OpenRound | None = None
 
     @property
@@ -211,6 +212,11 @@ class Server:
             round.expected |= {f"probe.{name}": shapes[name] for name in names}
         return round.expected
 
+    @property
+    def answered(self) -> int:
+        """How many answers of the open round count so far."""
+        return len(self._opened().answers)
+
     def close_round(self) -> Report:
         """Mix what has come in. Sites that were asked and have not answered keep what they had."""
         federation, method, round = self.federation, self.agreement.kind, self._opened()
@@ -263,6 +269,17 @@ class Server:
         clients = torch.tensor([self.agreement.sites.index(name) for name in present])
         with as_delivered(self.agreement.kind, self.federation, clients):
             return {name: self._task(client) for name, client in zip(present, clients.tolist(), strict=True)}
+
+    def part(self, name: str, packed: Packed) -> None:
+        """Take note of how good a site's finished model is."""
+        try:
+            note = unpack(packed, {}).note
+            if not _is_score(note.get("received")):
+                raise RefusedError("its result is malformed")
+        except RefusedError as error:
+            log.warning("the farewell of site %s is refused: %s", name, error)
+            return
+        self.finals[name] = note["received"]
 
     def _opened(self) -> _OpenRound:
         assert self._open is not None, "no round is open"

@@ -79,6 +79,12 @@ class SiteWorker(Worker):
             sent.put(rows, self.visit.rows)
         return self.visit.peers, rows
 
+    def rows(self) -> dict[str, Tensor]:
+        """What the seat holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
+        slots = self.federation.slots
+        used = sorted(self._present & slots.keys())
+        return {name: slots[name].columns.take(self._networks[name].row) for name in used}
+
 
 class Site:
     """What a site does with the messages of its server. `data` is all that it has: nobody else sees it."""
@@ -172,7 +178,7 @@ class Site:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
             answer["trained"] = _summed(score)
-        self.store.save(note["round"], self._state(), keep=note["since"])
+        self.store.save(note["round"], self._state() | self._values(), note["since"], self.agreement.toml())
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
@@ -185,7 +191,8 @@ class Site:
         self._take(task)
         result = self._test()
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
-        self.store.save_final(self._state() | self._values(), about)
+        tested = {f"tested.{name}": row for name, row in self.worker.rows().items()}
+        self.store.save_final(self._state() | self._values() | tested, about)
         return Parcel({}, {"round": task.note["round"], "received": result})
 
     def _enter(self, note: Note) -> None:

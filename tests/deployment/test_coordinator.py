@@ -1,0 +1,317 @@
+"""Sites that are late, die, come back, join in the middle or send nonsense: the federation goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.logbook import Logbook
+from coterie.deployment.server import Server
+from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
+from coterie.errors import CoterieError
+from coterie.record import load_tensors
+from federated import SITES, Together, agreed, simulated
+
+Tamper = Callable[[Packed], Packed]
+
+
+@dataclass
+class Behaviour:
+    """When a site is connected (seconds), how long its work takes in a round, and what it makes of its answer."""
+
+    comes: float = 0.0
+    goes: float = float("inf")
+    slow: dict[int, float] = field(default_factory=dict)
+    tamper: dict[int, Tamper] = field(default_factory=dict)
+    registered: str | None = None
+
+
+class Pretence:
+    """A network in one process, with a clock of its own: a node answers after as long as its behaviour says."""
+
+    def __init__(self, together: Together, behaviours: dict[str, Behaviour]) -> None:
+        self.together, self.now = together, 0.0
+        self.behaviours = {name: behaviours.get(name, Behaviour()) for name in SITES}
+        self._coming: list[tuple[float, Answer]] = []
+        self.asked: list[tuple[str, int]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def nodes(self) -> dict[int, str]:
+        busy = {answer.node for _, answer in self._coming}
+        found = {}
+        for node, name in enumerate(SITES):
+            one = self.behaviours[name]
+            if one.comes <= self.now < one.goes and node not in busy:
+                found[node] = name if one.registered is None else one.registered
+        return found
+
+    def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
+        name = SITES[node]
+        one, site = self.behaviours[name], self.together.sites[name]
+        if purpose == "hello":
+            self._coming.append((self.now + 1, Answer(node, purpose, pack(Parcel({}, site.hello())))))
+            return
+        note = read_text(content.text)["note"]
+        takes = one.slow.get(note["round"], 2.0) if purpose == "work" else 2.0
+        if purpose == "work":
+            self.asked.append((name, note["round"]))
+        if self.now + takes >= one.goes:
+            self._coming.append((self.now + min(60.0, seconds), Answer(node, purpose, "node unavailable")))
+            return
+        task = unpack(content, site.expected(note))
+        reply = pack(site.work(task) if purpose == "work" else site.finish(task))
+        reply = one.tamper.get(note["round"], lambda same: same)(reply)
+        self._coming.append((self.now + takes, Answer(node, purpose, reply)))
+
+    def answers(self) -> list[Answer]:
+        due = [answer for time, answer in self._coming if time <= self.now]
+        self._coming = [(time, answer) for time, answer in self._coming if time > self.now]
+        return due
+
+
+class Trial:
+    """A federation with misbehaving sites."""
+
+    def __init__(self, folder: Path, agreement: Agreement | None = None, **behaviours: Behaviour) -> None:
+        settings: dict[str, Any] = {"rounds": 4, "deadline": 30.0, "gather": 10.0, "patience": 200.0}
+        self.agreement = agreement or agreed("fedper", **settings)
+        self.folder = folder
+        self.together = Together(self.agreement, folder / "sites")
+        named = {name.replace("_", "-"): one for name, one in behaviours.items()}
+        self.network = Pretence(self.together, named)
+        self.server = Server(self.agreement)
+        self.logbook = Logbook(folder / "server", self.agreement)
+
+    def run(self) -> None:
+        network = self.network
+        Coordinator(self.server, network, self.logbook, clock=network.clock, sleep=network.sleep).run()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        text = (self.folder / "server" / "rounds.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "server" / "status.json").read_text(encoding="utf-8")))
+
+
+def test_a_quiet_federation_ends_with_the_serial_rows(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.run()
+    serial = simulated(trial.agreement).run()
+    torch.testing.assert_close(
+        trial.server.federation["model"].shared, serial.federation["model"].shared, atol=1e-6, rtol=0
+    )
+    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 4
+    assert trial.status == {"state": "finished", "round": 4, "rounds": 4, "present": list(SITES), "message": ""}
+    summary = json.loads((tmp_path / "server" / "summary.json").read_text())
+    final = serial.history.lines[-1]["received"]["accuracy"]
+    assert list(summary["accuracy"].values()) == pytest.approx(final)
+
+
+def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agreement = agreed("fedper", rounds=12, deadline=30.0, gather=10.0)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(slow={2: 45.0}))
+    with caplog.at_level(logging.INFO, logger="coterie"):
+        trial.run()
+    assert [line["answered"] for line in trial.lines][:2] == [list(SITES), ["site-a", "site-c"]]
+    assert trial.lines[1]["missing"] == ["site-b"]
+    assert "site-b" in trial.lines[-1]["answered"]
+    assert "round 2 goes on without site-b" in caplog.text
+    assert "a late answer of site site-b is not counted" in caplog.text
+
+
+def test_a_late_sites_row_is_as_if_it_had_not_worked(tmp_path: Path) -> None:
+    """What a site trained in a round that did not count for it leaves no trace."""
+    trial = Trial(tmp_path, site_b=Behaviour(slow={2: 31.0}))
+    trial.run()
+    assert trial.lines[1]["missing"] == ["site-b"]
+    other = Together(trial.agreement, tmp_path / "other")
+    other.admit()
+    for line in trial.lines:
+        other.round(*line["asked"], silent=tuple(line.get("missing", ())))
+    for slot, ours in trial.server.federation.slots.items():
+        assert torch.equal(ours.shared, other.server.federation[slot].shared)
+    assert trial.server.standing["site-b"].since == 4
+    mine = load_tensors(tmp_path / "sites" / "trial" / "site-b" / "round-00004.safetensors")[0]
+    theirs = load_tensors(tmp_path / "other" / "trial" / "site-b" / "round-00004.safetensors")[0]
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_site_that_dies_does_not_stop_the_round(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, site_c=Behaviour(goes=7.0))
+    trial.run()
+    assert [len(line["answered"]) for line in trial.lines] == [3, 3, 2, 2]
+    assert trial.lines[2]["missing"] == ["site-c"]
+    assert trial.status["state"] == "finished"
+    # The dead site is not asked again.
+    assert [round for name, round in trial.network.asked if name == "site-c"] == [1, 2, 3]
+
+
+def test_a_site_joins_in_the_middle(tmp_path: Path) -> None:
+    agreement = agreed("fedtc", rounds=9, deadline=30.0, gather=3.0)
+    trial = Trial(tmp_path, agreement, site_c=Behaviour(comes=16.0))
+    trial.run()
+    joined = [line["round"] for line in trial.lines if "site-c" in line["answered"]]
+    assert joined
+    assert joined == list(range(joined[0], 10))
+    assert joined[0] > 2
+    assert trial.server.federation.sizes.min() > 0
+
+
+def test_a_restarted_site_goes_on_with_its_personal_rows(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.together.sites = RestartedEveryTime(trial.together)
+    trial.run()
+    serial = simulated(trial.agreement).run()
+    state = load_tensors(tmp_path / "sites" / "trial" / "site-a" / "final.safetensors")[0]
+    torch.testing.assert_close(state["slot.model.own"], serial.federation["model"].own[:1], atol=1e-6, rtol=0)
+
+
+class RestartedEveryTime(dict[str, Any]):
+    """Sites that know nothing but what lies on their disks."""
+
+    def __init__(self, together: Together) -> None:
+        super().__init__()
+        self._together = together
+
+    def __getitem__(self, name: str) -> Any:
+        return self._together.site(name)
+
+
+def test_too_few_sites_end_the_run_with_a_way_out(tmp_path: Path) -> None:
+    agreement = agreed("fedavg", rounds=4, deadline=30.0, gather=5.0, patience=60.0, least_sites=3)
+    trial = Trial(tmp_path, agreement, site_c=Behaviour(goes=7.0))
+    with pytest.raises(CoterieError, match=r"of at least 3 sites were there .* it resumes"):
+        trial.run()
+    assert trial.status["state"] == "failed"
+    reached = trial.server.federation.round
+    assert reached < 4
+    # The same federation, once the site is back.
+    again = Trial(tmp_path, agreement)
+    again.run()
+    serial = simulated(agreement).run()
+    found, expected = again.server.federation["model"].shared, serial.federation["model"].shared
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert [line["round"] for line in again.lines] == [1, 2, 3, 4]
+
+
+class KilledError(Exception):
+    """The server's process is gone."""
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedcac", "pfedsim", "scaffold"])
+@pytest.mark.parametrize("moment", ["before the checkpoint", "after the checkpoint"])
+def test_a_killed_server_resumes_to_the_same_rows(
+    method: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = agreed(method, rounds=4, deadline=30.0, gather=10.0)
+    trial = Trial(tmp_path, agreement)
+    original = Logbook.checkpoint
+
+    def dying(self: Logbook, server: Server) -> None:
+        if moment == "after the checkpoint":
+            original(self, server)
+        if server.federation.round == 2:
+            raise KilledError
+        if moment != "after the checkpoint":
+            original(self, server)
+
+    monkeypatch.setattr(Logbook, "checkpoint", dying)
+    with pytest.raises(KilledError):
+        trial.run()
+    monkeypatch.setattr(Logbook, "checkpoint", original)
+    again = Trial(tmp_path, agreement)
+    again.run()
+    whole = Trial(tmp_path / "whole", agreement)
+    whole.run()
+    for slot, ours in whole.server.federation.slots.items():
+        assert torch.equal(again.server.federation[slot].shared, ours.shared)
+        assert torch.equal(again.server.federation[slot].own, ours.own)
+    for name in SITES:
+        mine = load_tensors(tmp_path / "sites" / "trial" / name / "final.safetensors")[0]
+        theirs = load_tensors(tmp_path / "whole" / "sites" / "trial" / name / "final.safetensors")[0]
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    assert [line["round"] for line in again.lines] == [1, 2, 3, 4]
+
+
+def rewritten(change: Callable[[dict[str, Any]], None]) -> Tamper:
+    """An answer whose text is changed."""
+
+    def tamper(packed: Packed) -> Packed:
+        contents = json.loads(packed.text)
+        change(contents)
+        return Packed(packed.buffers, json.dumps(contents))
+
+    return tamper
+
+
+def set_shape(contents: dict[str, Any]) -> None:
+    contents["tensors"][0][2] = [7]
+
+
+def set_name(contents: dict[str, Any]) -> None:
+    contents["tensors"][0][0] = "slot.other"
+
+
+def set_round(contents: dict[str, Any]) -> None:
+    contents["note"]["round"] = 1
+
+
+def set_score(contents: dict[str, Any]) -> None:
+    contents["note"]["trained"] = {"correct": 10**9, "loss": 0.0, "samples": 1}
+
+
+def not_a_number(packed: Packed) -> Packed:
+    return Packed({"float32": b"\xff\xff\xff\x7f" + packed.buffers["float32"][4:]}, packed.text)
+
+
+TAMPERED: dict[str, tuple[Tamper, str]] = {
+    "shape": (rewritten(set_shape), "expected is float32"),
+    "name": (rewritten(set_name), "slot.other"),
+    "round": (rewritten(set_round), "answers round 1, not 2"),
+    "score": (rewritten(set_score), "malformed"),
+    "not finite": (not_a_number, "NaN or infinite"),
+    "longer": (lambda packed: Packed({"float32": packed.buffers["float32"] * 2}, packed.text), "bytes long"),
+    "shorter": (lambda packed: Packed({}, packed.text), "bytes long"),
+    "not json": (lambda packed: Packed(packed.buffers, "{"), "not JSON"),
+    "other kind": (lambda packed: Packed({"float64": packed.buffers["float32"]}, packed.text), "bytes long"),
+}
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_a_tampered_answer_is_refused_for_the_round_and_named(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tamper, reason = TAMPERED[kind]
+    trial = Trial(tmp_path, site_b=Behaviour(tamper={2: tamper}))
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        trial.run()
+    assert "round 2: site site-b is refused: " in caplog.text
+    assert reason in trial.lines[1]["refused"]["site-b"]
+    assert trial.lines[1]["answered"] == ["site-a", "site-c"]
+    assert trial.lines[2]["answered"] == list(SITES)
+    assert torch.isfinite(trial.server.federation["model"].shared).all()
+
+
+def test_a_node_with_another_sites_name_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trial = Trial(tmp_path, site_b=Behaviour(registered="site-c"))
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        trial.run()
+    assert "the node with the key of site-c says it is site-b" in caplog.text
+    assert all("site-b" not in line["asked"] for line in trial.lines)

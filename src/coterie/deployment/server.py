@@ -69,6 +69,7 @@ class Server:
         agreement.kind.init(self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
+        self._shapes: dict[str, Expected] = {}  # of what sites measure
         self._open: _OpenRound | None = None
 
     @property
@@ -183,7 +184,7 @@ class Server:
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            answer = unpack(packed, {} if _says_diverged(packed) else self._expected())
+            answer = unpack(packed, {} if _says_diverged(packed) else self.expected_answer())
             _check_answer(answer.note, round.report.round)
         except RefusedError as error:
             round.report.refused[name] = str(error)
@@ -199,7 +200,7 @@ class Server:
             if answer.note.get(moment):
                 getattr(round.report, moment)[name] = answer.note[moment]
 
-    def _expected(self) -> dict[str, Expected]:
+    def expected_answer(self) -> dict[str, Expected]:
         """What an answer of the open round must hold."""
         federation, method, round = self.federation, self.agreement.kind, self._opened()
         if round.expected is None:
@@ -208,8 +209,9 @@ class Server:
                 f"slot.{slot}": Expected((federation.layout.columns(group).size,)) for slot, group in uploads.items()
             }
             names = [probe.name for probe in method.probes(federation) if probe.name not in method.remembers]
-            shapes = probe_shapes(self.agreement, self._blueprint, federation.round) if names else {}
-            round.expected |= {f"probe.{name}": shapes[name] for name in names}
+            if not self._shapes.keys() >= set(names):
+                self._shapes |= probe_shapes(self.agreement, self._blueprint, federation.round)
+            round.expected |= {f"probe.{name}": self._shapes[name] for name in names}
         return round.expected
 
     @property

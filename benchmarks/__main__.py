@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import baselines, core, dataloader_design, engines, growth, methods
+from benchmarks import baselines, core, dataloader_design, deployment, engines, growth, methods, ray
 from benchmarks.harness import Figure
 
 Run = Callable[..., Iterator[Figure]]
@@ -35,6 +35,8 @@ GROUPS: dict[str, list[tuple[Run, dict[str, Any]]]] = {
         (methods.server_steps, {"clients": 10}),
     ],
     "engines": [(partial(engines.case_figures, case), {"repeats": 3, "scale": 0.1}) for case in engines.CASES],
+    "deployment": [(deployment.our_side, {"repeats": 2, "methods": ("fedavg",)})],
+    "ray": [(ray.against_serial, {"repeats": 2, "scale": 0.1})],
     "design": [(dataloader_design.against_dataloaders, {"repeats": 3, "scale": 0.1})],
     "growth": [
         (growth.server_seconds, {"repeats": 3, "counts": (20, 40)}),

@@ -37,7 +37,8 @@ class Experiment:
     the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
     of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
     does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
-    `held_out` keeps clients apart for onboarding tests. `workers` counts the processes of engine `processes`.
+    `held_out` keeps clients apart for onboarding tests. `workers` counts the processes of engine `processes` and the
+    actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
 
     >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
     >>> 0 < result.accuracy().received.mean["best"] <= 1
@@ -69,6 +70,8 @@ class Experiment:
     memory: MemoryFormat = "contiguous"
     engine: str = "serial"
     workers: int = 0
+    ray_address: str = ""
+    ray_gpus: float = 0.0
     threads: int = 0
     seed: int = 0
     evaluate_every: int = 1
@@ -92,6 +95,10 @@ class Experiment:
             f"checkpoint_every = {self.checkpoint_every}: must not be negative (0: never)",
         )
         require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
+        require(self.ray_gpus >= 0, f"ray_gpus = {self.ray_gpus}: must not be negative")
+        for option in ("ray_address", "ray_gpus"):
+            value = getattr(self, option)
+            require(not value or self.engine == "ray", f"{option} = {value}: is for engine='ray'")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
         if self.memory not in get_args(MemoryFormat):
             raise unknown("memory", self.memory, get_args(MemoryFormat))
@@ -168,10 +175,7 @@ class Experiment:
             if classifier in ("last", "all"):
                 raise CoterieError(f"classifier = '{classifier}': name the module of your model that is its classifier")
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(stream_seed(self.seed, "model"))
-                module = build(self.model, data.shape, data.classes)
-            classifier = MODELS[self.model].classifiers.get(self.classifier, self.classifier)
+            module, classifier = initial_model(self.model, self.classifier, data.shape, data.classes, self.seed)
         return module, Layout(module, classifier, self.stats or method.stats, self.memory)
 
 
@@ -238,6 +242,20 @@ class Prepared:
         federation.add_slot("model", layout.everything, shared=self.method.shared)
         self.method.init(federation)
         return federation
+
+
+def initial_model(
+    name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[nn.Module, str]:
+    """A model of the registry with the weights that the seed gives it, and the path of its classifier.
+
+    >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]
+    'classifier'
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "model"))
+        module = build(name, shape, classes)
+    return module, MODELS[name].classifiers.get(classifier, classifier)
 
 
 def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:

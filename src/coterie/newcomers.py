@@ -39,7 +39,15 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     problem = prepared.problem(list(prepared.partition.held_out))
     method = prepared.method
     experiment = prepared.experiment
-    engine = make_engine(experiment.engine, problem, method, newcomers.seed, experiment.workers)
+    engine = make_engine(
+        experiment.engine,
+        problem,
+        method,
+        newcomers.seed,
+        experiment.workers,
+        ray_address=experiment.ray_address,
+        ray_gpus=experiment.ray_gpus,
+    )
     try:
         received = Evaluation.of(engine.test(newcomers, newcomers.everyone))
         work = Work(method.recipe(newcomers), test=True)

@@ -80,7 +80,15 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
-    engine = make_engine(experiment.engine, problem, method, experiment.seed, experiment.workers)
+    engine = make_engine(
+        experiment.engine,
+        problem,
+        method,
+        experiment.seed,
+        experiment.workers,
+        ray_address=experiment.ray_address,
+        ray_gpus=experiment.ray_gpus,
+    )
     names = [prepared.partition.names[client] for client in prepared.participants]
     if experiment.optimizer != "sgd":
         _load_optimisers()

@@ -139,11 +139,20 @@ class Settings:
         option("Order of images and convolutions in memory: contiguous or channels_last.", "contiguous", RUNNING),
     ] = None
     engine: Annotated[
-        str | None, option("serial, processes (one a core), stacked (one batch), auto (by trial).", "serial", RUNNING)
+        str | None,
+        option(
+            "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).", "serial", RUNNING
+        ),
     ] = None
-    workers: Annotated[int | None, option("Worker processes of engine 'processes' (0: one per core).", 0, RUNNING)] = (
-        None
-    )
+    workers: Annotated[
+        int | None, option("Workers of engines 'processes' and 'ray' (0: one per core).", 0, RUNNING)
+    ] = None
+    ray_address: Annotated[
+        str | None, option("Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "", RUNNING)
+    ] = None
+    ray_gpus: Annotated[
+        float | None, option("Engine 'ray': the share of a GPU that each actor reserves.", 0.0, RUNNING)
+    ] = None
     threads: Annotated[int | None, option("PyTorch threads (0: by model: 1 if small, else PyTorch's).", 0, RUNNING)] = (
         None
     )

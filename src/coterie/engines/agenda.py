@@ -31,16 +31,29 @@ class Pace:
 class Agenda:
     """The positions that are still to be done, dealt out as tasks.
 
-    `samples` says how large each position is, `name` what to call it in messages.
+    `samples` says how large each position is, `name` what to call it in messages. Where positions have `homes`
+    (the number of a worker each), a worker first does those at home with it, then helps out where most is left.
 
     >>> agenda = Agenda([1, 9, 5], str, Pace(), workers=2)
     >>> agenda.next_task(), agenda.next_task(), agenda.next_task(), agenda.next_task()
     ((1,), (2,), (0,), None)
+    >>> agenda = Agenda([1, 9, 5], str, Pace(), workers=2, homes=[0, 1, 1])
+    >>> agenda.next_task(0), agenda.next_task(0), agenda.next_task(1)
+    ((0,), (1,), (2,))
     """
 
-    def __init__(self, samples: Sequence[int], name: Callable[[int], str], pace: Pace, workers: int) -> None:
+    def __init__(
+        self,
+        samples: Sequence[int],
+        name: Callable[[int], str],
+        pace: Pace,
+        workers: int,
+        homes: Sequence[int] | None = None,
+    ) -> None:
         self._samples, self._name, self._pace, self._workers = samples, name, pace, workers
-        self._waiting = sorted(range(len(samples)), key=lambda position: samples[position])  # the largest last
+        self._waiting: dict[int, list[int]] = {}  # by home, the largest last
+        for position in sorted(range(len(samples)), key=lambda position: samples[position]):
+            self._waiting.setdefault(0 if homes is None else homes[position], []).append(position)
         self._left = sum(samples)
         self._again: list[int] = []
         self._deaths = dict[int, int]()
@@ -52,11 +65,12 @@ class Agenda:
         """Whether every position is done."""
         return self._open == 0
 
-    def next_task(self) -> Task | None:
-        """What an idle worker should do now."""
+    def next_task(self, worker: int = 0) -> Task | None:
+        """What an idle worker (its number matters where positions have homes) should do now."""
         if self._again:
             return (self._again.pop(),)
-        if not self._waiting:
+        waiting = self._waiting.get(worker) or max(self._waiting.values(), key=self._size, default=[])
+        if not waiting:
             return None
         pace = self._pace.seconds_per_sample
         wanted = 0.0  # one position, as long as nothing is known
@@ -64,11 +78,20 @@ class Agenda:
             wanted = max(min(TASK_SECONDS / pace, self._left / (2 * self._workers)), SHORTEST / pace)
         task: list[int] = []
         size = 0
-        while self._waiting and (not task or size + self._samples[self._waiting[-1]] <= wanted):
-            task.append(self._waiting.pop())
+        while waiting and (not task or size + self._samples[waiting[-1]] <= wanted):
+            task.append(waiting.pop())
             size += self._samples[task[-1]]
         self._left -= size
         return tuple(task)
+
+    @property
+    def undealt(self) -> int:
+        """How many positions nobody has been given."""
+        return len(self._again) + sum(map(len, self._waiting.values()))
+
+    def put_back(self, task: Task) -> None:
+        """A task was dealt out, but not begun: it is dealt again."""
+        self._again.extend(task)
 
     def done(self, task: Task, result: Done) -> None:
         """A task's result has arrived."""
@@ -86,6 +109,9 @@ class Agenda:
                     "is there enough memory? fewer workers need less, engine='serial' shows the cause"
                 )
             self._again.append(position)
+
+    def _size(self, positions: list[int]) -> int:
+        return sum(self._samples[position] for position in positions)
 
     def named(self, position: int) -> str:
         """What to call a position in messages."""

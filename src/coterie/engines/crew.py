@@ -164,10 +164,10 @@ class Crew:
             raise CoterieError(f"engine = 'processes': worker processes keep dying ({ending}); {WAY_OUT[3:]}")
 
 
-def cannot_import(reason: str) -> CoterieError:
+def cannot_import(reason: str, engine: str = "processes") -> CoterieError:
     """The error for classes that exist in the main process alone."""
     return CoterieError(
-        f"engine = 'processes': the workers cannot import the method or the model ({reason}); put its class into a "
+        f"engine = '{engine}': the workers cannot import the method or the model ({reason}); put its class into a "
         f"module of its own (a .py file) and import it, {WAY_OUT}"
     )
 

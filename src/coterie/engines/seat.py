@@ -1,5 +1,7 @@
 """The worker's side of the `processes` engine: what it is told, what it answers, and the loop in between.
 
+The actors of the `ray` engine take the same seat, but are told and answer in their own way.
+
 Tensors that both sides read (data, slots, buffers of trained rows) lie in shared memory and travel as
 handles, once. What is measured (probes, scores) and values that changed travel as safetensors bytes.
 """
@@ -22,7 +24,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from coterie.engines.engine import Work, do_test, do_work
+from coterie.engines.engine import Work, do_test, do_work, empty_rows
 from coterie.errors import CoterieError
 from coterie.federation import Federation
 from coterie.local import TEST_BATCH, Problem, Score, Worker
@@ -109,7 +111,7 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then stops this one
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    seat: _Seat | None = None
+    seat: Seat | None = None
     try:
         connection.send(Ready())
         while True:
@@ -121,7 +123,7 @@ def serve(connection: Connection) -> None:
                 connection.send(Refused(described(error)))
                 continue
             if isinstance(message, Job):
-                seat = _Seat(message)
+                seat = Seat(message)
                 connection.send(Ready())
             elif isinstance(message, Call):
                 assert seat is not None
@@ -146,7 +148,7 @@ def described(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-class _Seat:
+class Seat:
     """A worker that has taken on a job."""
 
     def __init__(self, job: Job) -> None:
@@ -176,13 +178,16 @@ class _Seat:
         self._work: Work | None = None
         self._tests: Tensor | None = None
 
-    def perform(self, task: Task) -> Answer:
-        """Do a task of the present call."""
+    def perform(self, task: Task, rows: dict[str, Tensor] | None = None) -> Done | Failed:
+        """Do a task of the present call.
+
+        Trained rows go into the call's buffers, or, if given, into the empty `rows` (slot -> `[len(task), width]`).
+        """
         begin = time.perf_counter()
         self._position = task[0]
         try:
             if self._call.action == "train":
-                tensors, test_seconds = self._train(task)
+                tensors, test_seconds = self._train(task, rows)
             else:
                 tensors, test_seconds = self._test(task), 0.0
             packed = save(tensors) if tensors else b""
@@ -192,17 +197,22 @@ class _Seat:
             return Failed(self._position, message, traceback.format_exc(), expected)
         return Done(time.perf_counter() - begin, test_seconds, packed)
 
-    def _train(self, task: Task) -> tuple[dict[str, Tensor], float]:
+    def _train(self, task: Task, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
         call, method, federation = self._call, self._method, self._federation
         if self._work is None:
             probes = method.probes(federation) if call.with_probes else ()
             self._work = Work(method.recipe(federation), probes, call.test_trained)
+        if own_room is not None:
+            own_room |= empty_rows(federation, self._work, len(task))
         measured: dict[str, list[Tensor]] = {probe.name: [] for probe in self._work.probes}
         scores: list[Score] = []
         seconds = 0.0
-        for position in task:
+        for place, position in enumerate(task):
             self._position = position
-            rows = [(slot, self._buffers[number][position]) for slot, number in call.rows.items()]
+            if own_room is not None:
+                rows = [(slot, matrix[place]) for slot, matrix in own_room.items()]
+            else:
+                rows = [(slot, self._buffers[number][position]) for slot, number in call.rows.items()]
             values, score, lasted = do_work(self._worker, federation, call.clients[position], self._work, rows)
             for name, value in values.items():
                 measured[name].append(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -44,10 +44,30 @@ class Buffer:
         return torch.from_numpy(array)
 
 
-@dataclass
-class _Value:
-    tensor: Tensor
-    version: int
+class Changes:
+    """Which tensors have changed since they were last looked at.
+
+    >>> changes, tensor = Changes(), torch.zeros(2)
+    >>> list(changes.of({"a": tensor})), list(changes.of({"a": tensor}))
+    (['a'], [])
+    >>> tensor.add_(1)
+    tensor([1., 1.])
+    >>> list(changes.of({"a": tensor}))
+    ['a']
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Tensor, int]] = {}
+
+    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that are new, replaced, or written to since the last call."""
+        changed = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if (seen := self._seen.get(name)) is None or seen[0] is not tensor or seen[1] != tensor._version
+        }
+        self._seen = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+        return changed
 
 
 class Bound:
@@ -62,7 +82,7 @@ class Bound:
         view = copy.copy(federation)
         view.values = {}
         self.job = replace(base, federation=view)
-        self._sent: dict[str, _Value] = {}
+        self._changes = Changes()
 
     def still(self, federation: Federation) -> bool:
         """Whether this is the federation, and its rows are where they were."""
@@ -78,14 +98,7 @@ class Bound:
 
     def changed_values(self) -> dict[str, Tensor]:
         """The values that workers have not been sent as they are now."""
-        values = self.federation.values
-        changed = {
-            name: value
-            for name, value in values.items()
-            if (sent := self._sent.get(name)) is None or sent.tensor is not value or sent.version != value._version
-        }
-        self._sent = {name: _Value(value, value._version) for name, value in values.items()}
-        return changed
+        return self._changes.of(self.federation.values)
 
 
 @contextmanager

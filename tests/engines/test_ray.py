@@ -1,0 +1,405 @@
+"""The `ray` engine: the serial engine's results bit for bit, on two actors, whatever happens to them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_processes import Incident, experiment, rounds_with, same, serially
+from torch import Tensor
+
+from coterie.engines import RayCluster, Serial, Work, agenda, ray_session
+from coterie.engines.agenda import Agenda, Pace
+from coterie.engines.ray_cluster import homes_by_size
+from coterie.engines.ray_session import RaySession, import_ray
+from coterie.engines.ray_site import arrays_of, with_arrays
+from coterie.engines.ray_troupe import Cargo, Troupe
+from coterie.engines.seat import Call
+from coterie.errors import CoterieError
+from coterie.experiment import Experiment, Prepared
+from coterie.federation import Federation
+from coterie.local import Batch, Trainer
+from coterie.methods import METHODS, FedAvg, FedPer
+from coterie.parallel import obstacle
+from coterie.partition import Iid
+from coterie.recipe import Phase, Recipe, plain_steps
+from support import tiny, toy_data, toy_partition
+
+if find_spec("ray") is None:
+    pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
+ray = import_ray(local=True)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[RaySession]:
+    """A local Ray for all tests of this file. Its actors find what the tests import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        started = RaySession("", cpus=2, store=0)
+    yield started
+    started.close()
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def troupe(session: RaySession) -> Iterator[Troupe]:
+    """Two actors: starting some takes seconds."""
+    both = Troupe(session, 2)
+    yield both
+    both.stop()
+
+
+def engine_for(prepared: Prepared, troupe: Troupe) -> RayCluster:
+    return RayCluster(prepared.problem(), prepared.method, prepared.experiment.seed, troupe=troupe)
+
+
+def by_ray(prepared: Prepared, troupe: Troupe) -> tuple[dict[str, Tensor], list[Any]]:
+    return rounds_with(engine_for(prepared, troupe), prepared)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_ends_bit_identical_to_serial(name: str, troupe: Troupe) -> None:
+    """Three of five clients a round; everybody is tested as received and as trained."""
+    prepared = experiment(name, rounds=2).prepare()
+    ours, told = by_ray(prepared, troupe)
+    theirs, told_serially = serially(prepared)
+    assert same(ours, theirs)
+    assert told == told_serially
+    assert len(troupe.handles) == 2
+
+
+def test_dropout_momentum_and_everybody_taking_part_are_bit_identical_too(troupe: Troupe) -> None:
+    prepared = experiment("fedavg", "dropout", momentum=0.9, clip=1.0, join=1.0, epochs=2).prepare()
+    ours, theirs = by_ray(prepared, troupe), serially(prepared)
+    assert same(ours[0], theirs[0])
+    assert ours[1] == theirs[1]
+
+
+def test_convolutions_in_both_memory_formats_are_bit_identical_too(troupe: Troupe) -> None:
+    for memory in ("contiguous", "channels_last"):
+        options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 64, "memory": memory}
+        prepared = Experiment("fedper", "digits", Iid(clients=3), "lenet5", **options).prepare()
+        assert same(by_ray(prepared, troupe)[0], serially(prepared)[0])
+        problem = prepared.problem()
+        assert with_arrays(problem, arrays_of(problem)).inputs.stride() == problem.inputs.stride()
+
+
+def test_one_engine_serves_several_federations_and_sees_what_changes(troupe: Troupe) -> None:
+    prepared = experiment("fedper", rounds=5).prepare()
+    ours, serial = engine_for(prepared, troupe), Serial(prepared.problem(), prepared.method, 0)
+    first, second = prepared.federation(), prepared.federation()
+    second["model"].own.mul_(1.5)
+    work = Work(prepared.method.recipe(first))
+    for federation in (first, second, first):
+        for _ in range(2):
+            federation.round += 1
+            rows = ours.train(federation, work, federation.everyone).rows["model"]
+            assert torch.equal(rows, serial.train(federation, work, federation.everyone).rows["model"])
+            federation["model"].own.add_(0.1)
+            federation["model"].shared.mul_(0.9)
+    first["model"].own = first["model"].own * 2
+    scores = ours.test(first, first.everyone), serial.test(first, first.everyone)
+    assert all(torch.equal(a.losses, b.losses) for a, b in zip(*scores, strict=True))
+
+
+def test_a_model_shared_by_all_is_tested_in_the_same_batches(troupe: Troupe) -> None:
+    data = toy_data(1500)
+    prepared = tiny("fedavg", data=data, partition=toy_partition(data, 7)).prepare()
+    federation = prepared.federation()
+    assert federation.is_uniform
+    for clients in (federation.everyone, torch.tensor([5, 1])):
+        ours = engine_for(prepared, troupe).test(federation, clients, keep_scores=True)
+        theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.losses, other.losses)
+            assert one.probabilities is not None
+            assert other.probabilities is not None
+            assert torch.equal(one.probabilities, other.probabilities)
+
+
+def test_rows_travel_again_only_after_something_was_written(session: RaySession) -> None:
+    prepared = experiment("fedper").prepare()
+    federation = prepared.federation()
+    cargo = Cargo(session, prepared.problem(), prepared.method, 0, federation, data=None)
+    held: dict[str, tuple[int, set[int]]] = {}
+    call = replace(_call(federation), action="test")
+    cargo.begin(call)
+    assert list(cargo.blocks((0, 3), held)["model"].clients) == [0, 3]
+    assert list(cargo.blocks((3, 4), held)["model"].clients) == [4]
+    cargo.begin(call)
+    assert cargo.blocks((0, 3, 4), held) == {}
+    federation["model"].own[1] += 1
+    cargo.begin(call)
+    assert list(cargo.blocks((0,), held)["model"].clients) == [0]
+
+
+def _call(federation: Federation) -> Call:
+    return Call("train", 1, tuple(federation.everyone.tolist()))
+
+
+class Nosy(FedPer):
+    """Trains from another client's row without having declared it."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(rule=peek),)
+
+
+def peek(trainer: Trainer, batches: Iterator[Batch]) -> None:
+    worker = trainer.worker
+    stranger = worker.federation["model"].own[(worker.client + 1) % worker.federation.clients]
+    plain_steps(trainer, batches)
+    worker.federation["model"].own_columns.put(worker.network("model").row, stranger)
+
+
+def test_rows_that_were_not_sent_are_no_numbers(troupe: Troupe) -> None:
+    prepared = experiment(Nosy(), join=1.0).prepare()
+    federation = prepared.federation()
+    federation.round = 1
+    engine = engine_for(prepared, troupe)
+    trained = engine.train(federation, Work(prepared.method.recipe(federation)), torch.tensor([1]))
+    assert not bool(trained.rows["model"].isfinite().all())
+
+
+def test_an_actor_killed_in_mid_round_is_replaced_and_its_clients_trained_again(
+    troupe: Troupe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = tmp_path / "left"
+    left.write_bytes(b"x")
+    before = troupe.handles
+    struck = experiment(Incident("death", left=str(left)), join=1.0).prepare()
+    with caplog.at_level("WARNING", logger="coterie"):
+        ours, told = by_ray(struck, troupe)
+    assert left.read_bytes() == b""
+    theirs, told_serially = serially(experiment(FedPer(), join=1.0).prepare())
+    assert same(ours, theirs)
+    assert told == told_serially
+    assert re.search(r"round 1, client 2: Ray actor [01] \(.*, process \d+\) was lost \(ActorDiedError\)", caplog.text)
+    assert len(troupe.handles) == 2
+    assert sum(handle in before for handle in troupe.handles) == 1
+
+
+def test_an_actor_killed_between_rounds_is_replaced(troupe: Troupe) -> None:
+    prepared = experiment("fedcac", join=1.0).prepare()
+    victim = troupe.handles[0]
+    ray.kill(victim)
+    ours, theirs = by_ray(prepared, troupe), serially(prepared)
+    assert same(ours[0], theirs[0])
+    assert victim not in troupe.handles
+
+
+def test_errors_of_the_work_are_raised_here_and_end_the_actors(
+    troupe: Troupe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agenda, "DEATHS", 1)  # each further death would cost the start of an actor
+    left = tmp_path / "left"
+    left.write_bytes(b"xxx")
+    with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
+        by_ray(experiment(Incident("death", left=str(left)), join=1.0).prepare(), troupe)
+    assert troupe.handles == []
+    with pytest.raises(RuntimeError, match="round 2, client 2: ZeroDivisionError: a bug") as caught:
+        by_ray(experiment(Incident("bug"), join=1.0).prepare(), troupe)
+    assert "in strike" in caught.value.__notes__[0]
+    assert troupe.handles == []
+
+
+def test_classes_that_actors_cannot_import_are_refused_with_a_way_out(
+    troupe: Troupe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from coterie.methods import FedAvg\n\n\nclass Elsewhere(FedAvg):\n    pass\n"
+    (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    prepared = experiment(importlib.import_module("only_here").Elsewhere()).prepare()
+    federation = prepared.federation()
+    with pytest.raises(CoterieError, match=r"engine = 'ray': the workers cannot import .*only_here.*engine='serial'"):
+        engine_for(prepared, troupe).test(federation, federation.everyone)
+    locked = FedAvg()
+    object.__setattr__(locked, "lock", threading.Lock())
+    with pytest.raises(CoterieError, match=r"engine = 'ray': the workers cannot import .*lock"):
+        engine_for(experiment(locked).prepare(), troupe).test(federation, federation.everyone)
+
+
+def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession) -> None:
+    result = tiny("fedper", engine="ray", workers=1, rounds=1).run()
+    assert result.summary["engine"] == "ray"
+    assert ray.is_initialized()
+    expected = tiny("fedper", threads=1, rounds=1).run()
+    assert all(
+        torch.equal(ours, theirs)
+        for (_, ours), (_, theirs) in zip(result.federation.state(), expected.federation.state(), strict=True)
+    )
+
+
+def test_the_command_joins_an_existing_cluster(session: RaySession, troupe: Troupe, tmp_path: Path) -> None:
+    """Another process's cluster: the local one of this file, which has to be addressed as what it is."""
+    troupe.stop()  # its actors hold the CPUs
+    address = ray.get_runtime_context().gcs_address
+    options = ["fedper", "--clients", "3", "--rounds", "1", "--epochs", "1", "--json"]
+    ours, theirs = (
+        subprocess.run(
+            [sys.executable, "-m", "coterie", "run", *options, *more, "--out", str(tmp_path / more[1])],
+            env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for more in (["--engine", "ray", "--ray-address", address, "--workers", "2"], ["--engine", "serial"])
+    )
+    assert ours.returncode == 0, ours.stderr
+    found, expected = json.loads(ours.stdout), json.loads(theirs.stdout)
+    assert found["config"]["ray_address"] == address
+    assert found["accuracy"] == expected["accuracy"]
+    assert session.total("CPU") == 2
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="needs Linux")
+def test_a_local_ray_listens_on_this_machine_only_and_keeps_its_files_to_itself(troupe: Troupe) -> None:
+    prepared = experiment("fedavg").prepare()
+    federation = prepared.federation()
+    engine_for(prepared, troupe).test(federation, federation.everyone)
+    addresses = [address for pid in descendants(os.getpid()) for address in listening(pid)]
+    assert len(addresses) >= 5  # server, node, two actors, this process
+    assert set(addresses) == {"127.0.0.1"}
+    folder = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+    assert folder.name.startswith("coterie-")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert "RAY_USAGE_STATS_ENABLED" not in os.environ
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that came from it."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses on which a process accepts TCP connections."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(str(descriptor.readlink()))
+        except FileNotFoundError:
+            continue
+    found = []
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.is_file() else []:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+                found.append(readable(fields[1].partition(":")[0]))
+    return found
+
+
+def readable(address: str) -> str:
+    """An address of /proc/net: words of four bytes, each in the machine's order; IPv4 within IPv6 as IPv4."""
+    raw = b"".join(int(address[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(address), 8))
+    if raw[:12] == bytes(10) + b"\xff\xff":
+        raw = raw[12:]
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def test_addresses_are_checked_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for address in ("nonsense", "host:port", "host:99999"):
+        with pytest.raises(CoterieError, match=f"ray_address = '{address}': must be HOST:PORT"):
+            RaySession(address, cpus=1, store=0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    begin = time.monotonic()
+    with pytest.raises(CoterieError, match=f"ray_address = '127.0.0.1:{free}': no Ray cluster can be reached there"):
+        RaySession(f"127.0.0.1:{free}", cpus=1, store=0)
+    assert time.monotonic() - begin < 2 * ray_session.CONNECT_SECONDS
+
+
+def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        assert options["address"] == "auto"
+        raise ConnectionError("no\n  cluster")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(CoterieError, match=r"ray_address = 'auto': no Ray cluster can be reached there \(no cluster\)"):
+        RaySession("auto", cpus=1, store=0)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(CoterieError, match=r"engine = 'ray': Ray is not installed .*pip install 'coterie\[ray\]'"):
+        tiny(engine="ray").run()
+
+
+class Room:
+    """Stands for a cluster with so much room."""
+
+    def __init__(self, cpus: float, gpus: float) -> None:
+        self._resources = {"CPU": cpus, "GPU": gpus}
+
+    def total(self, resource: str) -> float:
+        return self._resources[resource]
+
+
+@pytest.mark.parametrize(
+    ("workers", "fraction", "cpus", "gpus", "expected"),
+    [(0, 0.0, 8, 0, 8), (3, 0.0, 8, 0, 3), (0, 0.25, 8, 1, 4), (0, 0.4, 8, 2, 4), (0, 2.0, 8, 5, 2), (0, 0.1, 4, 1, 4)],
+)
+def test_there_are_as_many_actors_as_find_room(
+    workers: int, fraction: float, cpus: int, gpus: int, expected: int
+) -> None:
+    prepared = tiny().prepare()
+    engine = RayCluster(prepared.problem(), prepared.method, 0, workers, gpus=fraction)
+    room: Any = Room(cpus, gpus)
+    assert engine._actors(room) == expected
+
+
+def test_room_that_is_not_there_is_named(session: RaySession) -> None:
+    with pytest.raises(CoterieError, match=r"workers = 5: the cluster has room for 2 \(CPUs: 2, GPUs: 0\)"):
+        tiny(engine="ray", workers=5).run()
+    with pytest.raises(CoterieError, match=r"ray_gpus = 0.5: the cluster has 0 GPUs"):
+        tiny(engine="ray", ray_gpus=0.5).run()
+
+
+def test_options_are_for_this_engine_and_comparisons_do_not_multiply_it() -> None:
+    with pytest.raises(CoterieError, match="ray_address = auto: is for engine='ray'"):
+        tiny(ray_address="auto")
+    with pytest.raises(CoterieError, match=r"ray_gpus = -1: must not be negative"):
+        tiny(engine="ray", ray_gpus=-1)
+    assert obstacle(Experiment(engine="ray")) == "engine 'ray' shares the cores out by itself"
+
+
+def test_homes_are_balanced_and_idle_actors_help_out() -> None:
+    sizes = [50, 40, 30, 20, 10, 10]
+    homes = homes_by_size(sizes, 2)
+    assert sorted(sum(size for size, home in zip(sizes, homes, strict=True) if home == one) for one in (0, 1)) == [
+        80,
+        80,
+    ]
+    book = Agenda(sizes, str, Pace(), workers=2, homes=homes)
+    first = [book.next_task(0) for _ in range(6)]
+    own = [position for position in range(6) if homes[position] == 0]
+    assert first[: len(own)] == [(position,) for position in sorted(own, key=lambda one: -sizes[one])]
+    assert sorted(first) == [(position,) for position in range(6)]
+    assert book.next_task(1) is None
+    book.put_back((2, 3))
+    assert book.undealt == 2
+    assert book.next_task(1) == (3,)

@@ -69,6 +69,10 @@ def with_choice(prepared: Prepared) -> Prepared:
     """A prepared experiment whose engine `auto` is replaced by the choice; any other is left as it is."""
     if prepared.experiment.engine != "auto":
         return prepared
+    device = prepared.experiment.device
+    if device != "cpu":
+        experiment = replace(prepared.experiment, engine="stacked")
+        return replace(prepared, experiment=experiment, notes=(*prepared.notes, f"engine auto: stacked, on {device}"))
     choice, why = choose(prepared)
     chosen = prepared.in_memory(choice.memory)
     threads = prepared.experiment.threads or choice.threads

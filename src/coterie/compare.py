@@ -18,13 +18,13 @@ from coterie.parallel import (
     Run,
     Summary,
     Watcher,
-    cores,
     leave_if_imported_by_a_worker,
     obstacle,
     run_in_parallel,
     run_one_by_one,
 )
 from coterie.record import refuse_existing, write_whole
+from coterie.workers import cores
 
 log = logging.getLogger("coterie")
 

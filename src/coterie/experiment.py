@@ -25,6 +25,7 @@ from coterie.recipe import Training
 from coterie.rng import stream_seed
 
 if TYPE_CHECKING:
+    from coterie.engines import Engine
     from coterie.result import Result
     from coterie.rounds import RoundReport
 
@@ -37,7 +38,8 @@ class Experiment:
     the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
     of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
     does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
-    `held_out` keeps clients apart for onboarding tests. `workers` counts the processes of engine `processes` and the
+    `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
+    another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
 
     >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
@@ -68,7 +70,8 @@ class Experiment:
     validation: float | None = None
     held_out: int | float = 0
     memory: MemoryFormat = "contiguous"
-    engine: str = "serial"
+    engine: str = ""
+    device: str = "cpu"
     workers: int = 0
     ray_address: str = ""
     ray_gpus: float = 0.0
@@ -104,10 +107,13 @@ class Experiment:
             raise unknown("memory", self.memory, get_args(MemoryFormat))
         if self.stats not in (None, "mean", "local"):
             raise unknown("stats policy", str(self.stats), ("mean", "local"))
-        from coterie.engines import ENGINES
+        from coterie.engines import ENGINES, require_device
 
+        if not self.engine:
+            object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine not in (*ENGINES, "auto"):
             raise unknown("engine", self.engine, (*ENGINES, "auto"))
+        require_device(self.device, self.engine)
         _ = self.training
 
     @property
@@ -207,6 +213,22 @@ class Prepared:
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
 
+    def engine(self, problem: Problem) -> Engine:
+        """The experiment's engine for a problem."""
+        from coterie.engines import make_engine
+
+        wanted = self.experiment
+        return make_engine(
+            wanted.engine,
+            problem,
+            self.method,
+            wanted.seed,
+            wanted.workers,
+            ray_address=wanted.ray_address,
+            ray_gpus=wanted.ray_gpus,
+            device=wanted.device,
+        )
+
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
@@ -244,9 +266,7 @@ class Prepared:
         return federation
 
 
-def initial_model(
-    name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int
-) -> tuple[nn.Module, str]:
+def initial_model(name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int) -> tuple[nn.Module, str]:
     """A model of the registry with the weights that the seed gives it, and the path of its classifier.
 
     >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.columns import Columns
-from coterie.engines import Work, make_engine
+from coterie.engines import Work
 from coterie.evaluate import Evaluation
 from coterie.experiment import Prepared
 from coterie.federation import Federation
@@ -38,16 +38,7 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     newcomers = welcome(prepared, trained)
     problem = prepared.problem(list(prepared.partition.held_out))
     method = prepared.method
-    experiment = prepared.experiment
-    engine = make_engine(
-        experiment.engine,
-        problem,
-        method,
-        newcomers.seed,
-        experiment.workers,
-        ray_address=experiment.ray_address,
-        ray_gpus=experiment.ray_gpus,
-    )
+    engine = prepared.engine(problem)
     try:
         received = Evaluation.of(engine.test(newcomers, newcomers.everyone))
         work = Work(method.recipe(newcomers), test=True)

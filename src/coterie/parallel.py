@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
-import os
-import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +27,7 @@ from coterie.experiment import Experiment, Prepared
 from coterie.models import MODELS
 from coterie.rounds import RoundReport
 from coterie.runner import Message, send, serve
+from coterie.workers import interrupts_held_back
 
 log = logging.getLogger("coterie")
 
@@ -83,11 +81,6 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     run: Run | None = None
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def obstacle(experiment: Experiment) -> str | None:
@@ -164,7 +157,7 @@ def _start() -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), name="coterie run", daemon=True)
     try:
-        with _interrupts_held_back():
+        with interrupts_held_back():
             process.start()
     except AssertionError as error:  # multiprocessing's own check of daemonic processes
         ours.close()
@@ -255,18 +248,3 @@ def leave_if_imported_by_a_worker() -> None:
     """End a worker process whose import of an unguarded main script has come to start runs by itself."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(UNGUARDED)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started within never see Ctrl-C: the main process does, and stops them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Started with the first process otherwise, and that ends by letting interrupts through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -13,7 +13,7 @@ import torch
 
 from coterie.auto import with_choice
 from coterie.config import complete, experiment_from
-from coterie.engines import ENGINES, make_engine
+from coterie.engines import ENGINES
 from coterie.errors import CoterieError, require
 from coterie.evaluate import final_metrics
 from coterie.experiment import Experiment, Prepared
@@ -80,15 +80,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
-    engine = make_engine(
-        experiment.engine,
-        problem,
-        method,
-        experiment.seed,
-        experiment.workers,
-        ray_address=experiment.ray_address,
-        ray_gpus=experiment.ray_gpus,
-    )
+    engine = prepared.engine(problem)
     names = [prepared.partition.names[client] for client in prepared.participants]
     if experiment.optimizer != "sgd":
         _load_optimisers()

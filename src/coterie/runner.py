@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import os
-import signal
-import threading
 import tomllib
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -20,6 +16,7 @@ from coterie.config import experiment_from
 from coterie.errors import CoterieError
 from coterie.experiment import Prepared
 from coterie.rounds import RoundReport
+from coterie.workers import depend_on_parent
 
 log = logging.getLogger("coterie")
 
@@ -29,8 +26,7 @@ Message = dict[str, Any]
 
 def serve(connection: Connection) -> None:
     """A worker process: does one run after the other until the main process hangs up or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then stops this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    depend_on_parent()
     torch.set_num_threads(1)
     log.addHandler(_Warnings(lambda text: send(connection, {"warning": text})))
     log.propagate = False
@@ -70,11 +66,3 @@ class _Warnings(logging.Handler):
 def send(connection: Connection, message: Message) -> None:
     """Send a message to the other side."""
     connection.send_bytes(json.dumps(message).encode())
-
-
-def _end_with_parent() -> None:
-    """Do not outlive the main process, not even until the end of a run."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(0)

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from coterie.auto import with_choice
 from coterie.engines import Serial, Stacked, Work
 from coterie.engines.batched import BatchedNet
 from coterie.engines.stack import Ground, Stack
 from coterie.engines.stacked_phase import StackedPhase
+from coterie.errors import CoterieError
+from coterie.experiment import Experiment
 from coterie.layout import Layout
 from coterie.methods import METHODS, FedTC, Method
 from coterie.recipe import plain_steps
@@ -175,3 +178,21 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
     for number, phase in enumerate(recipe):
         StackedPhase(stack, phase, number).run()
     assert {rows.device.type for rows in stack.trained.values()} == {"meta"}
+
+
+def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.engines.require_device", lambda *_: None)  # as if it were here
+    assert Experiment(device="cuda").engine == "stacked"
+    assert Experiment().engine == "serial"
+    prepared = Experiment(device="cuda", engine="auto").prepare()
+    chosen = with_choice(prepared)
+    assert chosen.experiment.engine == "stacked"
+    assert chosen.notes == ("engine auto: stacked, on cuda",)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_here_is_named() -> None:
+    with pytest.raises(CoterieError, match=r"device = cuda: cannot be used here .* leave it out"):
+        Experiment(device="cuda")
+    with pytest.raises(CoterieError, match=r"device = cuda: engine 'processes' trains on the processor"):
+        Experiment(device="cuda", engine="processes")

@@ -144,6 +144,10 @@ class Settings:
             "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).", "serial", RUNNING
         ),
     ] = None
+    device: Annotated[
+        str | None,
+        option("Where engine 'stacked' trains: cpu or cuda (then the default engine is stacked).", "cpu", RUNNING),
+    ] = None
     workers: Annotated[
         int | None, option("Workers of engines 'processes' and 'ray' (0: one per core).", 0, RUNNING)
     ] = None

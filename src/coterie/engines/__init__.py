@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from coterie.engines.engine import Engine, Trained, Work
 from coterie.engines.processes import Processes
 from coterie.engines.ray_cluster import RayCluster
 from coterie.engines.serial import Serial
 from coterie.engines.stacked import Stacked
-from coterie.errors import unknown
+from coterie.errors import CoterieError, require, unknown
 from coterie.local import Problem
 from coterie.methods.method import Method
 
@@ -22,8 +24,9 @@ def make_engine(
     workers: int = 0,
     ray_address: str = "",
     ray_gpus: float = 0.0,
+    device: str = "cpu",
 ) -> Engine:
-    """The engine of that name; `workers` (0: one per core) matters to those that have any."""
+    """The engine of that name; `workers` (0: one per core) matters to those that have any, `device` to `stacked`."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "processes":
@@ -31,8 +34,31 @@ def make_engine(
     if name == "ray":
         return RayCluster(problem, method, seed, workers, ray_address, ray_gpus)
     if name == "stacked":
-        return Stacked(problem, method, seed)
+        return Stacked(problem, method, seed, device)
     return Serial(problem, method, seed)
+
+
+def require_device(device: str, engine: str) -> None:
+    """An error unless the device is here and the engine can train on it.
+
+    >>> require_device("cuda", "processes")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: device = cuda: engine 'processes' trains on the processor; use engine='stacked'
+    """
+    if device == "cpu":
+        return
+    require(
+        engine in ("stacked", "auto"),
+        f"device = {device}: engine '{engine}' trains on the processor; use engine='stacked'",
+    )
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CoterieError(
+            f"device = {device}: cannot be used here ({reason}); leave it out, or install a PyTorch that has it"
+        ) from None
 
 
 __all__ = ["ENGINES", "Engine", "Processes", "RayCluster", "Serial", "Stacked", "Trained", "Work", "make_engine"]

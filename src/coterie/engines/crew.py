@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Literal, cast
@@ -18,6 +15,7 @@ import torch.multiprocessing
 from coterie.engines.agenda import DEATHS, Agenda
 from coterie.engines.seat import Answer, Call, Done, Failed, Job, Ready, Refused, Task, serve
 from coterie.errors import CoterieError
+from coterie.workers import interrupts_held_back
 
 log = logging.getLogger("coterie")
 
@@ -191,25 +189,10 @@ def _start() -> _Member:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), name="coterie worker", daemon=True)
     try:
-        with _interrupts_held_back():
+        with interrupts_held_back():
             process.start()
     except AssertionError as error:  # multiprocessing's own check of daemonic processes
         raise CoterieError(f"engine = 'processes': workers cannot start here ({error}); use engine='serial'") from None
     finally:
         theirs.close()
     return _Member(cast(BaseProcess, process), ours)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started within never see Ctrl-C: the main process does, and stops them."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Started with the first process otherwise, and that ends by letting interrupts through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from coterie.errors import require
 from coterie.federation import Federation
 from coterie.local import Problem
 from coterie.methods.method import Method
+from coterie.workers import cores
 
 
 class Processes(Delegating):
@@ -102,10 +102,3 @@ class Processes(Delegating):
                 self._buffers_made += 1
             rows[slot], self._numbers[slot] = self._buffers[number].lend(count), number
         return rows
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -11,7 +11,6 @@ from torch import Tensor
 from coterie.engines.agenda import Agenda, Pace
 from coterie.engines.delegating import Delegating, position_name
 from coterie.engines.engine import Work, empty_rows
-from coterie.engines.processes import cores
 from coterie.engines.ray_session import RaySession
 from coterie.engines.ray_site import Rows, arrays_of
 from coterie.engines.ray_troupe import Cargo, Troupe
@@ -20,6 +19,7 @@ from coterie.errors import require
 from coterie.federation import Federation
 from coterie.local import Problem
 from coterie.methods.method import Method
+from coterie.workers import cores
 
 
 class RayCluster(Delegating):

@@ -9,15 +9,11 @@ handles, once. What is measured (probes, scores) and values that changed travel 
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Literal
 
 import torch
@@ -29,6 +25,7 @@ from coterie.errors import CoterieError
 from coterie.federation import Federation
 from coterie.local import TEST_BATCH, Problem, Score, Worker
 from coterie.methods.method import Method
+from coterie.workers import depend_on_parent
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,8 @@ Answer = Ready | Done | Refused | Failed
 
 def serve(connection: Connection) -> None:
     """A worker process: takes on jobs and does tasks until the main process hangs up or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then stops this one
+    depend_on_parent()
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     seat: Seat | None = None
     try:
         connection.send(Ready())
@@ -133,14 +129,6 @@ def serve(connection: Connection) -> None:
                 connection.send(seat.perform(message))
     except BrokenPipeError:
         return
-
-
-def _end_with_parent() -> None:
-    """Do not outlive the main process, not even until the end of a client's training."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(0)
 
 
 def described(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.data import Dataset, from_arrays, load, load_own
+    from coterie.deployment.models import load_model
     from coterie.errors import CoterieError
     from coterie.exchange import Mix, Put, Uploads
     from coterie.experiment import Experiment
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 # Where each public name lives. They are imported when first used, so that `import coterie` costs nothing.
 _HOMES = {
     "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
+    "coterie.deployment.models": ("load_model",),
     "coterie.errors": ("CoterieError",),
     "coterie.exchange": ("Mix", "Put", "Uploads"),
     "coterie.experiment": ("Experiment",),
@@ -182,6 +184,7 @@ __all__ = [
     "Uploads",
     "from_arrays",
     "load",
+    "load_model",
     "load_own",
     "protocol",
     "resume",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.data.dataset import Dataset
 from coterie.data.images import Ints, normalise
+from coterie.data.labels import Classes, label_indices, numbered
 from coterie.errors import CoterieError, require
 
 Array = npt.NDArray[Any]
@@ -33,7 +34,7 @@ def from_arrays(
     *,
     owners: Values | None = None,
     test: TestSplit | None = None,
-    classes: int | None = None,
+    classes: int | Classes | None = None,
     class_names: Sequence[str] = (),
     name: str = "own",
 ) -> Dataset:
@@ -44,7 +45,8 @@ def from_arrays(
     - of four dimensions, the second is the channels if it is 1 or 3 (`[N, C, H, W]`), else the last if it is
       1, 3 or 4 (`[N, H, W, C]`), else the second;
     - integer labels count from 0, and there are `classes` of them (default: one per class name, or the
-      largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise;
+      largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise.
+      `Classes` say how labels are numbered where that is settled already;
     - `test` is `(x, y)` or `(x, y, owners)` of an official test split.
 
     >>> data = from_arrays(np.zeros((3, 8, 8), dtype=np.uint8), ["cat", "dog", "cat"], owners=[7, 7, 9])
@@ -62,9 +64,12 @@ def from_arrays(
         require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
     for part, part_labels in zip(inputs, labels, strict=True):
         require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
-    indices, names = label_indices(_joined(labels, name), name)
-    names = names or tuple(class_names)
-    count = _class_count(indices, names, classes, name)
+    if isinstance(classes, Classes):
+        indices, names, count = classes.number(_joined(labels, name), name), classes.names, classes.count
+    else:
+        indices, names = label_indices(_joined(labels, name), name)
+        names = names or tuple(class_names)
+        count = _class_count(indices, names, classes, name)
     owner_indices, owner_names = _owner_indices(given, name)
     return Dataset(
         name,
@@ -78,13 +83,13 @@ def from_arrays(
     )
 
 
-def load_npz(path: Path, client: str | None = None, *, name: str) -> Dataset:
+def load_npz(path: Path, client: str | None = None, *, name: str, classes: Classes | None = None) -> Dataset:
     """Arrays `x`, `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and optionally each sample's client.
 
     Clients lie under the key `client` (training samples first), or under `client_train` and `client_test`;
     the argument `client` replaces the word in these keys.
     """
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     split = "x_train" in arrays
     wanted = ("x_train", "y_train", "x_test", "y_test") if split else ("x", "y")
     missing = [key for key in wanted if key not in arrays]
@@ -106,10 +111,11 @@ def load_npz(path: Path, client: str | None = None, *, name: str) -> Dataset:
         test = (arrays["x_test"], arrays["y_test"])
         if clients[1] is not None:
             test = (*test, clients[1])
-    return from_arrays(arrays[wanted[0]], arrays[wanted[1]], owners=clients[0], test=test, name=name)
+    return from_arrays(arrays[wanted[0]], arrays[wanted[1]], owners=clients[0], test=test, classes=classes, name=name)
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
+def read_npz(path: Path) -> dict[str, Array]:
+    """All arrays of a file, by name; none may be pickled."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -145,36 +151,6 @@ def to_inputs(values: Array, name: str) -> Tensor:
     # A copy in any case: the caller's array may change or go away.
     with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the data set refuses
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
-
-
-def label_indices(values: Array, name: str) -> tuple[Ints, tuple[str, ...]]:
-    """Labels as int64: integers stay, text is numbered in sorted order and its names are returned.
-
-    >>> label_indices(np.array(["b", "a", "b"]), "own")
-    (array([1, 0, 1]), ('a', 'b'))
-    """
-    if values.dtype.kind in "US":
-        return numbered(values)
-    require(
-        values.dtype.kind in "biuf",
-        f"data '{name}': labels are of type {values.dtype}; they must be integers or text",
-    )
-    if values.dtype.kind == "f":
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
-        if len(wrong):
-            value = values[wrong[0]]
-            raise CoterieError(f"data '{name}': label {value} of sample {wrong[0]} is no integer (nor text)")
-    negative = np.flatnonzero(values < 0)
-    if len(negative):
-        first = negative[0]
-        raise CoterieError(f"data '{name}': label {values[first]} of sample {first}: labels count from 0")
-    return values.astype(np.int64), ()
-
-
-def numbered(values: Array) -> tuple[Ints, tuple[str, ...]]:
-    """Each value's place among the sorted distinct values, and these as text."""
-    distinct, places = np.unique(values, return_inverse=True)
-    return places.astype(np.int64), tuple(str(value) for value in distinct)
 
 
 def _array(values: Values) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 from coterie.data.arrays import load_npz
 from coterie.data.dataset import Dataset
 from coterie.data.folder import load_folder
+from coterie.data.labels import Classes
 from coterie.data.tables import TABLE_SUFFIXES, load_table, table_splits
 from coterie.errors import CoterieError, require
 
@@ -20,6 +21,7 @@ def load_own(
     *,
     size: tuple[int, int] | None = None,
     progress: bool = True,
+    classes: Classes | None = None,
 ) -> Dataset:
     """Load a table (`.csv`, `.parquet`), arrays (`.npz`) or a folder.
 
@@ -29,20 +31,21 @@ def load_own(
       `train.csv` and `test.csv` (or `.parquet`, in shards as on the hub too).
 
     `size` (height, width) is what images are resized to; without it they keep their size, and images of
-    differing sizes are brought to the size of the first.
+    differing sizes are brought to the size of the first. `classes` say how labels are numbered where that is settled
+    already; the data may lack some of them then.
     """
     path = Path(path).expanduser()
     name = path.stem or path.resolve().stem
     require(path.exists(), f"data '{path}': there is no such file or folder")
     splits = table_splits(path)
     if splits is not None:
-        return load_table(splits, label, client, size=size, name=name, progress=progress)
+        return load_table(splits, label, client, size=size, name=name, progress=progress, classes=classes)
     require(label == DEFAULT_LABEL, f"label = {label}: names a column of a table, but {path} is none")
     if path.suffix.lower() == ".npz":
         require(size is None, f"size = {size}: arrays in {path} are not resized")
-        return load_npz(path, client, name=name)
+        return load_npz(path, client, name=name, classes=classes)
     if path.is_dir():
         require(client is None, f"client = {client}: names a column or key, but {path} is a folder of images")
-        return load_folder(path, size=size, name=name, progress=progress)
+        return load_folder(path, size=size, name=name, progress=progress, classes=classes)
     allowed = ", ".join((*TABLE_SUFFIXES, ".npz"))
     raise CoterieError(f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)")

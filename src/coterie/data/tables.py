@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from coterie.data.arrays import Array, TestSplit, from_arrays
 from coterie.data.dataset import Dataset
 from coterie.data.images import decode_own
+from coterie.data.labels import Classes
 from coterie.data.readers.hub import TEST_SPLITS, declared_names, is_image, shards
 from coterie.errors import CoterieError, require, unknown
 
@@ -49,35 +50,24 @@ def load_table(
     size: tuple[int, int] | None = None,
     name: str = "own",
     progress: bool = True,
+    classes: Classes | None = None,
 ) -> Dataset:
     """Rows as samples. All columns but `label` and `client` are features and must be numeric, without gaps.
 
     In Parquet a column of encoded images (a struct with `bytes`, as on the hub) may stand for the features;
-    other columns are ignored then. Text labels and clients are numbered in sorted order. Features are taken
-    as they are: scale them beforehand.
+    other columns are ignored then. Text labels and clients are numbered in sorted order (labels otherwise if
+    `classes` says so). Features are taken as they are: scale them beforehand.
     """
     files = [splits.train[0], *splits.test[:1]]
-    tables = [_read(parts) for parts in (splits.train, splits.test) if parts]
+    tables = [read_table(parts) for parts in (splits.train, splits.test) if parts]
     names = tables[0].column_names
     owner = client or (DEFAULT_CLIENT if DEFAULT_CLIENT in names and label != DEFAULT_CLIENT else None)
-    image = next((field.name for field in tables[0].schema if is_image(field.type)), None)
-    features = [image] if image is not None else [column for column in names if column not in (label, owner)]
-    require(bool(features), f"{files[0]} has no feature columns besides '{label}'")
-    for file, table in zip(files, tables, strict=True):
-        for column in (label, owner, *features):
-            if column is not None and column not in table.column_names:
-                raise unknown(f"column of {file}", column, table.column_names)
-    inputs: list[Array]
-    if image is not None:
-        pixels = decode_own(lambda: _encoded(tables, files, image), size, name, progress)
-        inputs = np.split(pixels, [tables[0].num_rows])
-    else:
-        require(size is None, f"size = {size}: {files[0]} has no images to resize")
-        inputs = [
-            np.stack([_numbers(table, column, file) for column in features], axis=1)
-            for file, table in zip(files, tables, strict=True)
-        ]
-    labels = [_keys(table, label, file) for file, table in zip(files, tables, strict=True)]
+    declared = declared_names(tables[0].schema, label)
+    _require_columns(tables, files, [column for column in (label, owner) if column is not None])
+    inputs = feature_arrays(tables, files, (label, owner), size, name, progress)
+    labels = [
+        label_column(table, label, file, declared if classes else ()) for file, table in zip(files, tables, strict=True)
+    ]
     owners = [_keys(table, owner, file) for file, table in zip(files, tables, strict=True) if owner is not None]
     test: TestSplit | None = None
     if splits.test:
@@ -87,9 +77,65 @@ def load_table(
         labels[0],
         owners=owners[0] if owners else None,
         test=test,
-        class_names=declared_names(tables[0].schema, label),
+        classes=classes,
+        class_names=declared,
         name=name,
     )
+
+
+def feature_arrays(
+    tables: list[pa.Table],
+    files: list[Path],
+    left_out: tuple[str | None, ...],
+    size: tuple[int, int] | None,
+    name: str,
+    progress: bool,
+) -> list[Array]:
+    """Each table's features: its images if it has any, else all columns but those left out, as numbers."""
+    image = image_column(tables[0].schema)
+    if image is not None:
+        _require_columns(tables, files, [image])
+        pixels = decode_own(lambda: _encoded(tables, files, image), size, name, progress)
+        return list(np.split(pixels, [tables[0].num_rows])) if len(tables) > 1 else [pixels]
+    features = [column for column in tables[0].column_names if column not in left_out]
+    require(bool(features), f"{files[0]} has no feature columns besides '{left_out[0]}'")
+    _require_columns(tables, files, features)
+    require(size is None, f"size = {size}: {files[0]} has no images to resize")
+    return [
+        np.stack([_numbers(table, column, file) for column in features], axis=1)
+        for file, table in zip(files, tables, strict=True)
+    ]
+
+
+def image_column(schema: pa.Schema) -> str | None:
+    """The first column of encoded images, if there is one."""
+    return next((str(field.name) for field in schema if is_image(field.type)), None)
+
+
+def holds_images(splits: TableSplits) -> bool:
+    """Whether tables hold encoded images; only their description is read."""
+    first = splits.train[0]
+    if first.suffix.lower() == ".csv":
+        return False
+    try:
+        return image_column(pq.read_schema(first)) is not None
+    except (pa.ArrowException, OSError) as error:
+        raise CoterieError(f"cannot read {first} ({str(error).splitlines()[0]})") from error
+
+
+def label_column(table: pa.Table, column: str, file: Path, names: tuple[str, ...]) -> Array:
+    """The labels, integers or text; integers as text if the file declares `names` for them."""
+    labels = _keys(table, column, file)
+    if not names or labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= len(names):
+        return labels
+    return np.array(names)[labels]
+
+
+def _require_columns(tables: list[pa.Table], files: list[Path], columns: list[str]) -> None:
+    for file, table in zip(files, tables, strict=True):
+        for column in columns:
+            if column not in table.column_names:
+                raise unknown(f"column of {file}", column, table.column_names)
 
 
 def _split(folder: Path, split: str) -> tuple[Path, ...]:
@@ -97,7 +143,8 @@ def _split(folder: Path, split: str) -> tuple[Path, ...]:
     return (csv,) if csv.is_file() else shards(folder, split)
 
 
-def _read(files: tuple[Path, ...]) -> pa.Table:
+def read_table(files: tuple[Path, ...]) -> pa.Table:
+    """One table from its shards."""
     tables = []
     for file in files:
         try:

@@ -29,9 +29,9 @@ class Store:
         path = self._file(round)
         return self._read(path) if path.is_file() else None
 
-    def save(self, round: int, state: dict[str, Tensor], keep: int) -> None:
-        """Save the state after a round; of earlier rounds only `keep` stays."""
-        save_tensors(self._file(round), state, self._about | {"round": str(round)})
+    def save(self, round: int, state: dict[str, Tensor], keep: int, agreement: str = "") -> None:
+        """Save the state after a round, and the agreement's TOML; of earlier rounds only `keep` stays."""
+        save_tensors(self._file(round), state, self._about | {"round": str(round), "agreement": agreement})
         for other in self.rounds():
             if other not in (round, keep):
                 self._file(other).unlink(missing_ok=True)

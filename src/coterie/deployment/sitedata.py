@@ -1,0 +1,68 @@
+"""A site's own data, in the shape and with the class numbers that its federation agreed on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from coterie.data import Dataset, load_own
+from coterie.data.labels import Classes
+from coterie.data.own import DEFAULT_LABEL
+from coterie.data.tables import holds_images, table_splits
+from coterie.deployment.agreement import Agreement
+from coterie.errors import CoterieError, require
+
+Shape = tuple[int, ...]
+
+
+def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL, *, progress: bool = True) -> Dataset:
+    """All that a site has: a folder of class folders, `.npz`, `.csv`, `.parquet`, or a folder with `train` and `test`.
+
+    A path always is one, never the name of a known data set. Images in folders and tables are resized to the
+    agreement's height and width; whatever else has another shape is refused. Labels get the agreement's numbers:
+    text is matched by name with `class_names`, integers are the numbers themselves. A site may lack classes.
+    """
+    path = Path(path).expanduser()
+    require(path.exists(), f"data '{path}': there is no such file or folder")
+    wanted = image_size(path, agreement.shape)
+    classes = Classes(agreement.classes, agreement.class_names)
+    data = load_own(path, label, size=wanted, progress=progress, classes=classes)
+    inputs = fitted(data.inputs, agreement.shape, data.name, resized=wanted is not None)
+    # Whose a sample is plays no part here: all of them are this site's.
+    return replace(data, inputs=inputs, owners=None, owner_names=())
+
+
+def image_size(path: Path, shape: Shape) -> tuple[int, int] | None:
+    """Height and width to which the images at `path` are to be resized; None if there are none, or none are wanted."""
+    if len(shape) != 3:
+        return None
+    splits = table_splits(path)
+    images = path.is_dir() if splits is None else holds_images(splits)
+    return (shape[1], shape[2]) if images else None
+
+
+def fitted(inputs: Tensor, shape: Shape, what: str, resized: bool) -> Tensor:
+    """The inputs if each is of the shape; grey images that were read from files become RGB where that is wanted.
+
+    >>> import torch
+    >>> fitted(torch.zeros(5, 1, 8, 8), (3, 8, 8), "scans", resized=True).shape
+    torch.Size([5, 3, 8, 8])
+    """
+    found = tuple(inputs.shape[1:])
+    if found == shape:
+        return inputs
+    if resized and found == (1, *shape[1:]) and shape[0] == 3:
+        return inputs.repeat(1, 3, 1, 1)
+    raise CoterieError(f"data '{what}': one input has shape {found}, not {shape}; {_remedy(found, shape)}")
+
+
+def _remedy(found: Shape, wanted: Shape) -> str:
+    if len(found) == len(wanted) == 1:
+        return f"it must have {wanted[0]} feature columns"
+    if len(found) == len(wanted) == 3 and found[1:] != wanted[1:]:
+        return "resize the images (those in folders and Parquet files are resized for you)"
+    if len(found) == len(wanted) == 3:
+        return "convert the images to grey" if wanted[0] == 1 else f"they must have {wanted[0]} channels"
+    return "bring the data into that shape"

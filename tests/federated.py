@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,15 @@ class Together:
         return self.finish()
 
 
-def simulated(agreement: Agreement, sizes: tuple[int, ...] = SIZES) -> Experiment:
+def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> Experiment:
     """The same federation as an experiment of the serial engine: the same samples, splits and weights."""
-    datas = [site_data(number, size) for number, size in enumerate(sizes)]
-    starts = np.cumsum([0, *sizes])
+    datas = datas or [site_data(number, size) for number, size in enumerate(SIZES)]
+    starts = np.cumsum([0, *map(len, datas)])
     parts = [
         [index.numpy() + start for index in own_split(agreement, data, client)]
         for client, (data, start) in enumerate(zip(datas, starts, strict=False))
     ]
-    whole = Dataset("all", torch.cat([d.inputs for d in datas]), torch.cat([d.labels for d in datas]), CLASSES)
+    inputs, labels = torch.cat([data.inputs for data in datas]), torch.cat([data.labels for data in datas])
     partition = Partition(
         train=tuple(part[0] for part in parts),
         validation=tuple(part[1] for part in parts),
@@ -104,4 +105,5 @@ def simulated(agreement: Agreement, sizes: tuple[int, ...] = SIZES) -> Experimen
         name: getattr(agreement, name)
         for name in ("method", "model", "classifier", "rounds", "join", "epochs", "batch", "lr", "momentum", "seed")
     }
-    return Experiment(data=whole, partition=partition, threads=1, **shared)
+    data = Dataset("all", inputs, labels, agreement.classes)
+    return Experiment(data=data, partition=partition, threads=1, **shared)

@@ -1,0 +1,250 @@
+"""A real federation: a SuperLink and SuperNodes on loopback, with TLS and keys, on digits."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.data import Dataset, load
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.folder import write_folder
+from coterie.deployment.keys import Keys, make_keys
+from coterie.deployment.launch import Link
+from coterie.deployment.logbook import STATUS
+from coterie.deployment.node import Node
+from coterie.errors import CoterieError
+from coterie.record import CHECKPOINT, LOG, ROUNDS, load_tensors
+from coterie.rounds import as_delivered
+from federated import simulated
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+
+SITES = ("site-a", "site-b", "site-c")
+DOOMED = "site-d"  # is killed, and so cannot come back for a minute
+TOLERANCE = 1e-5
+LIMIT = 150.0  # seconds that any one wait may last
+
+
+def own_digits() -> dict[str, Dataset]:
+    """Every site has other digits than the next, and some in common."""
+    digits = load("digits")
+    found = {}
+    for number, name in enumerate((*SITES, DOOMED)):
+        wanted = torch.tensor([(2 * number + step) % 10 for step in range(5)])
+        index = torch.nonzero(torch.isin(digits.labels, wanted))[:, 0][number::3][:120]
+        found[name] = Dataset(name, digits.inputs[index], digits.labels[index], 10)
+    return found
+
+
+@dataclass
+class Ground:
+    """What all tests of this file share: a server, three sites, and where their files are."""
+
+    folder: Path
+    link: Link
+    nodes: dict[str, Node]
+    data: dict[str, Dataset]
+
+    def node(self, name: str) -> Node:
+        """A site's node, ready to be started."""
+        own = self.folder / "keys" / "sites" / name
+        state = self.folder / "sites" / name
+        settings = {"name": name, "data": str(self.folder / f"{name}.npz"), "state": str(state)}
+        keys = Keys(self.folder / "keys")
+        return Node(state, self.link.address, settings, key=own, authority=keys.authority)
+
+    def agreement(self, name: str, method: str, **options: Any) -> Agreement:
+        given = {"sites": SITES, "rounds": 2, "deadline": 60.0, "gather": 60.0, "least_sites": 3, **options}
+        training = {"model": "mlp", "epochs": 2, "batch": 16, "lr": 0.05}
+        return Agreement(name=name, shape=(1, 8, 8), classes=10, method=method, **given, **training)
+
+    def start(self, agreement: Agreement) -> tuple[str, Path]:
+        """Start a federation's run; its id and the server's folder."""
+        app, directory = self.folder / "apps" / agreement.name, self.folder / "runs" / agreement.name
+        if not app.exists():
+            write_folder(app, agreement)
+        return self.link.run(app, {"directory": str(directory)}), directory
+
+    def finish(self, directory: Path) -> list[dict[str, Any]]:
+        """Wait for the end of a run; its rounds."""
+        wait_for(lambda: status(directory).get("state") in ("finished", "failed"), directory)
+        assert status(directory)["state"] == "finished", (directory / LOG).read_text()
+        return rounds(directory)
+
+    def final(self, agreement: Agreement, site: str) -> dict[str, torch.Tensor]:
+        """What a site holds in the end."""
+        path = self.folder / "sites" / site / agreement.name / site / "final.safetensors"
+        return load_tensors(path)[0]
+
+
+def wait_for(done: Any, directory: Path) -> None:
+    end = time.monotonic() + LIMIT
+    while not done():
+        log = directory / LOG
+        assert time.monotonic() < end, log.read_text() if log.is_file() else "the server's app never started"
+        time.sleep(0.2)
+
+
+def status(directory: Path) -> dict[str, Any]:
+    path = directory / STATUS
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def rounds(directory: Path) -> list[dict[str, Any]]:
+    path = directory / ROUNDS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    folder = tmp_path_factory.mktemp("federation")
+    data = own_digits()
+    for name, own in data.items():
+        np.savez(folder / f"{name}.npz", x=own.inputs.numpy(), y=own.labels.numpy())
+    make_keys(folder / "keys", data)
+    keys = Keys(folder / "keys")
+    with Link(folder / "link", keys) as link:
+        for name in data:
+            link.register(name, keys.public(name))
+        found = Ground(folder, link, {}, data)
+        try:
+            for name in SITES:
+                found.nodes[name] = found.node(name)
+                found.nodes[name].start()
+            for node in found.nodes.values():
+                node.wait_accepted(LIMIT)
+            yield found
+        finally:
+            for node in found.nodes.values():
+                node.terminate()
+
+
+def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path) -> None:
+    """The sites' final rows are the serial engine's, and so are the bytes of every round."""
+    serial = simulated(agreement, [ground.data[name] for name in SITES]).run()
+    federation, everyone = serial.federation, serial.federation.everyone
+    lines = rounds(directory)
+    assert [line["answered"] for line in lines] == [list(SITES)] * agreement.rounds
+    for line, theirs in zip(lines, serial.history.lines, strict=True):
+        assert line["bytes"] == theirs["bytes"]
+    state = load_tensors(directory / CHECKPOINT)[0]
+    for slot, rows in federation.slots.items():
+        torch.testing.assert_close(state[f"slot.{slot}.shared"], rows.shared, atol=TOLERANCE, rtol=0)
+    with as_delivered(agreement.kind, federation, everyone):
+        for client, site in enumerate(SITES):
+            found = ground.final(agreement, site)
+            for slot, rows in federation.slots.items():
+                own = rows.own[client : client + 1]
+                torch.testing.assert_close(found[f"slot.{slot}.own"], own, atol=TOLERANCE, rtol=0, msg=f"{site} {slot}")
+    accuracy = json.loads((directory / "summary.json").read_text())["accuracy"]
+    expected = dict(zip(SITES, serial.history.lines[-1]["received"]["accuracy"], strict=True))
+    assert accuracy == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedcs", "fedrema", "pfedsim", "fedtc"])
+def test_final_rows_are_those_of_the_serial_engine(ground: Ground, method: str) -> None:
+    agreement = ground.agreement(f"run-{method}", method)
+    _, directory = ground.start(agreement)
+    ground.finish(directory)
+    assert_same_as_serial(ground, agreement, directory)
+
+
+def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) -> None:
+    agreement = ground.agreement("run-fedcac", "fedcac")
+    run, directory = ground.start(agreement)
+    wait_for(lambda: len(rounds(directory)) == 1, directory)
+    ground.link.kill()
+    ground.nodes["site-c"].terminate()
+    ground.link.start()
+    ground.nodes["site-c"].start()
+    ground.link.stop_run(run)
+    ground.nodes["site-c"].wait_accepted(LIMIT)
+    ground.start(agreement)
+    lines = ground.finish(directory)
+    assert [line["round"] for line in lines] == [1, 2]
+    assert "resumed after round 1" in (directory / LOG).read_text()
+    assert_same_as_serial(ground, agreement, directory)
+
+
+TAMPERING = '''
+from coterie.deployment import flower
+from coterie.deployment.wire import Packed
+
+honest = flower.as_records
+
+
+def tampered(packed):
+    """Site b sends one number too many in the first round."""
+    if '"round": 1' in packed.text and packed.buffers and NAME == "site-b":
+        packed = Packed({"float32": packed.buffers["float32"] + bytes(4)}, packed.text)
+    return honest(packed)
+
+
+flower.as_records = tampered
+original = flower.Store
+
+
+def store(folder, federation, site, fingerprint):
+    global NAME
+    NAME = site
+    return original(folder, federation, site, fingerprint)
+
+
+flower.Store = store
+'''
+
+
+def test_a_tampered_payload_is_refused_and_named(ground: Ground) -> None:
+    agreement = ground.agreement("tampered", "fedavg", least_sites=2)
+    app = ground.folder / "apps" / agreement.name
+    write_folder(app, agreement)
+    client = app / "coterie_app" / "client.py"
+    client.write_text(client.read_text() + TAMPERING)
+    _, directory = ground.start(agreement)
+    lines = ground.finish(directory)
+    assert [line["answered"] for line in lines] == [["site-a", "site-c"], list(SITES)]
+    assert "bytes long" in lines[0]["refused"]["site-b"]
+    assert "round 1: site site-b is refused" in (directory / LOG).read_text()
+
+
+def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others(ground: Ground) -> None:
+    sites = ("site-a", "site-b", DOOMED)
+    agreement = ground.agreement("killed", "fedper", sites=sites, rounds=3, deadline=20.0, gather=25.0, least_sites=2)
+    node = ground.nodes[DOOMED] = ground.node(DOOMED)
+    node.start()
+    node.wait_accepted(LIMIT)
+    _, directory = ground.start(agreement)
+    wait_for(lambda: node.process.said().count("Receiving: train message") == 2, directory)
+    node.kill()
+    lines = ground.finish(directory)
+    assert [line["answered"] for line in lines] == [list(sites), ["site-a", "site-b"], ["site-a", "site-b"]]
+    assert lines[1]["missing"] == [DOOMED]
+    standing = json.loads(load_tensors(directory / CHECKPOINT)[1]["standing"])
+    assert {name: about["since"] for name, about in standing.items()} == {"site-a": 3, "site-b": 3, DOOMED: 1}
+    assert set(json.loads((directory / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
+
+
+def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path / "keys", ["stranger"])
+    stranger = Node(
+        tmp_path / "state",
+        ground.link.address,
+        {"name": "site-a", "data": str(ground.folder / "site-a.npz"), "state": str(tmp_path / "state")},
+        key=Keys(tmp_path / "keys").site("stranger"),
+        authority=Keys(ground.folder / "keys").authority,
+    )
+    monkeypatch.setattr("coterie.deployment.node.FORGOTTEN", 1.0)
+    try:
+        stranger.start()
+        with pytest.raises(CoterieError, match="refuses this site for good"):
+            stranger.wait_accepted(LIMIT)
+    finally:
+        stranger.terminate()

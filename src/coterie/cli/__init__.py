@@ -11,13 +11,15 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie import __version__
-from coterie.cli.problems import InterruptionError, one_line
+from coterie.cli.federation import federation
+from coterie.cli.problems import FailureError, InterruptionError, one_line
 from coterie.cli.settings import RUNNING, Settings, option, read_values
 from coterie.errors import CoterieError
 
 TRAIN = Group("Train", sort_key=1)
 LOOK = Group("Look up", sort_key=2)
-ABOUT = Group("About", sort_key=3)
+FEDERATE = Group("Federate over a network", sort_key=3)
+ABOUT = Group("About", sort_key=4)
 OUTPUT = Group("Method options, files and output", sort_key=0)
 
 ConfigFile = Annotated[
@@ -34,6 +36,8 @@ app = App(
 )
 app["--help"].group = ABOUT
 app["--version"].group = ABOUT
+federation.group = (FEDERATE,)
+app.command(federation)
 
 
 @app.command(group=TRAIN)
@@ -154,6 +158,24 @@ def picture(
     picture_command(run, round, out)
 
 
+@app.command(group=LOOK)
+def predict(
+    model: Annotated[Path, Parameter(help="A site's model ('coterie federation model' writes it).")],
+    data: Annotated[Path, Parameter(help="New data: .npz, .csv, .parquet, or a folder of images.")],
+    /,
+    *,
+    label: Annotated[str, Parameter(help="The column of a table that holds labels, if any.", group=OUTPUT)] = "label",
+    out: Annotated[
+        Path | None,
+        Parameter(help="The .csv file to write.", show_default="a table is printed", group=OUTPUT),
+    ] = None,
+) -> None:
+    """Print what a site's model predicts for new data, and how often that is right if labels are known."""
+    from coterie.cli.predict import predict_command
+
+    predict_command(model, data, label, out)
+
+
 def _list(kind: str) -> None:
     from coterie.cli.listing import listing
     from coterie.terminal import print_result
@@ -217,6 +239,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CoterieError, CycloptsError, OSError) as error:
         print(f"coterie: error: {one_line(error)}", file=sys.stderr)
         return 2
+    except FailureError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        return 1
     except (InterruptionError, KeyboardInterrupt) as stop:
         print(f"coterie: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130

@@ -21,6 +21,10 @@ class InterruptionError(Exception):
     """Ctrl-C; the message says how to carry on."""
 
 
+class FailureError(Exception):
+    """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
+
+
 def one_line(error: Exception) -> str:
     """What to print for an error.
 

@@ -1,0 +1,77 @@
+"""What the server's and the site's launchers share: words on stderr, warnings, plain commands, signals."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from coterie.errors import require
+
+
+def require_flower() -> None:
+    """Refuse to go on without Flower, or on a system without the means to end its processes for sure."""
+    require(os.name == "posix", "federations run on Linux and macOS (on Windows: in WSL)")
+    for package in ("flwr", "cryptography"):
+        require(find_spec(package) is not None, f"'{package}' is not installed: pip install 'coterie[flower]'")
+
+
+def tell(line: str) -> None:
+    """A line on stderr, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def warn(title: str, text: str) -> None:
+    """A warning that cannot be overlooked."""
+    console = Console(stderr=True, highlight=False)
+    console.print(Panel(Text(text), title=f"WARNING: {title}", border_style="bold red", style="red"))
+
+
+def insecure_warning(consequence: str) -> None:
+    """What the insecure mode is."""
+    warn(
+        "INSECURE MODE",
+        f"No encryption, no keys. {consequence} Use it for trials on one machine, never with data that matters; "
+        "'coterie federation keys' makes the keys for the secure mode.",
+    )
+
+
+def print_commands(commands: Mapping[str, Sequence[str]], home: Path) -> None:
+    """The plain Flower commands on stdout, for those who know Flower."""
+    from coterie.deployment.processes import settings
+
+    print("# The same in plain Flower commands:")
+    print("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings(home).items()))
+    for what, words in commands.items():
+        print(f"{shlex.join(words)}  # {what}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def by_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that everything started is ended in good order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,159 @@
+"""Follows a federation through the files that its server writes, and shows how far it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from coterie.cli.federation_shared import tell
+from coterie.cli.problems import FailureError
+from coterie.deployment.check import Facts
+
+POLL = 0.25  # seconds between two looks at the files
+SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
+ENDING = 15.0  # seconds that a finished ServerApp has to go
+SHOWN_LEVELS = (" WARNING ", " ERROR ")
+
+
+class Runs(Protocol):
+    """Whoever knows whether a run and its processes are alive: a `Link`."""
+
+    home: Path
+
+    def ended(self) -> str | None:
+        """Which process has ended by itself."""
+
+    def run_status(self, run: str) -> tuple[str, str]:
+        """The status of a run and its details."""
+
+
+class Follower:
+    """What is known of a run from `status.json`, `rounds.jsonl` and `log.txt` in the server's folder."""
+
+    def __init__(self, folder: Path, facts: Facts) -> None:
+        self.folder, self.facts = folder, facts
+        self.round = 0
+        self._accuracy = ""
+        self._read = {"rounds.jsonl": 0, "log.txt": 0}
+        console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("rounds"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def begin(self) -> None:
+        """Forget what a former run said of its state; what it logged is old news."""
+        (self.folder / "status.json").unlink(missing_ok=True)
+        for name in self._read:
+            path = self.folder / name
+            self._read[name] = path.stat().st_size if path.exists() else 0
+
+    def follow(self, link: Runs, run: str) -> None:
+        """Show progress until the run has finished; a failure is an error."""
+        task = self._bar.add_task("waiting for the ServerApp", total=self.facts.rounds)
+        shown, heard = "", time.monotonic()
+        with self._bar:
+            while True:
+                status = self._status()
+                line = self._line(status)
+                if line != shown:
+                    self._bar.update(task, completed=self._completed(status), description=line)
+                    if self._bar.disable:
+                        tell(f"round {self.round}/{self.facts.rounds}: {line}" if status else line)
+                    shown, heard = line, time.monotonic()
+                self._pass_on_log()
+                if status.get("state") in ("finished", "failed"):
+                    break
+                if gone := link.ended():
+                    raise FailureError(f"{gone}; the same command resumes")
+                if time.monotonic() - heard > SILENCE:
+                    self._require_alive(link, run)
+                    heard = time.monotonic()
+                time.sleep(POLL)
+        self._pass_on_log()
+        if status["state"] == "failed":
+            raise FailureError(f"the federation failed: {status.get('message') or 'see log.txt'}; see {self.folder}")
+        self._await_end(link, run)
+
+    def way_on(self) -> str:
+        """What the same command would do next."""
+        if self._status().get("state") == "finished":
+            return "the federation has finished"
+        return f"the same command resumes{f' after round {self.round}' if self.round else ''}"
+
+    def summary(self) -> dict[str, Any]:
+        """How good the finished models are."""
+        path = self.folder / "summary.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def _status(self) -> dict[str, Any]:
+        path = self.folder / "status.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def _completed(self, status: dict[str, Any]) -> int:
+        return self.facts.rounds if status.get("state") == "finished" else self.round
+
+    def _line(self, status: dict[str, Any]) -> str:
+        if not status:
+            return "waiting for the ServerApp"
+        for line in self._news("rounds.jsonl"):
+            self._accuracy = accuracy(json.loads(line)) or self._accuracy
+            self.round = int(json.loads(line)["round"])
+        self.round = max(self.round, int(status["round"]) - (status["state"] == "running" and bool(status["message"])))
+        here = f"{len(status['present'])} of {len(self.facts.sites)} sites are here"
+        return ", ".join(part for part in (status["state"], here, self._accuracy, status["message"]) if part)
+
+    def _news(self, name: str) -> list[str]:
+        path = self.folder / name
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            # A resumed server cuts lines off that its checkpoint does not know.
+            begin = min(self._read[name], path.stat().st_size)
+            file.seek(begin)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read[name] = begin + len(whole) + len(end)
+        return whole.decode("utf-8", errors="replace").splitlines()
+
+    def _pass_on_log(self) -> None:
+        for line in self._news("log.txt"):
+            if any(level in line for level in SHOWN_LEVELS):
+                self._bar.console.print(line, markup=False, soft_wrap=True)
+
+    def _require_alive(self, link: Runs, run: str) -> None:
+        status, details = link.run_status(run)
+        if status.startswith("finished") and self._status().get("state") not in ("finished", "failed"):
+            raise FailureError(
+                f"the run ended ({status}: {details}) before the federation did; the same command resumes; "
+                f"see {self.folder / 'log.txt'} and 'FLWR_HOME={link.home} flwr log {run} --show'"
+            )
+
+    def _await_end(self, link: Runs, run: str) -> None:
+        """Let the ServerApp report its end, so that the run does not look cut off."""
+        end = time.monotonic() + ENDING
+        while time.monotonic() < end and not link.run_status(run)[0].startswith("finished"):
+            time.sleep(POLL)
+
+
+def accuracy(line: dict[str, Any]) -> str:
+    """The mean accuracy over sites in a line of `rounds.jsonl`.
+
+    >>> accuracy({"received": {"a": {"correct": 3, "samples": 4, "loss": 1.0}}})
+    'received mean 0.7500'
+    """
+    found = []
+    for moment in ("received", "trained"):
+        scores = [score["correct"] / score["samples"] for score in line.get(moment, {}).values() if score["samples"]]
+        if scores:
+            found.append(f"{moment} mean {sum(scores) / len(scores):.4f}")
+    return ", ".join(found)

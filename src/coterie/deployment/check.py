@@ -1,0 +1,62 @@
+"""A look at a federation's files in a process of its own: launchers run for days and need no PyTorch for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from coterie.errors import CoterieError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a launcher needs to know of an agreement, and of a site's data if that was looked at."""
+
+    name: str
+    sites: list[str]
+    rounds: int
+    method: str
+    samples: int = 0
+
+
+def look(agreement: Path, data: Path | None = None, label: str = "") -> Facts:
+    """Read and check an agreement; with `data`, load that too and see that it fits."""
+    words = [str(agreement), *([str(data), label] if data is not None else [])]
+    done = subprocess.run([sys.executable, "-m", __name__, *words], stdout=subprocess.PIPE, text=True)
+    try:
+        found = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise CoterieError(f"{agreement}: cannot be checked (exit code {done.returncode})") from None
+    if "error" in found:
+        raise CoterieError(found["error"])
+    return Facts(**found)
+
+
+def look_here(agreement: Path, data: Path | None = None, label: str = "") -> Facts:
+    """The same in this process."""
+    from coterie.config import method_name
+    from coterie.deployment.agreement import Agreement
+    from coterie.deployment.sitedata import load_site_data
+
+    agreed = Agreement.read(agreement)
+    samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
+    return Facts(agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind), samples)
+
+
+def main() -> None:
+    """Print the facts as JSON, or what is wrong."""
+    agreement, *rest = sys.argv[1:]
+    try:
+        facts = look_here(Path(agreement), Path(rest[0]) if rest else None, rest[1] if rest else "")
+        print(json.dumps(asdict(facts)))
+    except (CoterieError, OSError) as error:
+        print(json.dumps({"error": str(error)}))
+    except KeyboardInterrupt:
+        sys.exit(130)  # the launcher was interrupted too, and says so
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Who may talk to whom: a certificate authority, the server's certificate, and a key pair for each site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.errors import CoterieError, require, unknown
+
+ALWAYS = ("localhost", "127.0.0.1", "::1")
+DAYS = {"authority": 3650, "server": 1825}
+EVERYTHING = "all"
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The files of a federation's keys."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """The certificate by which sites know their server; it may be seen by all."""
+        return self.folder / "ca.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        """What signs server certificates; it can stay in a safe."""
+        return self.folder / "ca.key"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's certificate."""
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        """The server's private key."""
+        return self.folder / "server.key"
+
+    def site(self, name: str) -> Path:
+        """A site's private key."""
+        return self.folder / "sites" / name
+
+    def public(self, name: str) -> Path:
+        """A site's public key."""
+        return self.folder / "sites" / f"{name}.pub"
+
+    def require_complete(self, sites: Iterable[str], way_out: str) -> None:
+        """Refuse to go on without the files that a server needs."""
+        for path in (self.authority, self.certificate, self.key, *map(self.public, sites)):
+            require(path.is_file(), f"keys: {path} is missing; {way_out}")
+
+
+def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str] = (), renew: Sequence[str] = ()) -> list[Path]:
+    """Make what is missing in `folder`; the files written.
+
+    The server's certificate holds for this machine and `hosts`. `renew` names sites whose keys are made anew, or
+    'server', or 'all'. A certificate that lacks a host is written anew with the same key: sites need not know.
+    """
+    for name in sites:
+        taken = name.endswith((".pub", ".new"))
+        require(not taken, f"site '{name}': keys are kept in files, and '.pub' or '.new' at the end is another one's")
+    allowed = [*sites, SERVER, EVERYTHING]
+    for name in renew:
+        if name not in allowed:
+            raise unknown("key to renew", name, allowed)
+    for name in {*sites} & {SERVER, EVERYTHING}:
+        require(name not in renew, f"renew = {name}: is a site's name too; remove that key's files instead")
+    keys = Keys(folder)
+    for path in (folder, folder / "sites"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    anew = set(allowed) if EVERYTHING in renew else set(renew)
+    written = [] if keys.authority.exists() and EVERYTHING not in anew else _make_authority(keys)
+    written += _make_server(keys, hosts, bool(written) or SERVER in anew)
+    for name in sites:
+        # Once a private key was handed over, it need not stay here: the public one says that the site has its key.
+        if name in anew or not keys.public(name).exists():
+            written += _make_site(keys, name)
+    return written
+
+
+def hosts_of(certificate: Path) -> list[str]:
+    """The hosts that a certificate holds for."""
+    return _names(_read_certificate(certificate))
+
+
+def covers(certificate: Path, host: str) -> bool:
+    """Whether a certificate holds for a host."""
+    return str(_as_name(host).value) in hosts_of(certificate)
+
+
+def days_left(certificate: Path) -> int:
+    """For how many more days a certificate holds."""
+    end = _read_certificate(certificate).not_valid_after_utc
+    return (end - datetime.datetime.now(datetime.UTC)).days
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise CoterieError(f"{path}: is no certificate in PEM format") from None
+
+
+def _make_authority(keys: Keys) -> list[Path]:
+    key = _new_key()
+    name = _name("Coterie federation")
+    builder = _builder(name, name, key, DAYS["authority"])
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    _write(keys.authority_key, _private(key, openssh=False), secret=True)
+    _write(keys.authority, _signed(builder, key), secret=False)
+    return [keys.authority, keys.authority_key]
+
+
+def _make_server(keys: Keys, hosts: Sequence[str], renew: bool) -> list[Path]:
+    """The server's certificate, if there is none, or one that lacks a host."""
+    existing = hosts_of(keys.certificate) if keys.certificate.exists() else []
+    names = list(dict.fromkeys(str(_as_name(host).value) for host in (*ALWAYS, *existing, *hosts)))
+    if not renew and existing and keys.key.exists() and set(names) <= set(existing):
+        return []
+    way_out = "put it back, or make everything anew: --renew all"
+    require(
+        keys.authority_key.exists(), f"keys: {keys.authority_key}, which signs the certificate, is missing; {way_out}"
+    )
+    authority, signer = _read_certificate(keys.authority), _read_key(keys.authority_key)
+    written = [keys.certificate]
+    if renew or not keys.key.exists():
+        _write(keys.key, _private(_new_key(), openssh=False), secret=True)
+        written.append(keys.key)
+    key = _read_key(keys.key)
+    builder = _builder(_name("Coterie server"), authority.subject, key, DAYS["server"])
+    builder = builder.add_extension(x509.SubjectAlternativeName([_as_name(name) for name in names]), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    mark = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    _write(keys.certificate, _signed(builder.add_extension(mark, critical=False), signer), secret=False)
+    return written
+
+
+def _make_site(keys: Keys, name: str) -> list[Path]:
+    key = _new_key()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(keys.site(name), _private(key, openssh=True), secret=True)
+    _write(keys.public(name), public + b"\n", secret=False)
+    return [keys.site(name), keys.public(name)]
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError):
+        raise CoterieError(f"{path}: is no private key in PEM format (without a password)") from None
+    require(isinstance(key, ec.EllipticCurvePrivateKey), f"{path}: is no elliptic-curve key")
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _private(key: ec.EllipticCurvePrivateKey, openssh: bool) -> bytes:
+    # Flower reads nodes' keys in OpenSSH's format only; TLS wants PKCS 8.
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH if openssh else PrivateFormat.PKCS8, NoEncryption())
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _as_name(host: str) -> x509.DNSName | x509.IPAddress:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        plain = host and all(part and part.replace("-", "").isalnum() and part.isascii() for part in host.split("."))
+        require(bool(plain), f"host = {host}: must be a host name or an address, without a port")
+        return x509.DNSName(host.lower())
+
+
+def _usage(*purposes: str) -> x509.KeyUsage:
+    def has(purpose: str) -> bool:
+        return purpose in purposes
+
+    return x509.KeyUsage(
+        digital_signature=has("digital_signature"),
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=has("key_cert_sign"),
+        crl_sign=has("crl_sign"),
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    # Clocks of sites differ; a certificate made now must hold there too.
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _signed(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey) -> bytes:
+    return builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
+
+
+def _write(path: Path, content: bytes, secret: bool) -> None:
+    """Write a file whole, never readable by others for a moment if it is secret."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    beside.replace(path)

@@ -1,0 +1,284 @@
+"""`coterie federation …`: its options, its files, the commands it prints, and its mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from cli_tools import Answer, call, finish, start
+
+from coterie.cli import app
+from coterie.cli.following import Follower
+from coterie.cli.problems import FailureError
+from coterie.cli.terms import Terms
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.check import Facts, look_here
+
+INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    # A process of its own would take seconds to load PyTorch, which is here already.
+    for side in ("server", "client"):
+        monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "good.npz", x=rng.random((9, 8, 8), np.float32), y=np.arange(9) % 3)
+    np.savez(tmp_path / "wide.npz", x=rng.random((9, 8, 9), np.float32), y=np.arange(9) % 3)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], line: str) -> Answer:
+    return call(capsys, *shlex.split(line))
+
+
+def made(capsys: pytest.CaptureFixture[str], keys: bool = True) -> None:
+    assert said(capsys, INIT).code == 0
+    assert not keys or said(capsys, "federation keys fed").code == 0
+
+
+def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
+    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name != "method"}
+    hints = get_type_hints(Terms, include_extras=True)
+    assert set(hints) == set(items)
+    free_text = {"name", "sites", "shape", "classes", "class_names", "stats"}
+    shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
+    assert shown == {name: str(items[name]) for name in shown}
+
+
+@pytest.mark.parametrize("command", ["init", "keys", "server", "client"])
+def test_every_option_is_explained(command: str) -> None:
+    for argument in app["federation"][command].assemble_argument_collection():
+        if argument.show:
+            assert argument.parameter.help, argument.name
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["server", "--help"], ["client", "--nmae", "x"]])
+def test_help_and_typing_errors_load_nothing_heavy(arguments: list[str]) -> None:
+    after = "print([name for name in ('torch', 'numpy', 'flwr', 'cryptography') if name in sys.modules])"
+    assert finish(start("federation", *arguments, after=after)).out.splitlines()[-1] == "[]"
+
+
+def test_a_launcher_that_runs_for_days_loads_no_pytorch(folder: Path) -> None:
+    after = "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
+    line = "federation client --name a --data good.npz --insecure --commands"
+    assert finish(start(*shlex.split(line), after=after)).out.splitlines()[-1] == "[]"
+
+
+def test_init_writes_what_was_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = said(
+        capsys,
+        "federation init fed --name trial --site a --sites b,c --shape 1,8,8 --class-names x,y,z --method fedprox "
+        "--set mu=0.5 --model cnn --rounds 7 --lr 0.1 --least-sites 2 --deadline 30",
+    )
+    assert answer.code == 0, answer.err
+    found = Agreement.read(folder / "fed" / "federation.toml")
+    assert (found.name, found.sites, found.shape, found.classes) == ("trial", ("a", "b", "c"), (1, 8, 8), 3)
+    assert (found.class_names, found.model, found.rounds, found.lr) == (("x", "y", "z"), "cnn", 7, 0.1)
+    assert (found.least_sites, found.deadline, found.plain()["set"]) == (2, 30.0, {"mu": 0.5})
+    assert "coterie federation keys fed" in answer.out
+    assert "coterie federation client fed --name c --data PATH" in answer.out
+
+
+def test_init_like_sample_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "table.csv").write_text("a,b,kind\n1,2,cat\n3,4,dog\n")
+    assert said(capsys, "federation init one --sites a,b --like good.npz").code == 0
+    assert said(capsys, "federation init two --sites a,b --like table.csv --label kind").code == 0
+    one, two = (Agreement.read(folder / name / "federation.toml") for name in ("one", "two"))
+    assert (one.name, one.shape, one.classes) == ("one", (1, 8, 8), 3)
+    assert (two.shape, two.class_names) == ((2,), ("cat", "dog"))
+
+
+def test_keys_say_who_gets_what(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys, keys=False)
+    answer = said(capsys, "federation keys fed --host server.example.org,192.0.2.7 --host other.example.org")
+    assert answer.code == 0
+    assert "site-a: fed/keys/sites/site-a fed/keys/ca.pem\n" in answer.out
+    assert "holds for localhost, 127.0.0.1, ::1, server.example.org, 192.0.2.7, other.example.org" in answer.out
+    assert "nothing to do" in said(capsys, "federation keys fed").out
+    assert "former keys of site-b are shut out" in said(capsys, "federation keys fed --renew site-b").out
+
+
+def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys)
+    answer = said(capsys, "federation server fed --port 8123 --commands")
+    assert (answer.code, answer.err) == (0, "")
+    lines = [shlex.split(line, comments=True) for line in answer.out.splitlines()]
+    link, executor, *registered, run = lines[2:]
+    assert link[:5] == ["flower-superlink", "--host", "127.0.0.1", "--port", "8123"]
+    assert "--enable-supernode-auth" in link
+    assert "--insecure" not in link
+    assert executor[0] == "flower-superexec"
+    assert [words[-1] for words in registered] == ["site-a", "site-b"]
+    assert run == ["flwr", "run", str(folder / "fed"), "coterie", "--run-config", f'directory="{folder}/fed/server"']
+    assert "127.0.0.1:8123" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
+
+
+def test_the_sites_plain_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys)
+    line = "federation client fed --name site-a --data good.npz --server example.org:8000 --port 9123 --commands"
+    answer = said(capsys, line)
+    assert answer.code == 0
+    assert "9 samples fit" in answer.err
+    words = shlex.split(answer.out.splitlines()[-1], comments=True)
+    assert words[:7] == ["flower-supernode", "--superlink", "example.org:8000", "--host", "127.0.0.1", "--port", "9123"]
+    assert words[words.index("--node-config") + 1] == (
+        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites"'
+    )
+    assert words[-1] == str(folder / "fed" / "keys" / "sites" / "site-a")
+
+
+def test_a_site_without_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("my.key", "ca.pem"):
+        (folder / file).write_text("")
+        (folder / file).chmod(0o644)
+    line = (
+        "federation client --name site-a --data good.npz --label kind --key my.key --root-certificate ca.pem --commands"
+    )
+    answer = said(capsys, line)
+    assert answer.code == 0
+    assert "others on this machine can read the private key; 'chmod 600 my.key' prevents that" in answer.err
+    assert f'state="{folder}/federation-state" label="kind"' in answer.out
+    assert f'state="{folder}/here"' in said(capsys, f"{line} --state here").out
+
+
+def test_the_insecure_mode_is_loud(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys, keys=False)
+    server = said(capsys, "federation server fed --insecure --port 0 --commands")
+    client = said(capsys, "federation client fed --insecure --name site-a --data good.npz --commands")
+    for answer in (server, client):
+        assert answer.code == 0
+        assert "WARNING: INSECURE MODE" in answer.err
+        assert "No encryption, no keys" in answer.err
+        assert "--insecure" in answer.out
+
+
+def test_an_open_port_is_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys)
+    answer = said(capsys, "federation server fed --host 0.0.0.0 --commands")
+    words = " ".join(answer.err.replace("│", " ").split())
+    assert "control interface, which has no login" in words
+    assert "passes /v1/fleet/ and nothing else" in words
+    assert "'coterie federation keys fed --host NAME' adds the name" in words
+
+
+MISTAKES = {
+    "federation sever fed": "unknown command 'sever'; did you mean 'server'?",
+    "federation init": "federation init needs DIR",
+    "federation init new --shape 4 --classes 2": "sites: name them, such as --sites site-a,site-b",
+    "federation init new --sites a,b": "shape: give it, such as --shape 3,32,32",
+    "federation init new --sites a,b --shape 1,x": "shape = 'x': must be a whole number",
+    "federation init new --sites a,b --shape 4": "classes = 0: at least 2 are needed",
+    "federation init new --sites a,a --shape 4 --classes 2": "sites = a, a: must all be different",
+    "federation init new --sites a,b --shape 4 --classes 2 --method fedpre": "did you mean 'fedrep'?",
+    "federation init new --sites a,b --shape 4 --classes 2 --model cnn": "model 'cnn' takes inputs of shape",
+    "federation init new --sites a --label x": "label = x: goes with --like",
+    "federation init new --sites a --like nowhere.npz": "data 'nowhere.npz': there is no such file or folder",
+    "federation init fed --sites a,b --shape 4 --classes 2": "folder = fed: already holds federation.toml",
+    "federation keys nowhere": "folder = nowhere: holds no federation.toml; 'coterie federation init' makes",
+    "federation keys fed --renew site-x": "unknown key to renew 'site-x'; did you mean 'site-b'?",
+    "federation server nowhere": "folder = nowhere: holds no federation.toml",
+    "federation server fed": "is missing; 'coterie federation keys fed' makes it",
+    "federation server fed --insecure --port 99999": "port = 99999: must lie in 0..65535",
+    "federation client --data good.npz": "--name needs a value",
+    "federation client --name site-a": "--data needs a value",
+    "federation client --name site-a --data nowhere": "data = nowhere: there is no such file or folder",
+    "federation client --name site-a --data good.npz": "key: none is given; name the site's private key with --key",
+    "federation client fed --name site-a --data good.npz": "key: there is no file fed/keys/sites/site-a",
+    "federation client --name a --data good.npz --key good.npz": "root_certificate: none is given",
+    "federation client --name site-a --data good.npz --server localhost": "server = localhost: must be HOST:PORT",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistake(folder: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    made(capsys, keys=False)
+    before = sorted(folder.rglob("*"))
+    answer = said(capsys, line)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert MISTAKES[line] in answer.err
+    assert answer.err.splitlines()[-1].startswith("coterie: error: ")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_data_that_does_not_fit_is_found_before_anything_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(capsys, keys=False)
+    answer = said(capsys, "federation client fed --insecure --name site-a --data wide.npz")
+    assert answer.code == 2
+    assert "one input has shape (1, 8, 9), not (1, 8, 8)" in answer.err
+    answer = said(capsys, "federation client fed --insecure --name site-x --data good.npz")
+    assert "unknown site of fed 'site-x'; did you mean 'site-b'?" in answer.err
+
+
+@pytest.mark.parametrize("package", ["flwr", "cryptography"])
+def test_without_flower_the_extra_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    made(capsys, keys=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    answer = said(capsys, "federation server fed")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "pip install 'coterie[flower]'" in answer.err
+
+
+class StandInLink:
+    """A link whose run has one status for ever."""
+
+    def __init__(self, status: str = "running") -> None:
+        self.status, self.home = status, Path("home")
+
+    def ended(self) -> str | None:
+        return None
+
+    def run_status(self, run: str) -> tuple[str, str]:
+        return self.status, "no heartbeat"
+
+
+def follower(folder: Path) -> Follower:
+    return Follower(folder, Facts("trial", ["a", "b"], 2, "fedavg"))
+
+
+def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    following = follower(folder)
+    following.begin()
+    score = '{"a": {"correct": 1, "samples": 2, "loss": 0.1}, "b": {"correct": 2, "samples": 2, "loss": 0.1}}'
+    (folder / "rounds.jsonl").write_text(f'{{"round": 1, "trained": {score}}}\n{{"round": 2, "received": {score}}}\n')
+    (folder / "log.txt").write_text("12:00 INFO site a is here\n12:01 WARNING round 1 goes on without b\n")
+    (folder / "status.json").write_text(
+        '{"state": "finished", "round": 2, "rounds": 2, "present": ["a", "b"], "message": ""}'
+    )
+    following.follow(StandInLink("finished:completed"), "1")
+    err = capsys.readouterr().err
+    assert "round 2/2: finished, 2 of 2 sites are here, received mean 0.7500" in err
+    assert "WARNING round 1 goes on without b" in err
+    assert "site a is here" not in err
+    assert following.way_on() == "the federation has finished"
+
+
+def test_a_failed_run_is_a_failure(folder: Path) -> None:
+    following = follower(folder)
+    (folder / "status.json").write_text('{"state": "failed"}')
+    following.begin()
+    assert not (folder / "status.json").exists()
+    (folder / "status.json").write_text(
+        '{"state": "failed", "round": 0, "rounds": 2, "present": [], "message": "too few sites"}'
+    )
+    with pytest.raises(FailureError, match="the federation failed: too few sites"):
+        following.follow(StandInLink(), "1")
+
+
+def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.cli.following.SILENCE", 0.1)
+    with pytest.raises(
+        FailureError, match=r"the run ended \(finished:failed: no heartbeat\) before the federation did"
+    ):
+        follower(folder).follow(StandInLink("finished:failed"), "1")

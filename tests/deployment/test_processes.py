@@ -1,0 +1,182 @@
+"""Processes under guard end with whoever started them, and so does everything that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coterie.deployment.processes import (
+    Lock,
+    Process,
+    environment,
+    free_port,
+    pairs,
+    require_free,
+    split_address,
+)
+from coterie.errors import CoterieError
+
+# Starts a child, names both, and waits; the child is what a parent that is merely killed would leave behind.
+PARENT = """
+import subprocess, sys, time, os
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(60)
+"""
+STARTER = """
+import sys, time
+from pathlib import Path
+from coterie.deployment.processes import Process, Lock
+folder = Path(sys.argv[1])
+command = [sys.executable, "-c", sys.argv[2]]
+process = Process(command, folder / "log", {"PATH": "/bin"}, folder, Lock(folder / "lock", "it"))
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    try:
+        # A process that has ended but was not waited for is a zombie: Z.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def family(log: Path) -> list[int]:
+    assert wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
+    return [int(word) for word in log.read_text().split()]
+
+
+def guarded(folder: Path, code: str) -> Process:
+    return Process([sys.executable, "-c", code], folder / "log", dict(os.environ), folder)
+
+
+@pytest.mark.parametrize("way", ["terminate", "kill"])
+def test_a_process_ends_with_its_children(tmp_path: Path, way: str) -> None:
+    process = guarded(tmp_path, PARENT)
+    pids = family(tmp_path / "log")
+    assert pids[0] == process.pid
+    assert process.code is None
+    code = getattr(process, way)()
+    assert code == 128 + (signal.SIGTERM if way == "terminate" else signal.SIGKILL)
+    assert wait_for(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_starter_that_dies_leaves_nothing(tmp_path: Path, signal_number: signal.Signals) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path), PARENT], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == "started\n"
+    pids = family(tmp_path / "log")
+    with pytest.raises(CoterieError, match="it runs already"):
+        Lock(tmp_path / "lock", "it", patience=0)
+    starter.send_signal(signal_number)
+    starter.wait(10)
+    starter.stdout.close()
+    # The guard keeps the lock until its command has ended.
+    Lock(tmp_path / "lock", "it").release()
+    assert wait_for(lambda: not any(map(alive, pids)))
+
+
+def test_a_guard_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    process = guarded(tmp_path, PARENT)
+    pids = family(tmp_path / "log")
+    os.kill(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    assert wait_for(lambda: process.code is not None)
+    assert wait_for(lambda: not any(map(alive, pids)))
+
+
+def test_a_starter_and_a_guard_that_are_killed_at_once(tmp_path: Path) -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path), PARENT], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    starter.stdout.readline()
+    leader = family(tmp_path / "log")[0]
+    guard = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
+    starter.kill()
+    os.kill(guard, signal.SIGKILL)
+    starter.communicate()
+    # What the command itself started is its own business then: Flower's processes watch their parents.
+    assert wait_for(lambda: not alive(leader))
+    os.killpg(leader, signal.SIGKILL)
+
+
+def test_the_exit_code_and_the_words_of_a_process(tmp_path: Path) -> None:
+    process = guarded(tmp_path, "print('first'); print('\\x1b[92mlast\\x1b[0m  '); print('---'); raise SystemExit(7)")
+    assert process.wait(10) == 7
+    assert process.last_words() == "last"
+    assert process.news() == ["first", "last  ", "---"]
+    assert process.news() == []
+    again = guarded(tmp_path, "print('again')")
+    again.wait(10)
+    assert again.said() == "again\n"
+    grave = guarded(tmp_path, "print('grave'); print('INFO: all over')")
+    grave.wait(10)
+    assert grave.last_words() == "grave"
+
+
+def test_a_process_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.deployment.processes.GRACE", 0.3)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    process = guarded(tmp_path, deaf)
+    assert wait_for(lambda: "deaf" in process.said())
+    assert process.terminate() == 128 + signal.SIGKILL
+
+
+def test_flowers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "DEBUG")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = environment(tmp_path)
+    assert {name for name in found if name.startswith("FLWR_")} == {
+        "FLWR_HOME",
+        "FLWR_TELEMETRY_ENABLED",
+        "FLWR_DISABLE_UPDATE_CHECK",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL",
+    }
+    assert (found["FLWR_HOME"], found["OMP_NUM_THREADS"]) == (str(tmp_path), "1")
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CoterieError, match=rf"port = {port}: cannot be used .* or 0 for any free one"):
+            require_free("127.0.0.1", port)
+    require_free("127.0.0.1", free_port())
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":8000", "https://localhost:8000", "a:99999", "a:b"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(CoterieError, match=r"server = .*: must be HOST:PORT"):
+        split_address(address)
+
+
+@pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb"])
+def test_settings_that_flower_would_misread(value: str) -> None:
+    with pytest.raises(CoterieError, match="data = "):
+        pairs({"data": value})

@@ -119,11 +119,11 @@ CASES = (
     Case("mlp, digits, 20 Dirichlet clients", on_digits(20, least=2), 15, stacked=3.0),
     Case("mlp, digits, 100 Dirichlet clients", on_digits(100, least=2), 15, stacked=5.0),
     Case("small conv net, digits, 20 clients", on_digits(20, model="tiny", epochs=2), 9, stacked=2.0),
-    Case("cnn, digits, 20 clients", on_digits(20, model="cnn", epochs=1), stacked=2.0),
-    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=90), processes=1.8, bare=0.97),
-    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=300), processes=1.8, bare=0.97),
-    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=96, join=0.1), bare=0.97),
-    Case("resnet8, batch 32", on_noise("resnet8", 32, clients=4, trained=64), bare=0.97),
+    Case("cnn, digits, 20 clients", on_digits(20, model="cnn", epochs=1)),
+    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=240), processes=1.8, bare=0.97),
+    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=600), processes=1.8, bare=0.97),
+    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=375, join=0.1), bare=0.97),
+    Case("resnet8, batch 32", on_noise("resnet8", 32, clients=4, trained=128), bare=0.97),
 )
 
 

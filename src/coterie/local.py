@@ -23,7 +23,8 @@ from coterie.terms import RECEIVED
 if TYPE_CHECKING:
     from coterie.methods.method import Method
 
-TEST_BATCH = 512
+# Large enough to be efficient, small enough that several workers share the samples of a single model.
+TEST_BATCH = 128
 
 
 @dataclass(frozen=True)

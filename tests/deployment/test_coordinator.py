@@ -174,6 +174,17 @@ def test_a_site_joins_in_the_middle(tmp_path: Path) -> None:
     assert trial.server.federation.sizes.min() > 0
 
 
+def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, site_c=Behaviour(goes=10.0))
+    trial.run()
+    final = tmp_path / "sites" / "trial" / "site-c" / "final.safetensors"
+    assert not final.exists()
+    again = Trial(tmp_path, site_a=Behaviour(comes=1e6))
+    again.run()
+    assert final.exists()
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
+
+
 def test_a_restarted_site_goes_on_with_its_personal_rows(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     trial.together.sites = RestartedEveryTime(trial.together)

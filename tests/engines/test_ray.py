@@ -82,6 +82,30 @@ def test_every_method_ends_bit_identical_to_serial(name: str, troupe: Troupe) ->
     assert len(troupe.handles) == 2
 
 
+def test_actors_on_a_device_train_their_clients_together(session: RaySession, troupe: Troupe) -> None:
+    """The first processor counts as a device of its own here: the path is that of a GPU."""
+    troupe.stop()  # Ray counts two processors; the actors come back when they are needed
+    stacked = Troupe(session, 2, device="cpu:0")
+    try:
+        for name in ("fedper", "fedcac", "fedfomo"):  # the last has a step rule that is not stacked
+            prepared = experiment(name, rounds=2).prepare()
+            ours, theirs = by_ray(prepared, stacked)[0], serially(prepared)[0]
+            assert ours.keys() == theirs.keys()
+            for key, tensor in theirs.items():
+                torch.testing.assert_close(ours[key], tensor, atol=2e-5, rtol=1e-3)
+    finally:
+        stacked.stop()
+
+
+def test_a_gpu_that_pytorch_cannot_use_is_named(session: RaySession, troupe: Troupe) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("PyTorch can use a GPU here")
+    troupe.stop()
+    without = Troupe(session, 1, device="cuda")
+    with pytest.raises(CoterieError, match="engine = 'ray': an actor's PyTorch cannot use its GPU"):
+        by_ray(experiment("fedavg").prepare(), without)
+
+
 def test_dropout_momentum_and_everybody_taking_part_are_bit_identical_too(troupe: Troupe) -> None:
     prepared = experiment("fedavg", "dropout", momentum=0.9, clip=1.0, join=1.0, epochs=2).prepare()
     ours, theirs = by_ray(prepared, troupe), serially(prepared)

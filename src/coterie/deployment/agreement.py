@@ -87,6 +87,7 @@ class Agreement:
         require(self.classes >= 2, f"classes = {self.classes}: at least 2 are needed (or name them: class_names)")
         named = len(self.class_names)
         require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")
+        require(len(set(self.class_names)) == named, "class_names: must all be different")
         if self.model not in MODELS:
             raise unknown("model", self.model, MODELS)
         require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")

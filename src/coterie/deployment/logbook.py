@@ -70,8 +70,11 @@ class Logbook:
         write_whole(self.path / STATUS, json.dumps(values).encode())
 
     def finish(self, server: Server) -> None:
-        """Record how good every site's finished model is."""
-        accuracy = {name: score["correct"] / score["samples"] for name, score in sorted(server.finals.items())}
+        """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
+        path = self.path / SUMMARY
+        known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["accuracy"] if path.is_file() else {}
+        accuracy = known | {name: score["correct"] / score["samples"] for name, score in server.finals.items()}
+        accuracy = dict(sorted(accuracy.items()))
         summary = {
             "federation": self.agreement.name,
             "method": self.agreement.plain()["method"],
@@ -79,7 +82,7 @@ class Logbook:
             "accuracy": accuracy,
             "mean": sum(accuracy.values()) / len(accuracy) if accuracy else None,
         }
-        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def asdict_without_mixes(report: Report) -> dict[str, Any]:

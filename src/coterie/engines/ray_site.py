@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
@@ -58,19 +57,20 @@ class Arrived:
 class Site:
     """An actor: a seat, and the federation as its clients see it. Rows stay until newer ones come."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         torch.set_num_threads(1)
+        self._device = device
         self._seat: Seat | None = None
 
-    def take_on(self, job: bytes, data: Mapping[str, Array]) -> Arrived | Refused:
+    def take_on(self, job: Job, data: Mapping[str, Array]) -> Arrived | Refused:
         """Begin a job; `data` is what `arrays_of` made of its problem."""
         try:
-            found: Job = pickle.loads(job)
-        except Exception as error:  # whatever importing the user's modules may raise
-            return Refused(described(error))
-        self._federation = found.federation
-        _make_room(found.federation)
-        self._seat = Seat(replace(found, problem=with_arrays(found.problem, data)))
+            torch.empty(1, device=self._device)
+        except (RuntimeError, AssertionError) as error:
+            return Refused(f"an actor's PyTorch cannot use its GPU: {described(error)}")
+        self._federation = job.federation
+        _make_room(job.federation)
+        self._seat = Seat(replace(job, problem=with_arrays(job.problem, data)), self._device)
         return Arrived(socket.gethostname(), os.getpid())
 
     def perform(self, task: Task, news: News | None, own: Mapping[str, Block]) -> tuple[Done | Failed, Rows]:

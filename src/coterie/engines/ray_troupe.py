@@ -43,12 +43,10 @@ class Cargo:
     ) -> None:
         self.federation, self.data = federation, data
         self._ray, self._method = session.ray, method
-        job = job_without_data(problem, method, seed, federation)
         try:
-            packed_job = self._ray.cloudpickle.dumps(job)
-        except Exception as error:  # whatever pickling the user's classes may raise
+            self.job = self._ray.put(job_without_data(problem, method, seed, federation))
+        except Exception as error:  # whatever packing the user's classes may raise
             raise cannot_import(described(error), "ray") from error
-        self.job = self._ray.put(packed_job)
         self._changes = Changes()
         self._since: dict[str, int] = {}
         self.number = 0
@@ -138,10 +136,11 @@ class _Member:
 class Troupe:
     """`size` actors that live until `stop`; a lost one is replaced by another with its number."""
 
-    def __init__(self, session: RaySession, size: int, gpus: float = 0.0) -> None:
+    def __init__(self, session: RaySession, size: int, gpus: float = 0.0, device: str = "") -> None:
         self.session, self.size = session, size
         self._ray = session.ray
         self._kind = self._ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Site)
+        self._device = device or ("cuda" if gpus else "cpu")
         self._members: list[_Member] = []
         self._failures = 0  # actors that were lost without a task since something was last done
 
@@ -180,7 +179,7 @@ class Troupe:
         present = {member.number for member in self._members}
         for number in range(self.size):
             if number not in present:
-                member = _Member(number, self._kind.remote())
+                member = _Member(number, self._kind.remote(self._device))
                 self._members.append(member)
                 self._introduce(member, cargo)
 
@@ -225,13 +224,15 @@ class Troupe:
         try:
             answer = self._ray.get(member.answers[0])
         except errors.RayTaskError as error:
+            if member.stage == "joining":  # it could not even read its job
+                raise cannot_import(described(error), "ray") from error
             raise RuntimeError(f"engine = 'ray': an actor failed: {described(error)}") from error
         except errors.RayError as error:
             self._bury(member, agenda, error)
             return
         member.answers.popleft()
         if isinstance(answer, Refused):
-            raise cannot_import(answer.reason, "ray")
+            raise CoterieError(f"engine = 'ray': {answer.reason}")
         if isinstance(answer, Arrived):
             member.where = f"{answer.host}, process {answer.process}"
             member.stage = "idle"

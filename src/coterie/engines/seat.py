@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from coterie.engines.engine import Work, do_test, do_work, empty_rows
+from coterie.engines.stacked import Stacked
 from coterie.errors import CoterieError
 from coterie.federation import Federation
 from coterie.local import TEST_BATCH, Problem, Score, Worker
@@ -139,7 +140,7 @@ def described(error: Exception) -> str:
 class Seat:
     """A worker that has taken on a job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, device: str = "cpu") -> None:
         parts = (job.problem.train, job.problem.validation, job.problem.test)
         train, validation, test = (
             flat.split(counts) for (flat,), counts in zip(parts, job.counts.tolist(), strict=True)
@@ -148,6 +149,8 @@ class Seat:
         restore_tensors(job.problem.module, job.weights)
         self._problem = replace(job.problem, train=train, validation=validation, test=test)
         self._worker = Worker(self._problem, job.method, job.seed)
+        # On another device than the processor, the clients of a task are trained and tested together.
+        self._together = None if device == "cpu" else Stacked(self._problem, job.method, job.seed, device)
         self._method, self._federation = job.method, job.federation
         self._buffers: dict[int, Tensor] = {}
 
@@ -190,6 +193,11 @@ class Seat:
         if self._work is None:
             probes = method.probes(federation) if call.with_probes else ()
             self._work = Work(method.recipe(federation), probes, call.test_trained)
+        if self._together is not None and own_room is not None:
+            trained = self._together.train(federation, self._work, self._clients(task))
+            own_room |= trained.rows
+            probes_by_name = {f"probe.{name}": value for name, value in trained.probes.items()}
+            return probes_by_name | _joined(trained.scores), trained.test_seconds
         if own_room is not None:
             own_room |= empty_rows(federation, self._work, len(task))
         measured: dict[str, list[Tensor]] = {probe.name: [] for probe in self._work.probes}
@@ -211,6 +219,8 @@ class Seat:
 
     def _test(self, task: Task) -> dict[str, Tensor]:
         call, scores = self._call, []
+        if self._together is not None and call.action == "test":
+            return _joined(self._together.test(self._federation, self._clients(task), call.keep_scores))
         if call.action == "batches":
             self._worker.seat(self._federation, call.clients[0])
         for position in task:
@@ -221,6 +231,9 @@ class Seat:
             else:
                 scores += do_test(self._worker, self._federation, [call.clients[position]], call.keep_scores)
         return _joined(scores)
+
+    def _clients(self, task: Task) -> Tensor:
+        return torch.tensor([self._call.clients[position] for position in task])
 
     def _test_samples(self) -> Tensor:
         """The test data of the call's clients, one after the other."""

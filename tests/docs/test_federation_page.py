@@ -1,0 +1,54 @@
+"""The pages on real federations: their commands are understood, and what needs no network is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from coterie.cli import app, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/federation.md", "docs/cli.md", "docs/predict.md")
+FENCE = re.compile(r"^```(?:console|console no-run)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words after `coterie` of the federation's and predict's commands, continued lines joined."""
+    text = "".join(FENCE.findall((ROOT / page).read_text(encoding="utf-8"))).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("$ coterie ")]
+    found = [shlex.split(line.removeprefix("$ coterie ")) for line in lines]
+    return [words for words in found if words[0] in ("federation", "predict")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_understood(page: str) -> None:
+    found = commands(page)
+    assert found
+    for words in found:
+        _, _, ignored = app.parse_args(words, exit_on_error=False, print_error=False)
+        assert not ignored
+
+
+def test_the_page_shows_every_command_of_a_federation() -> None:
+    shown = {words[1] for words in commands("docs/federation.md") if words[0] == "federation"}
+    assert shown == {"init", "keys", "server", "client", "model"}
+
+
+def test_the_data_of_the_page_fits_its_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    exec(compile(example, "federation.md", "exec", dont_inherit=True), {"__name__": "example"})
+    for words in commands("docs/federation.md"):
+        if words[1] in ("init", "keys"):
+            assert main(words) == 0, capsys.readouterr().err
+    for site in ("site-a", "site-b", "site-c"):
+        here = ["federation", "client", "digits", "--name", site, "--data", f"{site}.npz", "--commands"]
+        assert main(here) == 0
+        assert "samples fit" in capsys.readouterr().err

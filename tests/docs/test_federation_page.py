@@ -16,9 +16,9 @@ FENCE = re.compile(r"^```(?:console|console no-run)\n(.*?)^```$", re.MULTILINE |
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words after `coterie` of the federation's and predict's commands, continued lines joined."""
-    text = "".join(FENCE.findall((ROOT / page).read_text(encoding="utf-8"))).replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.startswith("$ coterie ")]
+    """The words after `coterie` of the federation's and predict's commands."""
+    shown = "".join(FENCE.findall((ROOT / page).read_text(encoding="utf-8"))).splitlines()
+    lines = [line for line in shown if line.startswith("$ coterie ")]
     found = [shlex.split(line.removeprefix("$ coterie ")) for line in lines]
     return [words for words in found if words[0] in ("federation", "predict")]
 

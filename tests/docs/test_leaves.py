@@ -25,7 +25,7 @@ def test_the_table_is_the_one_that_the_code_gives() -> None:
         ("local", "nothing", "the whole model"),
         ("fedavg", "model", "nothing"),
         ("fedper", "extractor", "classifier, batch-norm statistics"),
-        ("ditto", "model", "personal"),
+        ("ditto", "model", "personal model"),
     ],
 )
 def test_well_known_methods(method: str, up: str, stays: str) -> None:
@@ -37,4 +37,4 @@ def test_well_known_methods(method: str, up: str, stays: str) -> None:
 def test_methods_that_need_class_counts_are_named_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
     counting = sorted(name for name in METHODS if METHODS[name]().counts_classes)
-    assert f"({', '.join(f'`{name}`' for name in counting)})" in text
+    assert f"({', '.join(f'`{name}`' for name in counting)};" in text

@@ -28,8 +28,8 @@ from coterie.recipe import Training
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Training):
     """A federation of named sites: its method, model and training, and how long the server waits for whom.
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
@@ -54,15 +54,6 @@ class Agreement:
     stats: StatsPolicy | None = None
     rounds: int = 20
     join: float = 1.0
-    epochs: int = 5
-    batch: int = 32
-    lr: float = 0.01
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    schedule: str = "constant"
-    decay: float = 1.0
     test: float = 0.25
     validation: float = 0.0
     seed: int = 0
@@ -72,6 +63,7 @@ class Agreement:
     patience: float = 3600.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.method, str):
             object.__setattr__(self, "method", make_method(self.method, {}))
         for item in ("sites", "shape", "class_names"):
@@ -98,7 +90,7 @@ class Agreement:
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")
         most = len(self.sites)
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
-        _ = self.training, self.split
+        _ = self.split
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
@@ -126,7 +118,9 @@ class Agreement:
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for TOML."""
         method = self.kind
-        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"method": method_name(method)}
+        training = {item.name for item in fields(Training)}
+        names = sorted((item.name for item in fields(self)), key=lambda name: name in training)  # who, then how
+        values = {name: getattr(self, name) for name in names} | {"method": method_name(method)}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         own = {name: getattr(method, name) for name in options.option_fields(type(method))}
         values["set"] = {name: value for name, value in own.items() if value is not None}

@@ -18,7 +18,7 @@ from benchmarks.growth import exponent, growth
 from benchmarks.harness import Figure, in_turns, ratio
 
 from benchmarks import __main__ as command
-from benchmarks import baselines, core, dataloader_design, methods
+from benchmarks import baselines, core, dataloader_design, deployment, methods
 from benchmarks import growth as growing
 
 
@@ -52,6 +52,7 @@ def test_cases_run_in_turns() -> None:
         (lambda: core.serial_against_bare(repeats=2, scale=0.1), 3),
         (lambda: methods.rounds_against_plain(repeats=2, samples=10, epochs=1), 5),
         (lambda: baselines.against_bare_work(repeats=2, samples=10, epochs=1), 4),
+        (lambda: deployment.our_side(repeats=2, methods=("fedcac",)), 1),
         (
             lambda: case_figures(
                 Case("digits", on_digits(2), stacked=2.0, processes=1.8, bare=0.97), repeats=3, scale=0.1

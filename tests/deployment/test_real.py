@@ -30,7 +30,7 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 SITES = ("site-a", "site-b", "site-c")
 DOOMED = "site-d"  # is killed, and so cannot come back for a minute
 TOLERANCE = 1e-5
-LIMIT = 150.0  # seconds that any one wait may last
+LIMIT = 240.0  # seconds that any one wait may last
 
 
 def own_digits() -> dict[str, Dataset]:
@@ -217,7 +217,7 @@ def test_a_tampered_payload_is_refused_and_named(ground: Ground) -> None:
 
 def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others(ground: Ground) -> None:
     sites = ("site-a", "site-b", DOOMED)
-    agreement = ground.agreement("killed", "fedper", sites=sites, rounds=3, deadline=20.0, gather=25.0, least_sites=2)
+    agreement = ground.agreement("killed", "fedper", sites=sites, rounds=3, deadline=40.0, gather=25.0, least_sites=2)
     node = ground.nodes[DOOMED] = ground.node(DOOMED)
     node.start()
     node.wait_accepted(LIMIT)

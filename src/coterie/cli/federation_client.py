@@ -47,8 +47,8 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     data = given.data.expanduser().resolve()
     require(data.exists(), f"data = {given.data}: there is no such file or folder")
     require("/" not in given.name and not given.name.startswith("."), f"name = {given.name}: is no name of a site")
-    key, authority = (None, None) if given.insecure else _credentials(given)
     _check(given, data)
+    key, authority = (None, None) if given.insecure else _credentials(given)
     state = given.state or (given.folder / SITES if given.folder else STATE)
     settings = {"name": given.name, "data": str(data), "state": str(state.resolve())}
     if given.label is not None:

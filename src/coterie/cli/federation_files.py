@@ -31,7 +31,12 @@ def init_command(
         f"{AGREEMENT} is what all sites agree on; change it now if need be. Then:",
         f"  coterie federation keys {folder} --host NAME_OF_THE_SERVER",
         f"  coterie federation server {folder}",
-        *(f"  coterie federation client {folder} --name {site} --data PATH" for site in agreement.sites),
+        "and at each site, with its key and ca.pem:",
+        *(
+            f"  coterie federation client --server SERVER:8000 --name {site} --data PATH --key {site} "
+            "--root-certificate ca.pem"
+            for site in agreement.sites
+        ),
         "",
         f"{folder / 'README.md'} says which files go to which site.",
     )
@@ -59,7 +64,7 @@ def keys_command(folder: Path, hosts: Sequence[str], renew: Sequence[str]) -> No
         *(["nothing to do: all keys exist (--renew makes them anew)"] if not written else []),
         f"the server's certificate holds for {', '.join(hosts_of(keys.certificate))}",
         "",
-        f"Each site gets its own private key and {keys.authority}, over a channel that you trust, and nothing else:",
+        f"Each site gets its own private key and {keys.authority}, over a channel that you trust, and no other key:",
         *(f"  {site}: {keys.site(site)} {keys.authority}" for site in agreement.sites),
         f"{keys.authority_key} signs server certificates: keep it away from everybody, best not on the server.",
     )

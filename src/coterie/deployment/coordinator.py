@@ -115,7 +115,8 @@ class Coordinator:
         tasks = self.server.open_round(list(present))
         self._status("running", f"round {self.server.federation.round} is under way")
         self._waiting = {present[name] for name in tasks}
-        for name, task in tasks.items():
+        while tasks:  # each is let go once it is sent
+            name, task = tasks.popitem()
             self._send(present[name], "work", pack(task))
         self._await_answers(begin + self.agreement.deadline)
         late = [self._sites[node] for node in self._waiting]

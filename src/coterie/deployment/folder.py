@@ -46,8 +46,7 @@ changed only before the first round. This folder is a Flower app too: `flwr run`
 
        coterie federation keys . --host server.example.org
 
-   Give each site its own private key `{keys}/sites/SITE`, the certificate `{keys}/ca.pem` and `{agreement}`, and
-   nothing else.
+   Give each site its own private key `{keys}/sites/SITE` and the certificate `{keys}/ca.pem`, and no other key.
 
 2. The server:
 

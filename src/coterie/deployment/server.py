@@ -69,6 +69,7 @@ class Server:
         agreement.kind.init(self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
+        self._begins_anew = False
         self._shapes: dict[str, Expected] = {}  # of what sites measure
         self._open: _OpenRound | None = None
 
@@ -116,14 +117,15 @@ class Server:
         federation.validation_sizes[client] = validation
         if counts is not None:
             federation.class_counts[client] = counts
-        if bool(federation.taken_part.any()):
-            return
         # As long as nobody has trained, methods may begin anew with what is known now.
-        self.agreement.kind.init(federation)
+        self._begins_anew = not bool(federation.taken_part.any())
 
     def open_round(self, present: list[str]) -> dict[str, Parcel]:
         """Begin the next round with some of the sites that are present; their tasks by name."""
         federation, method = self.federation, self.agreement.kind
+        if self._begins_anew:
+            method.init(federation)
+            self._begins_anew = False
         federation.round += 1
         here = torch.tensor(sorted(self.agreement.sites.index(name) for name in present))
         drawn = draw_cohort(federation.keys[here], self.agreement.join, federation.seed, federation.round)

@@ -249,8 +249,16 @@ class TestFederationsAtTheEdges:
 
 def test_ledger() -> None:
     watched = watch(tiny(FedTC(), join=0.5))
-    whole = 4 * watched.result.federation.layout.columns("all").size
-    assert watched.sent("down") == watched.sent("up") == [whole] * 3
+    layout = watched.result.federation.layout
+    whole, head = (4 * layout.columns(group).size for group in ("all", "classifier"))
+    assert watched.sent("up") == [whole] * 3
+    # Whoever takes part for the first time after round 1 begins with the shared classifier as its own, too.
+    cohorts = [set(line["cohort"]) for line in watched.result.history.lines]
+    first_timers = [len(cohort - set().union(*cohorts[:number])) for number, cohort in enumerate(cohorts)]
+    first_timers[0] = 0
+    extra = [head * count / len(cohort) for count, cohort in zip(first_timers, cohorts, strict=True)]
+    assert sum(first_timers) > 0
+    assert watched.sent("down") == [whole + more for more in extra]
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

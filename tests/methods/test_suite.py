@@ -229,7 +229,11 @@ class Declaring(Recording):
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         method = self.worker.method
-        self.declared = (dict(method.uploads(federation)), dict(method.downloads(federation)))
+        self.uploads = dict(method.uploads(federation))
+        self.received = [
+            (dict(method.downloads(federation)), dict(method.catches_up(federation, client)))
+            for client in cohort.tolist()
+        ]
         self.peers = sum(len(method.peers(federation, client)) for client in cohort.tolist())
         return super().train(federation, work, cohort)
 
@@ -259,12 +263,12 @@ def test_bytes_are_those_of_what_travels(name: str) -> None:
 
     for _ in range(ROUNDS):
         report = rounds.run_round()
-        up, down = engine.declared
+        up = engine.uploads
         assert set(up) <= set(federation.slots)
         sent = sum(bytes_of(value[0]) for key, value in engine.trained.probes.items() if key not in method.remembers)
         assert report.bytes["up"] == len(report.cohort) * (size(up) + sent)
         models = engine.peers * 4 * federation.layout.columns(up.get("model", "")).size
-        assert report.bytes["down"] == len(report.cohort) * size(down) + models
+        assert report.bytes["down"] == models + sum(size(down) + size(besides) for down, besides in engine.received)
         if report.mixes:
             assert report.bytes["up"] > 0
             assert report.bytes["down"] > 0

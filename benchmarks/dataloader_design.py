@@ -125,7 +125,7 @@ class Server:
         return accuracy
 
 
-def against_dataloaders(repeats: int = 7, clients: int = 8, trained: int = 150, scale: float = 1.0) -> Iterator[Figure]:
+def against_dataloaders(repeats: int = 7, clients: int = 8, trained: int = 240, scale: float = 1.0) -> Iterator[Figure]:
     """A FedAvg round (cnn, batch 10) with all clients tested: ours tests received and trained models."""
     prepared = on_noise("cnn", 10, clients, trained)(scale).prepare()
     threads = torch.get_num_threads()

@@ -24,18 +24,19 @@ SIZES = (23, 31, 18)
 CLASSES, WIDTH = 3, 6
 
 
-def site_data(number: int, size: int) -> Dataset:
+def site_data(number: int, size: int, shape: tuple[int, ...] = (WIDTH,)) -> Dataset:
     """A site's own samples: classes lie apart, each site sees them from elsewhere."""
     stream = torch.Generator().manual_seed(number)
     labels = torch.arange(size) % CLASSES
-    centres = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(99))
-    inputs = centres[labels] + 0.5 * torch.randn(size, WIDTH, generator=stream) + 0.3 * number
+    centres = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(99))
+    inputs = centres[labels] + 0.5 * torch.randn(size, *shape, generator=stream) + 0.3 * number
     return Dataset(f"site {number}", inputs, labels, CLASSES)
 
 
 def agreed(method: Method | str, **options: Any) -> Agreement:
-    settings = {"model": "mlp", "rounds": 3, "epochs": 2, "batch": 8, "lr": 0.05, "least_sites": 1, **options}
-    return Agreement(name="trial", sites=SITES, shape=(WIDTH,), classes=CLASSES, method=method, **settings)
+    training = {"rounds": 3, "epochs": 2, "batch": 8, "lr": 0.05}
+    settings = {"shape": (WIDTH,), "model": "mlp", "least_sites": 1, **training, **options}
+    return Agreement(name="trial", sites=SITES, classes=CLASSES, method=method, **settings)
 
 
 class Together:
@@ -51,7 +52,7 @@ class Together:
         """A site as it starts: whatever it knows comes from its disk."""
         number = self.agreement.sites.index(name)
         store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
-        return Site(self.agreement, name, site_data(number, SIZES[number]), store)
+        return Site(self.agreement, name, site_data(number, SIZES[number], self.agreement.shape), store)
 
     def admit(self, *names: str) -> None:
         for name in names or self.agreement.sites:
@@ -88,7 +89,7 @@ class Together:
 
 def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> Experiment:
     """The same federation as an experiment of the serial engine: the same samples, splits and weights."""
-    datas = datas or [site_data(number, size) for number, size in enumerate(SIZES)]
+    datas = datas or [site_data(number, size, agreement.shape) for number, size in enumerate(SIZES)]
     starts = np.cumsum([0, *map(len, datas)])
     parts = [
         [index.numpy() + start for index in own_split(agreement, data, client)]

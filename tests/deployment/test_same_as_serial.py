@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from coterie.deployment.agreement import Agreement
 from coterie.methods import METHODS
 from coterie.rounds import as_delivered
 from federated import SITES, Together, agreed, simulated
@@ -16,7 +17,16 @@ PAIRS = [(name, join) for name in sorted(METHODS) for join in (1.0, 0.67)]
 
 @pytest.mark.parametrize(("name", "join"), PAIRS)
 def test_every_method_ends_with_the_serial_rows(name: str, join: float, tmp_path: Path) -> None:
-    agreement = agreed(METHODS[name](), join=join, validation=0.2, rounds=4)
+    assert_same(agreed(METHODS[name](), join=join, validation=0.2, rounds=4), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc"])
+def test_batch_norm_ends_with_the_serial_rows(name: str, tmp_path: Path) -> None:
+    assert_same(agreed(METHODS[name](), join=0.67, model="resnet8", shape=(1, 8, 8), epochs=1), tmp_path)
+
+
+def assert_same(agreement: Agreement, tmp_path: Path) -> None:
+    """Rows, bytes and final accuracies agree with the serial engine's."""
     together = Together(agreement, tmp_path)
     last = together.run()
     serial = simulated(agreement).run()

@@ -83,7 +83,7 @@ def test_init_writes_what_was_given(folder: Path, capsys: pytest.CaptureFixture[
     assert (found.class_names, found.model, found.rounds, found.lr) == (("x", "y", "z"), "cnn", 7, 0.1)
     assert (found.least_sites, found.deadline, found.plain()["set"]) == (2, 30.0, {"mu": 0.5})
     assert "coterie federation keys fed" in answer.out
-    assert "coterie federation client fed --name c --data PATH" in answer.out
+    assert "--name c --data PATH --key c --root-certificate ca.pem" in answer.out
 
 
 def test_init_like_sample_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

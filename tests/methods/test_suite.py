@@ -288,7 +288,7 @@ def test_clients_that_sit_out_keep_what_never_leaves_them(name: str) -> None:
         before = slot.own.clone()
         report = rounds.run_round()
         private = slot.own_columns
-        for declared in engine.declared:
+        for declared in (engine.uploads, *(part for parts in engine.received for part in parts)):
             private = private - federation.layout.columns(declared.get("model", ""))
         where = private.within(slot.own_columns)
         resting = [client for client in range(CLIENTS) if client not in report.cohort]

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from coterie.local import Score
 
@@ -113,6 +112,8 @@ def macro_auc(truth: Integers, scores: Floats) -> float:
     >>> macro_auc(np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
     0.5
     """
+    from scipy.stats import rankdata  # slow to import, seldom needed
+
     ranks = rankdata(scores, axis=0)
     shares = []
     for present in np.unique(truth):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from coterie.mixing import among
@@ -17,6 +15,9 @@ def two_halves(similarity: Tensor) -> Tensor:
     tensor([False, False,  True])
     """
     distances = (1 - similarity.double()).fill_diagonal_(0)
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import, seldom needed
+    from scipy.spatial.distance import squareform
+
     condensed = squareform(distances.numpy(), checks=False)
     second = torch.from_numpy(cut_tree(linkage(condensed, method="complete"), n_clusters=2)[:, 0] == 1)
     return second if int(second.sum()) * 2 <= len(second) else ~second

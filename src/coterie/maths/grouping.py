@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 FLOOR = 1e-6  # of a component's variance; distances are normalised to a maximum of 1
@@ -46,6 +45,8 @@ def near_by_means(distances: Tensor) -> Tensor:
 
 def near_by_linkage(distances: Tensor) -> Tensor:
     """The nearer of two clusters by average linkage on each client's distances: `[m, m]` bool."""
+    from scipy.cluster.hierarchy import fcluster, linkage  # slow to import, seldom needed
+
     values = others(distances)
     low = torch.ones_like(values, dtype=torch.bool)
     if values.shape[1] > 1:

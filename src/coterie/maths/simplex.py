@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 RIDGE = 1e-10  # relative; makes the minimiser unique where the form alone does not
@@ -26,6 +25,8 @@ def simplex_minimiser(form: Tensor) -> Tensor:
     system = torch.cat([root, torch.ones(1, len(form), dtype=torch.float64)])
     wanted = torch.zeros(len(system), dtype=torch.float64)
     wanted[-1] = 1
+    from scipy.optimize import nnls  # slow to import, seldom needed
+
     solution = torch.from_numpy(nnls(system.numpy(), wanted.numpy())[0])
     return solution / solution.sum()
 

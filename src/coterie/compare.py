@@ -13,6 +13,7 @@ from typing import Any, Literal
 from coterie.effort import expected_seconds
 from coterie.errors import CoterieError, require
 from coterie.experiment import Experiment
+from coterie.files import write_whole
 from coterie.parallel import (
     CannotStartError,
     Run,
@@ -23,7 +24,7 @@ from coterie.parallel import (
     run_in_parallel,
     run_one_by_one,
 )
-from coterie.record import refuse_existing, write_whole
+from coterie.record import refuse_existing
 from coterie.workers import cores
 
 log = logging.getLogger("coterie")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from coterie.config import Config, read_toml, to_toml
 from coterie.errors import CoterieError, require
 from coterie.exchange import Applied
 from coterie.federation import Federation
+from coterie.files import write_whole
 from coterie.history import Line
 from coterie.partition import Partition
 
@@ -28,16 +28,6 @@ ROWS = "rows.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 SUMMARY = "summary.json"
 LOG = "log.txt"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from coterie.engines import ENGINES
 from coterie.errors import CoterieError, require
 from coterie.evaluate import final_metrics
 from coterie.experiment import Experiment, Prepared
+from coterie.files import log_to
 from coterie.history import History, as_line
 from coterie.newcomers import onboard
 from coterie.record import LOG, RunDirectory, refuse_existing
@@ -62,7 +63,7 @@ def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experi
 def _finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
     experiment = prepared.experiment
     threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
-    with _quiet_state(threads), _log_file(directory):
+    with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
         return _run_rounds(prepared, directory, on_round)
 
 
@@ -189,22 +190,3 @@ def _quiet_state(threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _log_file(directory: RunDirectory | None) -> Iterator[None]:
-    """Keep the run's log in its directory."""
-    if directory is None:
-        yield
-        return
-    handler = logging.FileHandler(directory.path / LOG, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(handler)
-        handler.close()

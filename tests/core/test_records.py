@@ -16,10 +16,11 @@ from coterie.errors import CoterieError
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.experiment import Experiment, Prepared
 from coterie.federation import Federation
+from coterie.files import write_whole
 from coterie.methods import FedPer, Method
 from coterie.mixing import by_size, identity
 from coterie.partition import Iid
-from coterie.record import RunDirectory, load_tensors, save_tensors, write_whole
+from coterie.record import RunDirectory, load_tensors, save_tensors
 from coterie.result import Result
 from coterie.rounds import RoundReport
 from support import final_rows, tiny, without_times

@@ -12,7 +12,7 @@ from coterie.data.labels import Classes
 from coterie.deployment.modelfile import About, read_model
 from coterie.deployment.models import predict
 from coterie.deployment.samples import Samples, read_samples
-from coterie.record import write_whole
+from coterie.files import write_whole
 from coterie.terminal import plain_table, print_result
 
 SHOWN = 20

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, pack, read_text, unpack
 from coterie.federation import Federation
+from coterie.files import log_to
 from coterie.record import LOG
 
 # Flower's kinds of message, each with a handler of ours.
@@ -117,7 +115,7 @@ def server_app(agreement_path: Path) -> ServerApp:
         agreement = Agreement.read(agreement_path)
         directory = Path(str(context.run_config["directory"]))
         directory.mkdir(parents=True, exist_ok=True)
-        with _log_to(directory / LOG):
+        with log_to(directory / LOG):
             server = Server(agreement)
             transport = FlowerTransport(grid, most_bytes(server.federation))
             Coordinator(server, transport, Logbook(directory, agreement)).run()
@@ -169,18 +167,3 @@ def most_bytes(federation: Federation) -> int:
     """More than any honest message holds: every slot of every client, and room for what is measured."""
     width = sum(slot.width for slot in federation.slots.values())
     return 4 * width * (federation.clients + 1) + (64 << 20)
-
-
-@contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Keep Coterie's log in a file, besides what Flower shows of it."""
-    log = logging.getLogger("coterie")
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()

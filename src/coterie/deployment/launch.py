@@ -27,9 +27,9 @@ from coterie.deployment.processes import (
     joined,
     pairs,
     require_free,
-    write_whole,
 )
 from coterie.errors import CoterieError, require
+from coterie.files import write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")

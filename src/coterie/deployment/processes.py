@@ -186,13 +186,6 @@ def pairs(values: Values) -> str:
     return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it sees the old content or the new one."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(content)
-    beside.replace(path)
-
-
 def free_port(host: str = LOOPBACK) -> int:
     """A port that nobody listens on just now."""
     with socket.socket(_family(host)) as listener:

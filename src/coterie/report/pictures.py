@@ -16,10 +16,11 @@ from coterie.data import Dataset, load
 from coterie.errors import CoterieError, require
 from coterie.exchange import Applied
 from coterie.experiment import Prepared
+from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS, Partition
-from coterie.record import RunDirectory, write_whole
+from coterie.record import RunDirectory
 from coterie.report.learning import (
     Floats,
     class_shares,

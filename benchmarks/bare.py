@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from coterie.local import Problem
+from coterie.client.problem import Problem
 
 
 def bare_round(problem: Problem, clients: list[int], lr: float) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.bare import bare_epochs
 from benchmarks.cases import prepared, rounds_of
 from benchmarks.harness import Figure, in_turns, ratio
-from coterie.local import Problem
+from coterie.client.problem import Problem
 from coterie.methods import MOON, FedPAC, FedRep, Method, PerFedAvg
 
 BAR = 1.1

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.harness import random_images
+from coterie.core.exchange import apply
+from coterie.core.federation import Federation
 from coterie.data import Dataset, load
 from coterie.engines import Work, make_engine
-from coterie.exchange import apply
-from coterie.experiment import Experiment, Prepared
-from coterie.federation import Federation
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.partition import Iid
-from coterie.rounds import collect, no_uploads
+from coterie.rounds.collect import collect
+from coterie.rounds.delivery import no_uploads
 
 
 def noise_for(model: str, samples: int) -> Dataset:

@@ -21,16 +21,17 @@ import torch
 from torch import nn
 
 from benchmarks.bare import bare_round
-from benchmarks.bare_crew import BareCrew
+from benchmarks.bare_pool import BareCrew
 from benchmarks.harness import Figure, in_turns, random_images, ratio
-from coterie.auto import with_choice
+from coterie.client.problem import Problem
+from coterie.core.layout import MemoryFormat
 from coterie.engines import Stacked, make_engine
-from coterie.experiment import Experiment, Prepared, as_memory
-from coterie.layout import MemoryFormat
-from coterie.local import Problem
+from coterie.experiment.choose_engine import with_choice
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared, as_memory
 from coterie.partition import Dirichlet, Iid
-from coterie.rounds import Rounds
-from coterie.sampling import draw_cohort
+from coterie.rounds.round import Rounds
+from coterie.rounds.sampling import draw_cohort
 
 LR = 0.01
 NEVER = 10**6
@@ -233,8 +234,8 @@ def _in_this_process(problem: Problem, cohort: list[int], threads: int) -> Itera
 
 @contextmanager
 def _in_processes(problem: Problem, cohort: list[int], processes: int) -> Iterator[Callable[[], object]]:
-    with BareCrew(problem, cohort, LR, processes) as crew:
-        yield with_threads(1, crew.round)
+    with BareCrew(problem, cohort, LR, processes) as pool:
+        yield with_threads(1, pool.round)
 
 
 def with_threads(count: int, work: Callable[[], object]) -> Callable[[], None]:

@@ -15,11 +15,13 @@ import torch
 from benchmarks.cases import prepared
 from benchmarks.harness import Figure, in_turns, random_images
 from benchmarks.methods import FIVE, five
+from coterie.core.exchange import apply
 from coterie.engines import Trained, make_engine
-from coterie.exchange import apply
-from coterie.experiment import Experiment
+from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
-from coterie.rounds import Rounds, collect, no_uploads
+from coterie.rounds.collect import collect
+from coterie.rounds.delivery import no_uploads
+from coterie.rounds.round import Rounds
 
 COUNTS = (50, 100, 200, 400)
 # Proportional growth, and that of comparing all pairs of clients, with room for the noise of a measurement.

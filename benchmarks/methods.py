@@ -11,7 +11,7 @@ from benchmarks.cases import prepared, rounds_of
 from benchmarks.harness import Figure, in_turns, ratio
 from coterie.engines import make_engine
 from coterie.methods import METHODS, FedReMa, Method, PFedCS, PFedSim
-from coterie.rounds import Rounds
+from coterie.rounds.round import Rounds
 
 AGAINST = {"fedtc": ("fedper", 1.15), "pfedcs": ("fedper", 1.35)}
 FIVE = ("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
@@ -55,8 +55,9 @@ from benchmarks.cases import prepared
 from benchmarks.harness import peak_bytes
 from benchmarks.methods import five
 from coterie.engines import Trained
-from coterie.exchange import apply
-from coterie.rounds import collect, no_uploads
+from coterie.core.exchange import apply
+from coterie.rounds.collect import collect
+from coterie.rounds.delivery import no_uploads
 
 name, clients, model = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 method = five(name)

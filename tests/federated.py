@@ -15,8 +15,8 @@ from coterie.deployment.server import Report, Server
 from coterie.deployment.site import Site, own_split
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
-from coterie.experiment import Experiment
-from coterie.methods.method import Method
+from coterie.experiment.experiment import Experiment
+from coterie.methods.base import Method
 from coterie.partition import Partition
 
 SITES = ("site-a", "site-b", "site-c")

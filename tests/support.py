@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coterie.client.recipe import Recipe
+from coterie.client.trainer import train
+from coterie.client.worker import Worker
+from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.engines import Serial, Trained, Work
-from coterie.experiment import Experiment, Prepared
-from coterie.federation import Federation
-from coterie.local import Worker
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared
+from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
-from coterie.recipe import Recipe
-from coterie.result import Result
-from coterie.rounds import Rounds
+from coterie.rounds.round import Rounds
 
 FEATURES, CLASSES = 6, 3
 
@@ -150,8 +152,8 @@ def seat(prepared: Prepared, client: int, round: int = 1) -> Worker:
 def trained_row(prepared: Prepared, recipe: Recipe, client: int = 0, round: int = 1, slot: str = "model") -> Tensor:
     """The row `[P]` of a client after a recipe."""
     worker = seat(prepared, client, round)
-    worker.train(recipe)
-    return worker.network(slot).row.clone()
+    train(worker, recipe)
+    return worker.model(slot).row.clone()
 
 
 class Recording(Serial):

@@ -10,13 +10,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from coterie.version import VERSION
+
 if TYPE_CHECKING:
+    from coterie.client.recipe import Phase
+    from coterie.core.exchange import Mix, Put, Uploads
+    from coterie.core.federation import Federation
     from coterie.data import Dataset, from_arrays, load, load_own
-    from coterie.deployment.models import load_model
+    from coterie.deployment.predict.model import load_model
     from coterie.errors import CoterieError
-    from coterie.exchange import Mix, Put, Uploads
-    from coterie.experiment import Experiment
-    from coterie.federation import Federation
+    from coterie.experiment.experiment import Experiment
+    from coterie.experiment.protocols import protocol
+    from coterie.experiment.result import Result
+    from coterie.experiment.resume import resume
     from coterie.methods import (
         APPLE,
         CFL,
@@ -63,19 +69,15 @@ if TYPE_CHECKING:
         Pathological,
         TwoClass,
     )
-    from coterie.protocols import protocol
-    from coterie.recipe import Phase
-    from coterie.result import Result
-    from coterie.run import resume
 
 # Where each public name lives. They are imported when first used, so that `import coterie` costs nothing.
 _HOMES = {
     "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
-    "coterie.deployment.models": ("load_model",),
+    "coterie.deployment.predict.model": ("load_model",),
     "coterie.errors": ("CoterieError",),
-    "coterie.exchange": ("Mix", "Put", "Uploads"),
-    "coterie.experiment": ("Experiment",),
-    "coterie.federation": ("Federation",),
+    "coterie.core.exchange": ("Mix", "Put", "Uploads"),
+    "coterie.experiment.experiment": ("Experiment",),
+    "coterie.core.federation": ("Federation",),
     "coterie.methods": (
         "APPLE",
         "CFL",
@@ -122,14 +124,14 @@ _HOMES = {
         "Pathological",
         "TwoClass",
     ),
-    "coterie.protocols": ("protocol",),
-    "coterie.recipe": ("Phase",),
-    "coterie.result": ("Result",),
-    "coterie.run": ("resume",),
+    "coterie.experiment.protocols": ("protocol",),
+    "coterie.client.recipe": ("Phase",),
+    "coterie.experiment.result": ("Result",),
+    "coterie.experiment.resume": ("resume",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "APPLE",
     "CFL",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.bare import bare_round
-from benchmarks.bare_crew import BareCrew
+from benchmarks.bare_pool import BareCrew
 from benchmarks.cases import prepared
 from benchmarks.dataloader_design import Server
 from benchmarks.engines import CASES, Case, case_figures, chosen, contenders, fastest, on_digits, speedup
@@ -98,8 +98,8 @@ def test_bare_processes_do_the_work_of_the_bare_loop() -> None:
     """A single batch a client: what is computed does not depend on the order of samples."""
     problem = prepared("fedavg", "mlp", 1000, 2, 3, 0).problem()
     expected = bare_round(problem, [0, 1, 2], lr=0.1)
-    with BareCrew(problem, [0, 1, 2], lr=0.1) as crew:
-        found = crew.round()
+    with BareCrew(problem, [0, 1, 2], lr=0.1) as pool:
+        found = pool.round()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
     assert not torch.equal(found[0], next(problem.module.parameters()))

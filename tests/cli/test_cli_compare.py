@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.cli.merge import experiments
-from coterie.compare import COLUMNS, Comparison, compare
+from coterie.compare.table import COLUMNS, Comparison, compare
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
+from coterie.experiment.experiment import Experiment
 from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid
-from coterie.terminal import spoken_bytes
+from coterie.report.terminal import spoken_bytes
 
 METHODS = ("local", "fedavg", "fedper")
 SEEDS = (3, 4)

@@ -9,8 +9,8 @@ from cli_tools import call, finish, start
 
 import coterie
 from coterie.cli import app
-from coterie.cli.settings import BY_RULE, Settings
-from coterie.experiment import Experiment
+from coterie.cli.settings import BY_RULE, GivenSettings
+from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import option_fields
@@ -30,14 +30,15 @@ def test_help_and_typing_errors_load_no_pytorch(arguments: list[str]) -> None:
 def test_every_setting_of_an_experiment_is_an_option() -> None:
     own = {item.name for item in dataclasses.fields(Experiment)} - {"method", "seed"}
     rules = {name for rule in PARTITIONS.values() for name in option_fields(rule)}
-    assert {item.name for item in dataclasses.fields(Settings)} == own | rules | {"protocol"}
+    assert {item.name for item in dataclasses.fields(GivenSettings)} == own | rules | {"protocol"}
 
 
 def test_help_shows_the_defaults_that_hold() -> None:
     defaults = {item.name: item.default for item in dataclasses.fields(Experiment)}
     defaults["engine"] = Experiment().engine
     shown = {
-        name: get_args(hint)[1].show_default for name, hint in get_type_hints(Settings, include_extras=True).items()
+        name: get_args(hint)[1].show_default
+        for name, hint in get_type_hints(GivenSettings, include_extras=True).items()
     }
     free_text = {"client_column", "protocol", "stats"}
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli_tools import SMALL, Answer, assert_same_run, call, finish, start
 
-from coterie.rounds import RoundReport
-from coterie.terminal import RoundProgress
+from coterie.report.terminal import RoundProgress
+from coterie.rounds.round import RoundReport
 
 RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
 

@@ -12,10 +12,10 @@ import pytest
 import tomli_w
 from cli_tools import SMALL, assert_same_run, call
 
-from coterie import terminal
 from coterie.cli.merge import one_experiment
-from coterie.config import complete
-from coterie.record import RunDirectory
+from coterie.experiment.config import complete
+from coterie.experiment.directory import RunDirectory
+from coterie.report import terminal
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.check import Facts, look_here
+from coterie.deployment.check import FederationFacts, look_here
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 
@@ -244,7 +244,7 @@ class StandInLink:
 
 
 def follower(folder: Path) -> Follower:
-    return Follower(folder, Facts("trial", ["a", "b"], 2, "fedavg"))
+    return Follower(folder, FederationFacts("trial", ["a", "b"], 2, "fedavg"))
 
 
 def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from coterie.cli.federation_model import site_folder
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.models import export_model, predict
+from coterie.deployment.predict.model import export_model, predict
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.columns import Columns
+from coterie.core.columns import Columns
 
 WIDTH = 24
 spans = st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH))

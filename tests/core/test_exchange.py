@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import exchange
-from coterie.columns import Columns
+from coterie.core import exchange
+from coterie.core.columns import Columns
+from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Mix, Put, Uploads, apply, check_weights
-from coterie.federation import Federation
 from support import rows_of, tiny
 
 CLIENTS = 4

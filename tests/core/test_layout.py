@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.columns import Columns
+from coterie.core.columns import Columns
+from coterie.core.layout import Layout
 from coterie.errors import CoterieError
-from coterie.layout import Layout
 from support import CLASSES, FEATURES, NormNet, PlainNet, seeded
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.columns import Columns
-from coterie.federation import Federation, Slot
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+from coterie.core.slots import Slot
 from support import rows_of, tiny
 
 WIDTH, CLIENTS = 12, 3

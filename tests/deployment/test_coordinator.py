@@ -18,7 +18,7 @@ from coterie.deployment.logbook import Logbook
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
 from coterie.errors import CoterieError
-from coterie.record import load_tensors
+from coterie.experiment.directory import load_tensors
 from federated import SITES, Together, agreed, simulated
 
 Tamper = Callable[[Packed], Packed]

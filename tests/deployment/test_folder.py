@@ -11,8 +11,8 @@ import pytest
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import look, look_here
-from coterie.deployment.folder import require_folder, write_folder
-from coterie.deployment.processes import environment, flower_command
+from coterie.deployment.flower.folder import require_folder, write_folder
+from coterie.deployment.flower.processes import environment, flower_command
 from coterie.errors import CoterieError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.deployment.processes import (
+from coterie.deployment.flower.processes import (
     Lock,
     Process,
     environment,
@@ -34,7 +34,7 @@ time.sleep(60)
 STARTER = """
 import sys, time
 from pathlib import Path
-from coterie.deployment.processes import Process, Lock
+from coterie.deployment.flower.processes import Process, Lock
 folder = Path(sys.argv[1])
 command = [sys.executable, "-c", sys.argv[2]]
 process = Process(command, folder / "log", {"PATH": "/bin"}, folder, Lock(folder / "lock", "it"))
@@ -137,7 +137,7 @@ def test_the_exit_code_and_the_words_of_a_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deployment.processes.GRACE", 0.3)
+    monkeypatch.setattr("coterie.deployment.flower.processes.GRACE", 0.3)
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )

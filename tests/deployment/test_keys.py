@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from coterie.deployment.keys import Keys, covers, days_left, hosts_of, make_keys
+from coterie.deployment.flower.keys import Keys, covers, days_left, hosts_of, make_keys
 from coterie.errors import CoterieError
 
 SITES = ("site-a", "site-b")

@@ -15,14 +15,14 @@ import torch
 
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.folder import write_folder
-from coterie.deployment.keys import Keys, make_keys
-from coterie.deployment.launch import Link
+from coterie.deployment.flower.folder import write_folder
+from coterie.deployment.flower.keys import Keys, make_keys
+from coterie.deployment.flower.link import Link
+from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
-from coterie.deployment.node import Node
 from coterie.errors import CoterieError
-from coterie.record import CHECKPOINT, LOG, ROUNDS, load_tensors
-from coterie.rounds import as_delivered
+from coterie.experiment.directory import CHECKPOINT, LOG, ROUNDS, load_tensors
+from coterie.rounds.delivery import as_delivered
 from federated import simulated
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
@@ -175,7 +175,7 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) ->
 
 
 TAMPERING = '''
-from coterie.deployment import flower
+from coterie.deployment.flower import apps as flower
 from coterie.deployment.wire import Packed
 
 honest = flower.as_records
@@ -241,7 +241,7 @@ def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monk
         key=Keys(tmp_path / "keys").site("stranger"),
         authority=Keys(ground.folder / "keys").authority,
     )
-    monkeypatch.setattr("coterie.deployment.node.FORGOTTEN", 1.0)
+    monkeypatch.setattr("coterie.deployment.flower.node.FORGOTTEN", 1.0)
     try:
         stranger.start()
         with pytest.raises(CoterieError, match="refuses this site for good"):

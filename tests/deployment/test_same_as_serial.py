@@ -9,7 +9,7 @@ import torch
 
 from coterie.deployment.agreement import Agreement
 from coterie.methods import METHODS
-from coterie.rounds import as_delivered
+from coterie.rounds.delivery import as_delivered
 from federated import SITES, Together, agreed, simulated
 
 PAIRS = [(name, join) for name in sorted(METHODS) for join in (1.0, 0.67)]

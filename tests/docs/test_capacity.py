@@ -9,8 +9,8 @@ import pytest
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Server
-from coterie.ledger import declared_bytes, tensor_bytes
 from coterie.methods import METHODS
+from coterie.rounds.ledger import declared_bytes, tensor_bytes
 
 PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 MODELS = ("cnn", "lenet5", "resnet8")

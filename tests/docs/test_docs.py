@@ -12,9 +12,9 @@ import pytest
 
 from coterie.cli import main
 from coterie.cli.merge import experiments, one_experiment
-from coterie.config import Config
 from coterie.data import DATASETS
 from coterie.engines import ENGINES
+from coterie.experiment.config import Config
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS

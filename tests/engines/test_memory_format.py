@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
+from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 
 

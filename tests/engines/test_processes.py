@@ -18,18 +18,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.engines import Engine, Processes, Serial, Work, agenda
-from coterie.engines.agenda import Agenda, Pace
-from coterie.engines.crew import Crew, raised_here
-from coterie.engines.seat import Done, Failed
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.steps import plain_steps
+from coterie.client.trainer import Trainer
+from coterie.core.federation import Federation
+from coterie.engines import Engine, Processes, Serial, Work
+from coterie.engines.processes.pool import ProcessPool, raised_here
+from coterie.engines.remote import queue
+from coterie.engines.remote.queue import Pace, TaskQueue
+from coterie.engines.remote.worker import Done, Failed
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment, Prepared
-from coterie.federation import Federation
-from coterie.local import Batch, Trainer
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
-from coterie.recipe import Phase, Recipe, plain_steps
-from coterie.rounds import RoundReport, Rounds
+from coterie.rounds.round import RoundReport, Rounds
 from support import MODELS, seeded, tiny, toy_data, toy_partition
 
 BOUND = 90.0  # seconds after which a subprocess counts as hanging
@@ -64,9 +68,9 @@ class Incident(FedPer):
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def pool() -> Iterator[ProcessPool]:
     """Two workers for all tests of this file: starting some takes seconds."""
-    both = Crew(2)
+    both = ProcessPool(2)
     yield both
     both.stop()
 
@@ -107,33 +111,33 @@ def serially(prepared: Prepared) -> tuple[dict[str, Tensor], list[Any]]:
     return rounds_with(Serial(prepared.problem(), prepared.method, prepared.experiment.seed), prepared)
 
 
-def by_processes(prepared: Prepared, crew: Crew) -> tuple[dict[str, Tensor], list[Any]]:
-    return rounds_with(Processes(prepared.problem(), prepared.method, prepared.experiment.seed, crew=crew), prepared)
+def by_processes(prepared: Prepared, pool: ProcessPool) -> tuple[dict[str, Tensor], list[Any]]:
+    return rounds_with(Processes(prepared.problem(), prepared.method, prepared.experiment.seed, pool=pool), prepared)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_ends_bit_identical_to_serial(name: str, crew: Crew) -> None:
+def test_every_method_ends_bit_identical_to_serial(name: str, pool: ProcessPool) -> None:
     prepared = experiment(name).prepare()
-    ours, told = by_processes(prepared, crew)
+    ours, told = by_processes(prepared, pool)
     theirs, told_serially = serially(prepared)
     assert same(ours, theirs)
     assert told == told_serially
-    assert len(crew.pids) == 2
+    assert len(pool.pids) == 2
 
 
-def test_dropout_momentum_and_clipping_are_bit_identical_too(crew: Crew) -> None:
+def test_dropout_momentum_and_clipping_are_bit_identical_too(pool: ProcessPool) -> None:
     prepared = experiment("fedavg", "dropout", momentum=0.9, clip=1.0, join=1.0, epochs=2).prepare()
-    ours, theirs = by_processes(prepared, crew), serially(prepared)
+    ours, theirs = by_processes(prepared, pool), serially(prepared)
     assert same(ours[0], theirs[0])
     assert ours[1] == theirs[1]
 
 
-def test_a_model_shared_by_all_is_tested_in_the_same_batches(crew: Crew) -> None:
+def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ProcessPool) -> None:
     data = toy_data(3000)
     prepared = tiny("fedavg", data=data, partition=toy_partition(data, 7)).prepare()
     federation = prepared.federation()
     assert federation.is_uniform
-    engine = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    engine = Processes(prepared.problem(), prepared.method, 0, pool=pool)
     for clients in (federation.everyone, torch.tensor([5, 1])):
         ours = engine.test(federation, clients, keep_scores=True)
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
@@ -145,9 +149,9 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(crew: Crew) -> None
             assert torch.equal(one.probabilities, other.probabilities)
 
 
-def test_one_engine_serves_several_federations_and_sees_what_changes(crew: Crew) -> None:
+def test_one_engine_serves_several_federations_and_sees_what_changes(pool: ProcessPool) -> None:
     prepared = experiment("fedper", rounds=5).prepare()
-    ours = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    ours = Processes(prepared.problem(), prepared.method, 0, pool=pool)
     serial = Serial(prepared.problem(), prepared.method, 0)
     first, second = prepared.federation(), prepared.federation()
     second["model"].own.mul_(1.5)
@@ -165,10 +169,10 @@ def test_one_engine_serves_several_federations_and_sees_what_changes(crew: Crew)
 
 
 @pytest.mark.parametrize("name", ["fedcac", "pfedcs"])
-def test_newcomers_train_without_probes(name: str, crew: Crew) -> None:
+def test_newcomers_train_without_probes(name: str, pool: ProcessPool) -> None:
     prepared = experiment(name, held_out=2).prepare()
     guests = list(prepared.partition.held_out)
-    ours = Processes(prepared.problem(guests), prepared.method, 0, crew=crew)
+    ours = Processes(prepared.problem(guests), prepared.method, 0, pool=pool)
     serial = Serial(prepared.problem(guests), prepared.method, 0)
     federation = prepared.federation(guests)
     work = Work(prepared.method.recipe(federation), test=True)
@@ -179,9 +183,9 @@ def test_newcomers_train_without_probes(name: str, crew: Crew) -> None:
     assert one.test_seconds > 0
 
 
-def test_rows_belong_to_the_caller(crew: Crew) -> None:
+def test_rows_belong_to_the_caller(pool: ProcessPool) -> None:
     prepared = experiment("fedper").prepare()
-    engine, federation = Processes(prepared.problem(), prepared.method, 0, crew=crew), prepared.federation()
+    engine, federation = Processes(prepared.problem(), prepared.method, 0, pool=pool), prepared.federation()
     work = Work(prepared.method.recipe(federation))
     kept = engine.train(federation, work, federation.everyone).rows["model"][1:2]
     before = kept.clone()
@@ -192,65 +196,65 @@ def test_rows_belong_to_the_caller(crew: Crew) -> None:
     assert len(engine._buffers) == 2  # the one that is kept, and one that was used three times
 
 
-def test_work_that_is_not_the_methods_is_refused(crew: Crew) -> None:
+def test_work_that_is_not_the_methods_is_refused(pool: ProcessPool) -> None:
     prepared = experiment("fedper").prepare()
     federation = prepared.federation()
-    engine = Processes(prepared.problem(), prepared.method, 0, crew=crew)
+    engine = Processes(prepared.problem(), prepared.method, 0, pool=pool)
     with pytest.raises(CoterieError, match="FedPer"):
         engine.train(federation, Work((Phase(train="classifier"),)), federation.everyone)
 
 
 def test_a_killed_worker_is_replaced_and_its_client_trained_again(
-    crew: Crew, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pool: ProcessPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = tmp_path / "left"
     left.write_bytes(b"x")
-    before = crew.pids
+    before = pool.pids
     struck = experiment(Incident("death", left=str(left)), join=1.0).prepare()
     with caplog.at_level("WARNING", logger="coterie"):
-        ours, told = by_processes(struck, crew)
+        ours, told = by_processes(struck, pool)
     assert left.read_bytes() == b""
     theirs, told_serially = serially(experiment(FedPer(), join=1.0).prepare())
     assert same(ours, theirs)
     assert told == told_serially
     assert "client 2: the worker process died (signal 9)" in caplog.text
-    assert len(crew.pids) == 2
-    assert len(set(crew.pids) & set(before)) == 1
+    assert len(pool.pids) == 2
+    assert len(set(pool.pids) & set(before)) == 1
 
 
-def test_an_idle_worker_that_dies_is_replaced(crew: Crew) -> None:
+def test_an_idle_worker_that_dies_is_replaced(pool: ProcessPool) -> None:
     prepared = experiment("fedcac", join=1.0).prepare()
-    victim = crew.pids[0]  # the older one: its successor has to wait for the job, the buffers and the values
+    victim = pool.pids[0]  # the older one: its successor has to wait for the job, the buffers and the values
     os.kill(victim, signal.SIGKILL)
-    ours, theirs = by_processes(prepared, crew), serially(prepared)
+    ours, theirs = by_processes(prepared, pool), serially(prepared)
     assert same(ours[0], theirs[0])
-    assert victim not in crew.pids
-    assert len(crew.pids) == 2
+    assert victim not in pool.pids
+    assert len(pool.pids) == 2
 
 
 def test_mistakes_of_the_users_stay_such() -> None:
-    book = Agenda([1], "client {}".format, Pace(), workers=1)
+    book = TaskQueue([1], "client {}".format, Pace(), workers=1)
     error = raised_here(Failed(0, "lr is wrong", "", expected=True), book)
     assert isinstance(error, CoterieError)
     assert str(error) == "client 0: lr is wrong"
 
 
 def test_a_client_that_kills_its_workers_is_given_up(
-    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agenda, "DEATHS", 1)  # each further death would cost the start of a worker
+    monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of a worker
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
-    pids = crew.pids
+    pids = pool.pids
     with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
-        by_processes(experiment(Incident("death", left=str(left)), join=1.0).prepare(), crew)
-    assert crew.pids == []
+        by_processes(experiment(Incident("death", left=str(left)), join=1.0).prepare(), pool)
+    assert pool.pids == []
     assert all(gone(pid) for pid in pids)
 
 
 def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None:
     pace = Pace()
-    book = Agenda([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
+    book = TaskQueue([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
     task = book.next_task()
     assert task == (1,)
     for _ in range(2):
@@ -259,7 +263,7 @@ def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None
     with pytest.raises(CoterieError, match=r"client 1: 3 worker processes died"):
         book.lost(task, "signal 9")
     pace.observe(10, 0.01)  # small clients: several make a task, yet no more than a quarter of what is left
-    book = Agenda([1] * 40, str, pace, workers=2)
+    book = TaskQueue([1] * 40, str, pace, workers=2)
     tasks = []
     while (task := book.next_task()) is not None:
         tasks.append(task)
@@ -274,10 +278,11 @@ SCRIPT = """
 import time
 import torch
 from coterie.data import Dataset
-from coterie.engines.crew import Crew
-from coterie.experiment import Experiment, make_rule
+from coterie.engines.processes.pool import ProcessPool
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.settings import make_rule
 from coterie.methods import FedAvg
-from coterie.recipe import Phase
+from coterie.client.recipe import Phase
 
 def sleep(trainer, batches):
     time.sleep(600)
@@ -286,14 +291,14 @@ class Sleepy(FedAvg):
     def recipe(self, federation):
         return (Phase(rule=sleep),)
 
-deal = Crew._deal
+deal = ProcessPool._deal
 
-def tell(crew, agenda):
-    deal(crew, agenda)
-    print(*[member.process.pid for member in crew._members if member.stage == "busy"], flush=True)
+def tell(pool, queue):
+    deal(pool, queue)
+    print(*[member.process.pid for member in pool._members if member.stage == "busy"], flush=True)
 
 def main():
-    Crew._deal = tell
+    ProcessPool._deal = tell
     data = Dataset("noise", torch.randn(40, 3), torch.arange(40) % 2, classes=2)
     rule = make_rule("iid", {"clients": 2})
     Experiment(Sleepy(), data, rule, engine="processes", workers=1, rounds=1, evaluate_every=1).run()
@@ -344,7 +349,7 @@ def test_classes_that_workers_cannot_import_are_refused_with_a_way_out() -> None
     way_out = "into a module of its own (a .py file) and import it, or use engine='serial'"
     with pytest.raises(CoterieError, match=re.escape(way_out)):
         engine.test(federation, federation.everyone)
-    assert engine.crew.pids == []
+    assert engine.pool.pids == []
     # As in a notebook: the main process finds the class in its main module, the worker does not in its own.
     Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
     main: Any = sys.modules["__main__"]
@@ -354,7 +359,7 @@ def test_classes_that_workers_cannot_import_are_refused_with_a_way_out() -> None
             engine.test(federation, federation.everyone)
     finally:
         del main.Mine
-    assert engine.crew.pids == []
+    assert engine.pool.pids == []
 
 
 @pytest.mark.parametrize(("name", "number"), [("interrupted", signal.SIGINT), ("killed", signal.SIGKILL)])

@@ -22,21 +22,26 @@ import torch
 from test_processes import Incident, experiment, rounds_with, same, serially
 from torch import Tensor
 
-from coterie.engines import RayCluster, Serial, Work, agenda, ray_session
-from coterie.engines.agenda import Agenda, Pace
-from coterie.engines.ray_cluster import homes_by_size
-from coterie.engines.ray_session import RaySession, import_ray
-from coterie.engines.ray_site import arrays_of, with_arrays
-from coterie.engines.ray_troupe import Cargo, Troupe
-from coterie.engines.seat import Call
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.steps import plain_steps
+from coterie.client.trainer import Trainer
+from coterie.compare.pool import obstacle
+from coterie.core.federation import Federation
+from coterie.engines import RayCluster, Serial, Work
+from coterie.engines.ray import session as ray_session
+from coterie.engines.ray.actor import arrays_of, with_arrays
+from coterie.engines.ray.engine import homes_by_size
+from coterie.engines.ray.pool import ActorPool, Cargo
+from coterie.engines.ray.session import RaySession, import_ray
+from coterie.engines.remote import queue
+from coterie.engines.remote.queue import Pace, TaskQueue
+from coterie.engines.remote.worker import Call
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment, Prepared
-from coterie.federation import Federation
-from coterie.local import Batch, Trainer
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer
-from coterie.parallel import obstacle
 from coterie.partition import Iid
-from coterie.recipe import Phase, Recipe, plain_steps
 from support import tiny, toy_data, toy_partition
 
 if find_spec("ray") is None:
@@ -56,36 +61,36 @@ def session() -> Iterator[RaySession]:
 
 
 @pytest.fixture(scope="module")
-def troupe(session: RaySession) -> Iterator[Troupe]:
+def pool(session: RaySession) -> Iterator[ActorPool]:
     """Two actors: starting some takes seconds."""
-    both = Troupe(session, 2)
+    both = ActorPool(session, 2)
     yield both
     both.stop()
 
 
-def engine_for(prepared: Prepared, troupe: Troupe) -> RayCluster:
-    return RayCluster(prepared.problem(), prepared.method, prepared.experiment.seed, troupe=troupe)
+def engine_for(prepared: Prepared, pool: ActorPool) -> RayCluster:
+    return RayCluster(prepared.problem(), prepared.method, prepared.experiment.seed, pool=pool)
 
 
-def by_ray(prepared: Prepared, troupe: Troupe) -> tuple[dict[str, Tensor], list[Any]]:
-    return rounds_with(engine_for(prepared, troupe), prepared)
+def by_ray(prepared: Prepared, pool: ActorPool) -> tuple[dict[str, Tensor], list[Any]]:
+    return rounds_with(engine_for(prepared, pool), prepared)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_ends_bit_identical_to_serial(name: str, troupe: Troupe) -> None:
+def test_every_method_ends_bit_identical_to_serial(name: str, pool: ActorPool) -> None:
     """Three of five clients a round; everybody is tested as received and as trained."""
     prepared = experiment(name, rounds=2).prepare()
-    ours, told = by_ray(prepared, troupe)
+    ours, told = by_ray(prepared, pool)
     theirs, told_serially = serially(prepared)
     assert same(ours, theirs)
     assert told == told_serially
-    assert len(troupe.handles) == 2
+    assert len(pool.handles) == 2
 
 
-def test_actors_on_a_device_train_their_clients_together(session: RaySession, troupe: Troupe) -> None:
+def test_actors_on_a_device_train_their_clients_together(session: RaySession, pool: ActorPool) -> None:
     """The first processor counts as a device of its own here: the path is that of a GPU."""
-    troupe.stop()  # Ray counts two processors; the actors come back when they are needed
-    stacked = Troupe(session, 2, device="cpu:0")
+    pool.stop()  # Ray counts two processors; the actors come back when they are needed
+    stacked = ActorPool(session, 2, device="cpu:0")
     try:
         for name in ("fedper", "fedcac", "fedfomo"):  # the last has a step rule that is not stacked
             prepared = experiment(name, rounds=2).prepare()
@@ -97,34 +102,34 @@ def test_actors_on_a_device_train_their_clients_together(session: RaySession, tr
         stacked.stop()
 
 
-def test_a_gpu_that_pytorch_cannot_use_is_named(session: RaySession, troupe: Troupe) -> None:
+def test_a_gpu_that_pytorch_cannot_use_is_named(session: RaySession, pool: ActorPool) -> None:
     if torch.cuda.is_available():
         pytest.skip("PyTorch can use a GPU here")
-    troupe.stop()
-    without = Troupe(session, 1, device="cuda")
+    pool.stop()
+    without = ActorPool(session, 1, device="cuda")
     with pytest.raises(CoterieError, match="engine = 'ray': an actor's PyTorch cannot use its GPU"):
         by_ray(experiment("fedavg").prepare(), without)
 
 
-def test_dropout_momentum_and_everybody_taking_part_are_bit_identical_too(troupe: Troupe) -> None:
+def test_dropout_momentum_and_everybody_taking_part_are_bit_identical_too(pool: ActorPool) -> None:
     prepared = experiment("fedavg", "dropout", momentum=0.9, clip=1.0, join=1.0, epochs=2).prepare()
-    ours, theirs = by_ray(prepared, troupe), serially(prepared)
+    ours, theirs = by_ray(prepared, pool), serially(prepared)
     assert same(ours[0], theirs[0])
     assert ours[1] == theirs[1]
 
 
-def test_convolutions_in_both_memory_formats_are_bit_identical_too(troupe: Troupe) -> None:
+def test_convolutions_in_both_memory_formats_are_bit_identical_too(pool: ActorPool) -> None:
     for memory in ("contiguous", "channels_last"):
         options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch": 64, "memory": memory}
         prepared = Experiment("fedper", "digits", Iid(clients=3), "lenet5", **options).prepare()
-        assert same(by_ray(prepared, troupe)[0], serially(prepared)[0])
+        assert same(by_ray(prepared, pool)[0], serially(prepared)[0])
         problem = prepared.problem()
         assert with_arrays(problem, arrays_of(problem)).inputs.stride() == problem.inputs.stride()
 
 
-def test_one_engine_serves_several_federations_and_sees_what_changes(troupe: Troupe) -> None:
+def test_one_engine_serves_several_federations_and_sees_what_changes(pool: ActorPool) -> None:
     prepared = experiment("fedper", rounds=5).prepare()
-    ours, serial = engine_for(prepared, troupe), Serial(prepared.problem(), prepared.method, 0)
+    ours, serial = engine_for(prepared, pool), Serial(prepared.problem(), prepared.method, 0)
     first, second = prepared.federation(), prepared.federation()
     second["model"].own.mul_(1.5)
     work = Work(prepared.method.recipe(first))
@@ -140,13 +145,13 @@ def test_one_engine_serves_several_federations_and_sees_what_changes(troupe: Tro
     assert all(torch.equal(a.losses, b.losses) for a, b in zip(*scores, strict=True))
 
 
-def test_a_model_shared_by_all_is_tested_in_the_same_batches(troupe: Troupe) -> None:
+def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ActorPool) -> None:
     data = toy_data(1500)
     prepared = tiny("fedavg", data=data, partition=toy_partition(data, 7)).prepare()
     federation = prepared.federation()
     assert federation.is_uniform
     for clients in (federation.everyone, torch.tensor([5, 1])):
-        ours = engine_for(prepared, troupe).test(federation, clients, keep_scores=True)
+        ours = engine_for(prepared, pool).test(federation, clients, keep_scores=True)
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
@@ -186,62 +191,62 @@ def peek(trainer: Trainer, batches: Iterator[Batch]) -> None:
     worker = trainer.worker
     stranger = worker.federation["model"].own[(worker.client + 1) % worker.federation.clients]
     plain_steps(trainer, batches)
-    worker.federation["model"].own_columns.put(worker.network("model").row, stranger)
+    worker.federation["model"].own_columns.put(worker.model("model").row, stranger)
 
 
-def test_rows_that_were_not_sent_are_no_numbers(troupe: Troupe) -> None:
+def test_rows_that_were_not_sent_are_no_numbers(pool: ActorPool) -> None:
     prepared = experiment(Nosy(), join=1.0).prepare()
     federation = prepared.federation()
     federation.round = 1
-    engine = engine_for(prepared, troupe)
+    engine = engine_for(prepared, pool)
     trained = engine.train(federation, Work(prepared.method.recipe(federation)), torch.tensor([1]))
     assert not bool(trained.rows["model"].isfinite().all())
 
 
 def test_an_actor_killed_in_mid_round_is_replaced_and_its_clients_trained_again(
-    troupe: Troupe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pool: ActorPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = tmp_path / "left"
     left.write_bytes(b"x")
-    before = troupe.handles
+    before = pool.handles
     struck = experiment(Incident("death", left=str(left)), join=1.0).prepare()
     with caplog.at_level("WARNING", logger="coterie"):
-        ours, told = by_ray(struck, troupe)
+        ours, told = by_ray(struck, pool)
     assert left.read_bytes() == b""
     theirs, told_serially = serially(experiment(FedPer(), join=1.0).prepare())
     assert same(ours, theirs)
     assert told == told_serially
     assert re.search(r"round 1, client 2: Ray actor [01] \(.*, process \d+\) was lost \(ActorDiedError\)", caplog.text)
-    assert len(troupe.handles) == 2
-    assert sum(handle in before for handle in troupe.handles) == 1
+    assert len(pool.handles) == 2
+    assert sum(handle in before for handle in pool.handles) == 1
 
 
-def test_an_actor_killed_between_rounds_is_replaced(troupe: Troupe) -> None:
+def test_an_actor_killed_between_rounds_is_replaced(pool: ActorPool) -> None:
     prepared = experiment("fedcac", join=1.0).prepare()
-    victim = troupe.handles[0]
+    victim = pool.handles[0]
     ray.kill(victim)
-    ours, theirs = by_ray(prepared, troupe), serially(prepared)
+    ours, theirs = by_ray(prepared, pool), serially(prepared)
     assert same(ours[0], theirs[0])
-    assert victim not in troupe.handles
+    assert victim not in pool.handles
 
 
 def test_errors_of_the_work_are_raised_here_and_end_the_actors(
-    troupe: Troupe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agenda, "DEATHS", 1)  # each further death would cost the start of an actor
+    monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of an actor
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
     with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
-        by_ray(experiment(Incident("death", left=str(left)), join=1.0).prepare(), troupe)
-    assert troupe.handles == []
+        by_ray(experiment(Incident("death", left=str(left)), join=1.0).prepare(), pool)
+    assert pool.handles == []
     with pytest.raises(RuntimeError, match="round 2, client 2: ZeroDivisionError: a bug") as caught:
-        by_ray(experiment(Incident("bug"), join=1.0).prepare(), troupe)
+        by_ray(experiment(Incident("bug"), join=1.0).prepare(), pool)
     assert "in strike" in caught.value.__notes__[0]
-    assert troupe.handles == []
+    assert pool.handles == []
 
 
 def test_classes_that_actors_cannot_import_are_refused_with_a_way_out(
-    troupe: Troupe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "from coterie.methods import FedAvg\n\n\nclass Elsewhere(FedAvg):\n    pass\n"
     (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
@@ -249,11 +254,11 @@ def test_classes_that_actors_cannot_import_are_refused_with_a_way_out(
     prepared = experiment(importlib.import_module("only_here").Elsewhere()).prepare()
     federation = prepared.federation()
     with pytest.raises(CoterieError, match=r"engine = 'ray': the workers cannot import .*only_here.*engine='serial'"):
-        engine_for(prepared, troupe).test(federation, federation.everyone)
+        engine_for(prepared, pool).test(federation, federation.everyone)
     locked = FedAvg()
     object.__setattr__(locked, "lock", threading.Lock())
     with pytest.raises(CoterieError, match=r"engine = 'ray': the workers cannot import .*lock"):
-        engine_for(experiment(locked).prepare(), troupe).test(federation, federation.everyone)
+        engine_for(experiment(locked).prepare(), pool).test(federation, federation.everyone)
 
 
 def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession) -> None:
@@ -267,9 +272,9 @@ def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession) -
     )
 
 
-def test_the_command_joins_an_existing_cluster(session: RaySession, troupe: Troupe, tmp_path: Path) -> None:
+def test_the_command_joins_an_existing_cluster(session: RaySession, pool: ActorPool, tmp_path: Path) -> None:
     """Another process's cluster: the local one of this file, which has to be addressed as what it is."""
-    troupe.stop()  # its actors hold the CPUs
+    pool.stop()  # its actors hold the CPUs
     address = ray.get_runtime_context().gcs_address
     options = ["fedper", "--clients", "3", "--rounds", "1", "--epochs", "1", "--json"]
     ours, theirs = (
@@ -290,10 +295,10 @@ def test_the_command_joins_an_existing_cluster(session: RaySession, troupe: Trou
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="needs Linux")
-def test_a_local_ray_listens_on_this_machine_only_and_keeps_its_files_to_itself(troupe: Troupe) -> None:
+def test_a_local_ray_listens_on_this_machine_only_and_keeps_its_files_to_itself(pool: ActorPool) -> None:
     prepared = experiment("fedavg").prepare()
     federation = prepared.federation()
-    engine_for(prepared, troupe).test(federation, federation.everyone)
+    engine_for(prepared, pool).test(federation, federation.everyone)
     addresses = [address for pid in descendants(os.getpid()) for address in listening(pid)]
     assert len(addresses) >= 5  # server, node, two actors, this process
     assert set(addresses) == {"127.0.0.1"}
@@ -418,7 +423,7 @@ def test_homes_are_balanced_and_idle_actors_help_out() -> None:
         80,
         80,
     ]
-    book = Agenda(sizes, str, Pace(), workers=2, homes=homes)
+    book = TaskQueue(sizes, str, Pace(), workers=2, homes=homes)
     first = [book.next_task(0) for _ in range(6)]
     own = [position for position in range(6) if homes[position] == 0]
     assert first[: len(own)] == [(position,) for position in sorted(own, key=lambda one: -sizes[one])]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.auto import with_choice
+from coterie.client.steps import plain_steps
+from coterie.core.layout import Layout
 from coterie.engines import Serial, Stacked, Work
-from coterie.engines.batched import BatchedNet
-from coterie.engines.stack import Ground, Stack
-from coterie.engines.stacked_phase import StackedPhase
+from coterie.engines.stacked.model import BatchedNet
+from coterie.engines.stacked.phase import StackedPhase
+from coterie.engines.stacked.stack import Ground, Stack
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
-from coterie.layout import Layout
+from coterie.experiment.choose_engine import with_choice
+from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedTC, Method
-from coterie.recipe import plain_steps
 from support import PlainNet, rows_of, seeded, tiny
 
 TOLERANCE = 2e-5
@@ -181,7 +181,7 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
 
 
 def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.engines.require_device", lambda *_: None)  # as if it were here
+    monkeypatch.setattr("coterie.experiment.settings.require_device", lambda *_: None)  # as if it were here
     assert Experiment(device="cuda").engine == "stacked"
     assert Experiment().engine == "serial"
     prepared = Experiment(device="cuda", engine="auto").prepare()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from coterie.core.layout import Layout
 from coterie.data import Dataset
-from coterie.layout import Layout
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
 from support import CLASSES, MODELS, seat, seeded, tiny, toy_data
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.federation import Federation
+from coterie.core.federation import Federation
 from coterie.maths.collaboration import WEIGHTS, _literal, teaching_weights, three_at_random, threshold
 from support import tiny, toy_data, toy_partition
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.local import Worker
+from coterie.client.trainer import train
+from coterie.client.worker import Worker
 from coterie.maths.critical import CriticalMask, critical, uncritical
 from coterie.methods import FedCAC
 from support import seat, tiny
@@ -68,7 +69,7 @@ def test_the_lowest_scores(scores: list[float], share: float, expected: list[int
 def trained_worker(model: str = "plain", client: int = 1, round: int = 1, **options: object) -> Worker:
     method = FedCAC()
     worker = seat(tiny(method, model, **options).prepare(), client, round)
-    worker.train(method.recipe(worker.federation))
+    train(worker, method.recipe(worker.federation))
     return worker
 
 
@@ -84,7 +85,7 @@ def test_sensitivity_is_the_rounds_displacement_times_the_weight() -> None:
     worker = trained_worker()
     masks = tensors(worker, CriticalMask(0.5)(worker))
     start = worker.problem.layout.views(worker.federation.initial)
-    end = worker.problem.layout.views(worker.network("model").row)
+    end = worker.problem.layout.views(worker.model("model").row)
     for name, mask in masks.items():
         scores = ((end[name] - start[name]) * end[name]).abs().flatten().tolist()
         take = int(0.5 * len(scores))

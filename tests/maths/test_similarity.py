@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import exchange
+from coterie.core import exchange
 from coterie.maths.similarity import class_cosines, cosines, overlaps, row_normalised, squared_distances
 
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from coterie.client.recipe import Recipe
+from coterie.client.worker import Worker
+from coterie.core.exchange import Applied, apply
+from coterie.core.federation import Federation
 from coterie.engines import Trained
 from coterie.errors import CoterieError
-from coterie.exchange import Applied, apply
-from coterie.experiment import Experiment
-from coterie.federation import Federation
-from coterie.local import Worker
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
-from coterie.recipe import Recipe
-from coterie.result import Result
-from coterie.rounds import collect
+from coterie.rounds.collect import collect
 from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
 
 
@@ -109,7 +109,7 @@ def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> No
     def train_and_break(worker: Worker, recipe: Recipe) -> None:
         train(worker, recipe)
         if recipe and (worker.client, worker.federation.round) == (client, round):
-            worker.network("model").row[3] = torch.nan
+            worker.model("model").row[3] = torch.nan
 
     monkeypatch.setattr(Worker, "train", train_and_break)
 

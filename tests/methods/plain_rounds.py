@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
-from coterie.result import Result
 from coterie.rng import torch_stream
-from coterie.rounds import RoundReport
-from coterie.sampling import draw_cohort
+from coterie.rounds.round import RoundReport
+from coterie.rounds.sampling import draw_cohort
 from support import PlainNet, final_rows, permuted_partition, seeded, tiny, toy_data, toy_partition
 
 DATA = toy_data()

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase
+from coterie.client.trainer import Trainer
+from coterie.client.worker import Worker
+from coterie.core.federation import Federation
 from coterie.engines import make_engine
-from coterie.experiment import Prepared
-from coterie.federation import Federation
-from coterie.local import Batch, Trainer, Worker
+from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
-from coterie.recipe import Phase
 from coterie.rng import torch_stream
-from coterie.rounds import RoundReport, Rounds
-from coterie.sampling import draw_cohort
+from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.sampling import draw_cohort
 from support import permuted_partition, tiny, toy_data, toy_partition
 
 SHORT = {"rounds": 3, "epochs": 2, "batch": 7, "lr": 0.1}
@@ -164,7 +166,7 @@ def gradient_at(
     trainer = Trainer(worker, phase, 0)
     batch = next(trainer.batches())
     trainer.gradient(batch)
-    return {slot: worker.network(slot).grad.clone() for slot in (phase.slot, *phase.also)}, batch, worker
+    return {slot: worker.model(slot).grad.clone() for slot in (phase.slot, *phase.also)}, batch, worker
 
 
 def assert_relabelling_permutes(method: Method, **options: Any) -> None:

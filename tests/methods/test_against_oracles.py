@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.experiment import Experiment
+from coterie.experiment.experiment import Experiment
 from coterie.methods import FedCAC, FedReMa, FedTC, Method, PFedCS, PFedSim
 from coterie.partition import Pathological
 

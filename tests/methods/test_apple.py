@@ -11,8 +11,8 @@ from by_hand import Hand, assert_relabelling_permutes_matrices, losses_received
 from plain_training import assert_near, assert_unlike, play, prepared_for
 from torch import Tensor
 
+from coterie.client.trainer import Trainer, train
 from coterie.errors import CoterieError
-from coterie.local import Trainer
 from coterie.methods import FedAvg, Local
 from coterie.methods.apple import APPLE
 from support import seat, toy_data, toy_partition
@@ -68,7 +68,7 @@ def test_slopes_are_the_gradient_in_the_relations() -> None:
     (index,) = hand.batches(2, 2)
     relations = federation.values["relations"][2].clone().requires_grad_()
     (expected,) = torch.autograd.grad(hand.loss(relations @ cores, index), relations)
-    worker.train(method.recipe(federation))
+    train(worker, method.recipe(federation))
     assert_near(worker.notes["relations"], relations - 0.1 * expected)
 
 

@@ -24,9 +24,9 @@ from plain_rounds import (
 )
 from torch import Tensor
 
+from coterie.core.exchange import Mix, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Mix, Put, Uploads
-from coterie.federation import Federation
 from coterie.methods.cfl import CFL
 from coterie.partition import Partition
 from support import final_rows, rows_of, tiny, toy_partition

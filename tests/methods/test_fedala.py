@@ -11,6 +11,7 @@ from by_hand import Hand, losses_received
 from plain_training import assert_bytes, assert_near, assert_relabelling_permutes, assert_unlike, play, prepared_for
 from torch import Tensor
 
+from coterie.client.trainer import train
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedala import MOST_PASSES, WINDOW, FedALA
@@ -91,13 +92,13 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     last = federation["previous"].own[1]
     index = hand.problem.train[1]
     (slope,) = torch.autograd.grad(hand.loss(last + (hand.initial - last) * blend, index), blend)
-    worker.train(method.tune(federation))
+    train(worker, method.tune(federation))
     expected = (0.5 - 0.4 * slope).clamp(0, 1)
-    assert_near(worker.network("blend").row, expected)
-    assert_near(worker.network("model").row, last + (hand.initial - last) * expected)
-    before = worker.network("model").row.clone()
-    worker.train(method.tune(federation))
-    assert torch.equal(worker.network("model").row, before), "once a visit"
+    assert_near(worker.model("blend").row, expected)
+    assert_near(worker.model("model").row, last + (hand.initial - last) * expected)
+    before = worker.model("model").row.clone()
+    train(worker, method.tune(federation))
+    assert torch.equal(worker.model("model").row, before), "once a visit"
 
 
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
@@ -160,7 +161,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
             return torch.full((len(batch.labels),), float(seen % 7))
 
         monkeypatch.setattr("coterie.methods.fedala.cross_entropy", counted)
-        worker.train(method.tune(worker.federation))
+        train(worker, method.tune(worker.federation))
         counts.append(seen)
     assert counts[0] == MOST_PASSES * counts[1]
 
@@ -171,11 +172,11 @@ def test_batch_norm_keeps_its_statistics_while_blending() -> None:
     worker.federation.values["rounds_taken"][:] = 1
     worker.federation["previous"].own.mul_(0.5)
     stats = worker.federation.layout.columns("stats")
-    before = stats.take(worker.network("model").row).clone()
-    row = worker.network("model").row.clone()
-    worker.train(ready.method.tune(worker.federation))
-    assert torch.equal(stats.take(worker.network("model").row), before)
-    assert not torch.equal(worker.network("model").row, row)
+    before = stats.take(worker.model("model").row).clone()
+    row = worker.model("model").row.clone()
+    train(worker, ready.method.tune(worker.federation))
+    assert torch.equal(stats.take(worker.model("model").row), before)
+    assert not torch.equal(worker.model("model").row, row)
 
 
 def test_memory_follows_what_is_blended() -> None:

@@ -23,6 +23,7 @@ from plain_rounds import (
 )
 from torch import Tensor, nn
 
+from coterie.client.trainer import train as train_at
 from coterie.errors import CoterieError
 from coterie.methods.fedamp import FedAMP
 from support import final_rows, seat, tiny
@@ -57,8 +58,8 @@ def test_the_regulariser_moves_the_row_by_its_gradient() -> None:
         method = FedAMP(lam=3.0, alpha=2.0, noop_reg=noop)
         worker = seat(tiny(method, batch=1000).prepare(), client=1)
         worker.federation["anchor"].own += torch.linspace(0.5, 1, WIDTH)
-        worker.train(method.recipe(worker.federation))
-        rows.append(worker.network("model").row.clone())
+        train_at(worker, method.recipe(worker.federation))
+        rows.append(worker.model("model").row.clone())
     start = worker.received().clone().requires_grad_(True)
     penalty = 3.0 / (2 * 2.0) * (start - worker.federation["anchor"].own[1]).square().sum()
     (gradient,) = torch.autograd.grad(penalty, start)

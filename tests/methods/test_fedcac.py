@@ -22,10 +22,10 @@ from five import (
 from torch import Tensor
 
 from coterie.engines import make_engine
-from coterie.experiment import Experiment
+from coterie.experiment.experiment import Experiment
 from coterie.maths.similarity import overlaps
 from coterie.methods import FedAvg, FedCAC, Local
-from coterie.rounds import Rounds
+from coterie.rounds.round import Rounds
 from support import final_rows, rows_of, tiny, toy_data
 
 

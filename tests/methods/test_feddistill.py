@@ -20,9 +20,9 @@ from plain_training import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.core.exchange import Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Put, Uploads
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local
 from coterie.methods.feddistill import FedDistill
 

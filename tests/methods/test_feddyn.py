@@ -16,9 +16,9 @@ from plain_training import (
 )
 from torch.nn.functional import cross_entropy
 
+from coterie.core.exchange import Mix, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Mix, Put, Uploads
-from coterie.federation import Federation
 from coterie.methods import FedAvg, FedProx, Local
 from coterie.methods.feddyn import FedDyn
 

@@ -11,8 +11,9 @@ from by_hand import Hand, assert_relabelling_permutes_matrices, losses_received,
 from plain_training import Played, assert_near, assert_unlike, play, prepared_for
 from torch import Tensor
 
+from coterie.client.trainer import train
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local, Method
 from coterie.methods.fedfomo import FedFomo, helpfulness
 from coterie.partition import Partition
@@ -131,11 +132,11 @@ def test_if_no_model_helps_the_own_one_is_kept() -> None:
         good = good - 0.1 * hand.gradient(good, index)
     worker.federation["model"].own[0] = good
     worker.seat(worker.federation, 0)
-    worker.train(ready.method.recipe(worker.federation))
+    train(worker, ready.method.recipe(worker.federation))
     row = good
     for batch in hand.batches(0, 2):
         row = row - hand.experiment.lr * hand.gradient(row, batch)
-    assert_near(worker.network("model").row, row)
+    assert_near(worker.model("model").row, row)
     assert bool((worker.notes["gains"][1:] < 0).all())
 
 
@@ -161,11 +162,11 @@ def test_judging_leaves_no_trace_in_statistics_of_batch_norm() -> None:
     data = toy_data()
     ready = prepared_for(FedFomo(), data=data, partition=with_validation(toy_partition(data)), model="norm")
     worker = seat(ready, 0)
-    own = worker.network("model").row.clone()
+    own = worker.model("model").row.clone()
     rows = own[None] * torch.tensor([[1.0], [0.5]])
     first: Tensor = helpfulness(worker, own, rows)
     assert torch.equal(helpfulness(worker, own, rows), first)
-    assert torch.equal(worker.network("model").row, rows[-1])
+    assert torch.equal(worker.model("model").row, rows[-1])
 
 
 def test_bytes() -> None:

@@ -29,9 +29,9 @@ from plain_rounds import (
 )
 from torch import Tensor, nn
 
+from coterie.client.batch import Batch
+from coterie.core.exchange import Uploads
 from coterie.errors import CoterieError
-from coterie.exchange import Uploads
-from coterie.local import Batch
 from coterie.maths.generator import FeatureGenerator
 from coterie.methods.fedgen import FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
 from coterie.rng import stream_seed, torch_stream
@@ -108,7 +108,7 @@ def test_terms_and_their_gradients(kind: str) -> None:
     federation, shape = worker.federation, SMALL.shape(worker.federation)
     federation.values["label_shares"] = torch.tensor([[0.2, 0.5, 0.3]])
     term = GeneratedSamples(2.0, shape) if kind == "samples" else GeneratedTeacher(2.0, shape)
-    network = worker.network("model")
+    network = worker.model("model")
     network.train_only(federation.layout.columns("all"))
     loss = term(Batch(worker, "model", TRAIN[1][:7]))
     assert loss.shape == (7,)

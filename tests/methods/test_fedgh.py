@@ -21,9 +21,9 @@ from plain_training import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from coterie.core.exchange import Uploads, apply
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Uploads, apply
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedgh import FedGH
 from coterie.rng import torch_stream

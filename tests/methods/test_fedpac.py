@@ -27,8 +27,8 @@ from plain_rounds import (
 )
 from torch import Tensor, nn
 
+from coterie.core.exchange import Mix, Uploads
 from coterie.errors import CoterieError
-from coterie.exchange import Mix, Uploads
 from coterie.methods.fedpac import FeatureStatistics, FedPAC, combinations
 from support import PlainNet, final_rows, rows_of, seat, tiny
 

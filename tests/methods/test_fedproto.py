@@ -20,10 +20,10 @@ from plain_training import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.client.batch import Batch
+from coterie.core.exchange import Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.exchange import Put, Uploads
-from coterie.federation import Federation
-from coterie.local import Batch
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedproto import FedProto
 

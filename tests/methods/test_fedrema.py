@@ -24,7 +24,7 @@ from five import (
 )
 from torch import Tensor
 
-from coterie.exchange import Uploads
+from coterie.core.exchange import Uploads
 from coterie.methods import FedAvg, FedPer, FedReMa, fedrema
 from coterie.methods.fedrema import most_relevant
 from coterie.rng import torch_stream

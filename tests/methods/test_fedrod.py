@@ -22,8 +22,8 @@ from plain_training import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedrod import HEADS, FedRod
 

@@ -24,13 +24,15 @@ from five import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from coterie.columns import Columns
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.local import Batch, Trainer, Worker
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.trainer import Trainer, train
+from coterie.client.worker import Worker
+from coterie.core.columns import Columns
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
 from coterie.methods import FedPer, FedTC
 from coterie.methods.fedtc import own_head_loss
-from coterie.recipe import Phase, Recipe
 from coterie.rng import torch_stream
 from support import final_rows, rows_of, seat, seeded, tiny, toy_data
 
@@ -49,7 +51,7 @@ def gradient(own_seed: int, shared_seed: int, model: str = "plain") -> tuple[Ten
     (phase,) = method.recipe(federation)
     trainer = Trainer(worker, phase, 0)
     trainer.gradient(next(trainer.batches()))
-    grad, layout = worker.network("model").grad, worker.problem.layout
+    grad, layout = worker.model("model").grad, worker.problem.layout
     return layout.columns("extractor").take(grad).clone(), layout.columns("classifier").take(grad).clone()
 
 
@@ -71,10 +73,10 @@ class TestGradients:
     def test_the_shared_classifier_stays_as_it_is_all_round(self) -> None:
         method = FedTC(lr_classifier=0.5)
         worker = seat(tiny(method, epochs=3, momentum=0.9, weight_decay=0.1).prepare(), client=0)
-        before = worker.network("shared_head").row.clone()
-        worker.train(method.recipe(worker.federation))
-        assert torch.equal(worker.network("shared_head").row, before)
-        assert not torch.equal(worker.network("model").row, worker.federation.initial)
+        before = worker.model("shared_head").row.clone()
+        train(worker, method.recipe(worker.federation))
+        assert torch.equal(worker.model("shared_head").row, before)
+        assert not torch.equal(worker.model("model").row, worker.federation.initial)
 
 
 class TestClientRound:
@@ -86,7 +88,7 @@ class TestClientRound:
         worker = seat(tiny(method, epochs=2, lr=0.1, decay=0.5, schedule="exponential").prepare(), client=2, round=2)
         worker.federation["shared_head"].shared[0] = noise(27, 1)
         worker.federation["model"].own[2] = noise(27, 2)
-        worker.train(method.recipe(worker.federation))
+        train(worker, method.recipe(worker.federation))
 
         problem = worker.problem
         own = problem.train[2]
@@ -118,7 +120,7 @@ class TestClientRound:
                 steps: list[Callable[[], None]] = [update_classifier, update_extractor]
                 for step in steps if classifier_first else steps[::-1]:
                     step()
-        layout, found = problem.layout, worker.network("model").row
+        layout, found = problem.layout, worker.model("model").row
         torch.testing.assert_close(layout.columns("classifier").take(found), phi, atol=1e-5, rtol=1e-4)
         expected = layout.columns("extractor").take(layout.row(module))
         torch.testing.assert_close(layout.columns("extractor").take(found), expected, atol=1e-5, rtol=1e-4)
@@ -126,7 +128,7 @@ class TestClientRound:
 
 def own_head_teaches(batch: Batch) -> Tensor:
     """Equation (6) with the client's own classifier in place of the shared one."""
-    head = batch._worker.network("model").head
+    head = batch._worker.model("model").head
     frozen = {name: tensor.detach() for name, tensor in head.named_parameters()}
     logits = torch.func.functional_call(head, frozen, (batch.features,))
     return cross_entropy(logits, batch.labels, reduction="none")
@@ -275,6 +277,6 @@ def test_a_worker_never_trains_the_shared_slot() -> None:
     prepared = tiny(FedTC()).prepare()
     worker = Worker(prepared.problem(), prepared.method, 0)
     worker.seat(prepared.federation(), 0)
-    worker.train(prepared.method.recipe(worker.federation))
-    assert not any(parameter.requires_grad for parameter in worker.network("shared_head").head.parameters())
-    assert worker.network("shared_head")._trained == Columns()
+    train(worker, prepared.method.recipe(worker.federation))
+    assert not any(parameter.requires_grad for parameter in worker.model("shared_head").head.parameters())
+    assert worker.model("shared_head")._trained == Columns()

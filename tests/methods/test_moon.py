@@ -23,12 +23,12 @@ from plain_training import (
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from coterie.client.recipe import Phase
+from coterie.client.terms import cross_entropy as cross_entropy_term
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local
 from coterie.methods.moon import MOON, ModelContrast
-from coterie.recipe import Phase
-from coterie.recipe import cross_entropy as cross_entropy_term
 
 
 def contrast(own: Tensor, received: Tensor, last: Tensor, temperature: float) -> Tensor:

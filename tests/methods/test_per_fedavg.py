@@ -10,11 +10,12 @@ from by_hand import Hand, losses_received
 from plain_training import assert_bytes, assert_near, assert_relabelling_permutes, assert_unlike, play, prepared_for
 from torch import Tensor, nn
 
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase
+from coterie.client.trainer import Trainer
 from coterie.errors import CoterieError
-from coterie.local import Batch, Trainer
 from coterie.methods import FedAvg, Local
 from coterie.methods.per_fedavg import PerFedAvg
-from coterie.recipe import Phase
 from support import seat, seeded, trained_row
 
 DELTA = 0.02

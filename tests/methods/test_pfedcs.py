@@ -22,13 +22,13 @@ from five import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, log_softmax
 
-from coterie.columns import Columns
-from coterie.federation import Federation
-from coterie.local import Trainer
+from coterie.client.recipe import Phase
+from coterie.client.trainer import Trainer, train
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
 from coterie.maths import grouping
 from coterie.maths.similarity import row_normalised, squared_distances
 from coterie.methods import FedPer, PFedCS
-from coterie.recipe import Phase
 from coterie.rng import torch_stream
 from support import final_rows, rows_of, seat, seeded, tiny, trained_row
 
@@ -233,8 +233,8 @@ class TestClientRound:
         teacher = 2 * torch.randn(federation["teacher"].width, generator=torch.Generator().manual_seed(3))
         federation["teacher"].own[1] = teacher
         federation.values["has_teacher"][1] = has_teacher
-        worker.train(method.recipe(federation))
-        return worker, teacher, worker.network("model").row.clone()
+        train(worker, method.recipe(federation))
+        return worker, teacher, worker.model("model").row.clone()
 
     @pytest.mark.parametrize("trunk", ["current", "frozen"])
     @pytest.mark.parametrize("tune_epochs", [0, 1, 3])
@@ -288,12 +288,12 @@ class TestClientRound:
         p_w, p_v = batch.logits.softmax(1), batch.head("teacher").softmax(1)
         y = nn.functional.one_hot(batch.labels, 3)
         bias = worker.problem.layout.columns("classifier").spans[0][1] - 3
-        found = worker.network("model").grad[bias : bias + 3]
+        found = worker.model("model").grad[bias : bias + 3]
         torch.testing.assert_close(found, (2 * p_w - y - p_v).mean(0).detach())
 
     def test_the_tuned_teacher_does_not_move_the_model_before_training(self) -> None:
         worker, teacher, _ = self.taught(PFedCS(beta=5, tune_epochs=2))
-        tuned = worker.problem.layout.columns("classifier").take(worker.network("teacher").row)
+        tuned = worker.problem.layout.columns("classifier").take(worker.model("teacher").row)
         assert not torch.allclose(tuned, teacher)
 
     def test_without_a_teacher_a_client_trains_plainly(self) -> None:

@@ -10,8 +10,8 @@ from by_hand import Hand, losses_received
 from plain_training import assert_bytes, assert_near, assert_relabelling_permutes, assert_unlike, play
 from torch import Tensor
 
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local
 from coterie.methods.pfedme import PFedMe
 

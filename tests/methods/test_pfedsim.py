@@ -25,11 +25,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from coterie.core.exchange import apply
+from coterie.core.federation import Federation
 from coterie.engines import make_engine
-from coterie.exchange import apply
-from coterie.federation import Federation
 from coterie.methods import FedAvg, Local, PFedSim
-from coterie.rounds import Rounds, no_uploads
+from coterie.rounds.delivery import no_uploads
+from coterie.rounds.round import Rounds
 from support import final_rows, rows_of, seeded, tiny
 
 SELF = -math.log(1e-4)

@@ -19,13 +19,13 @@ from plain_training import (
 )
 from torch import Tensor
 
+from coterie.client.recipe import Phase
+from coterie.client.trainer import Trainer
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.federation import Federation
-from coterie.local import Trainer
 from coterie.methods import FedAvg, Local
 from coterie.methods.scaffold import SCAFFOLD
 from coterie.partition import Partition
-from coterie.recipe import Phase
 from support import seat, toy_data
 
 

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from coterie import resume
-from coterie.columns import Columns
-from coterie.config import complete, experiment_from
+from coterie.core.columns import Columns
+from coterie.core.exchange import Action, Uploads
+from coterie.core.federation import Federation
 from coterie.engines import Trained, Work
 from coterie.errors import CoterieError
-from coterie.exchange import Action, Uploads
-from coterie.experiment import Experiment, Prepared
-from coterie.federation import Federation
+from coterie.experiment.config import complete
+from coterie.experiment.directory import RunDirectory, load_tensors
+from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.prepared import Prepared
+from coterie.experiment.result import Result
 from coterie.methods import METHODS, Method
 from coterie.models import build
 from coterie.partition import Partition
-from coterie.record import RunDirectory, load_tensors
-from coterie.result import Result
 from coterie.rng import stream_seed
-from coterie.rounds import RoundReport, Rounds
+from coterie.rounds.round import RoundReport, Rounds
 from support import MODELS as TOY_MODELS
 from support import (
     Recording,

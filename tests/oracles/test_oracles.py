@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.rng import stream_seed, torch_stream
-from coterie.sampling import draw_cohort
+from coterie.rounds.sampling import draw_cohort
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")

@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from coterie.core.exchange import Applied
 from coterie.data import Dataset
 from coterie.errors import CoterieError
-from coterie.exchange import Applied
-from coterie.experiment import Experiment, Prepared
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS
 from coterie.partition import Partition, Pathological
-from coterie.record import RunDirectory
 from coterie.report import Learning, label_order, learning_matrix, picture
 from coterie.report.learning import class_shares, learn_differently
 from coterie.report.pictures import draw
-from coterie.rounds import RoundReport
+from coterie.rounds.round import RoundReport
 
 NAN = np.nan
 SHARED = torch.tensor([], dtype=torch.int64)

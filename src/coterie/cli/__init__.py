@@ -10,11 +10,11 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from coterie import __version__
 from coterie.cli.federation import federation
 from coterie.cli.problems import FailureError, InterruptionError, one_line
-from coterie.cli.settings import RUNNING, Settings, option, read_values
+from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
 from coterie.errors import CoterieError
+from coterie.version import VERSION
 
 TRAIN = Group("Train", sort_key=1)
 LOOK = Group("Look up", sort_key=2)
@@ -31,7 +31,7 @@ AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout
 app = App(
     name="coterie",
     help="Personalised federated learning: every client gets its own model and learns from those that resemble it.",
-    version=__version__,
+    version=VERSION,
     suppress_keyboard_interrupt=False,
 )
 app["--help"].group = ABOUT
@@ -57,7 +57,7 @@ def run(
         ),
     ] = None,
     json: AsJson = False,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
     seed: Annotated[int | None, option("The seed of everything random.", 0, RUNNING)] = None,
 ) -> None:
     """Run one method and keep everything about the run in a directory."""
@@ -102,7 +102,7 @@ def compare(
         int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
     ] = None,
     json: AsJson = False,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
 ) -> None:
     """Run several methods on the same partitions with several seeds; print mean ± spread in a table."""
     from coterie.cli.commands import compare_command
@@ -178,7 +178,7 @@ def predict(
 
 def _list(kind: str) -> None:
     from coterie.cli.listing import listing
-    from coterie.terminal import print_result
+    from coterie.report.terminal import print_result
 
     print_result(listing(kind))
 
@@ -223,7 +223,7 @@ def partitions() -> None:
 @app.command(group=ABOUT)
 def version() -> None:
     """Print the version."""
-    print(__version__)
+    print(VERSION)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

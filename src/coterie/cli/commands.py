@@ -11,14 +11,14 @@ from typing import Any
 
 from coterie.cli.merge import experiments, one_experiment
 from coterie.cli.problems import InterruptionError
-from coterie.compare import Comparison, compare
-from coterie.config import Config, experiment_from, method_name
+from coterie.compare.table import Comparison, compare
 from coterie.errors import CoterieError
-from coterie.experiment import Experiment
+from coterie.experiment.config import Config, method_name
+from coterie.experiment.directory import RunDirectory, refuse_existing
+from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.resume import resume
 from coterie.methods import Method
-from coterie.record import RunDirectory, refuse_existing
-from coterie.run import resume
-from coterie.terminal import (
+from coterie.report.terminal import (
     ComparisonProgress,
     RoundProgress,
     accuracy_table,

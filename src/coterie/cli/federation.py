@@ -12,7 +12,7 @@ from coterie.cli.settings import option
 from coterie.cli.terms import SITES, Terms, read_texts
 
 FILES = Group("Method and method options", sort_key=0)
-NETWORK = Group("Network", sort_key=2)
+NETWORK = Group("MountedModel", sort_key=2)
 OWN = Group("This site", sort_key=1)
 
 Folder = Annotated[Path, Parameter(help="The federation's folder, made by 'coterie federation init'.")]

@@ -15,7 +15,7 @@ from coterie.cli.federation_shared import (
 )
 from coterie.cli.problems import InterruptionError
 from coterie.deployment.check import look
-from coterie.deployment.folder import AGREEMENT, KEYS, SITES, require_folder
+from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import require, unknown
 
 STATE = Path("federation-state")
@@ -40,8 +40,8 @@ class ClientOptions:
 def client_command(given: ClientOptions, commands: bool) -> None:
     """Take part as one site."""
     require_flower()
-    from coterie.deployment.node import Node
-    from coterie.deployment.processes import joined, split_address
+    from coterie.deployment.flower.node import Node
+    from coterie.deployment.flower.processes import joined, split_address
 
     server = joined(*split_address(given.server))
     data = given.data.expanduser().resolve()

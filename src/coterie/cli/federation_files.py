@@ -10,9 +10,9 @@ from typing import Any
 from coterie.cli.merge import read_sets
 from coterie.data.own import DEFAULT_LABEL, load_own
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.folder import AGREEMENT, KEYS, require_folder, write_folder
+from coterie.deployment.flower.folder import AGREEMENT, KEYS, require_folder, write_folder
 from coterie.errors import require
-from coterie.terminal import print_result
+from coterie.report.terminal import print_result
 
 
 def init_command(
@@ -55,7 +55,7 @@ def keys_command(folder: Path, hosts: Sequence[str], renew: Sequence[str]) -> No
     """Make the keys and say who gets which."""
     agreement = Agreement.read(require_folder(folder))
     require(find_spec("cryptography") is not None, "keys need 'cryptography': pip install 'coterie[flower]'")
-    from coterie.deployment.keys import Keys, hosts_of, make_keys
+    from coterie.deployment.flower.keys import Keys, hosts_of, make_keys
 
     written = make_keys(folder / KEYS, agreement.sites, hosts, renew)
     keys = Keys(folder / KEYS)

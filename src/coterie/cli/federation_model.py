@@ -38,8 +38,8 @@ def model(
     ] = None,
 ) -> None:
     """Write the model that a site has got from a federation as one file, for 'coterie predict'."""
-    from coterie.deployment.folder import SITES
-    from coterie.deployment.models import export_model
+    from coterie.deployment.flower.folder import SITES
+    from coterie.deployment.predict.model import export_model
 
     kept = state or (folder / SITES if folder else STATE)
     require(out.suffix == ".safetensors", f"out = {out}: must end in .safetensors")

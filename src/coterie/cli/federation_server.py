@@ -16,13 +16,13 @@ from coterie.cli.federation_shared import (
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
-from coterie.deployment.check import Facts, look
-from coterie.deployment.folder import KEYS, SERVER, require_folder
+from coterie.deployment.check import FederationFacts, look
+from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
 from coterie.errors import require
-from coterie.terminal import plain_table, print_result
+from coterie.report.terminal import plain_table, print_result
 
 if TYPE_CHECKING:
-    from coterie.deployment.launch import Link
+    from coterie.deployment.flower.link import Link
 
 DAYS_OF_WARNING = 30
 ANYWHERE = ("0.0.0.0", "::")
@@ -31,8 +31,8 @@ ANYWHERE = ("0.0.0.0", "::")
 def server_command(folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool) -> None:
     """Run a federation's server."""
     require_flower()
-    from coterie.deployment.keys import Keys
-    from coterie.deployment.launch import Link
+    from coterie.deployment.flower.keys import Keys
+    from coterie.deployment.flower.link import Link
 
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
     facts = look(require_folder(folder))
@@ -59,8 +59,8 @@ def server_command(folder: Path, host: str, port: int, insecure: bool, keep_runn
 
 
 def _warn_of_network(link: Link, folder: Path) -> None:
-    from coterie.deployment.keys import covers, days_left, hosts_of
-    from coterie.deployment.processes import is_loopback
+    from coterie.deployment.flower.keys import covers, days_left, hosts_of
+    from coterie.deployment.flower.processes import is_loopback
 
     outside = not is_loopback(link.host)
     if link.keys is None:
@@ -99,7 +99,7 @@ def _warn_of_network(link: Link, folder: Path) -> None:
     )
 
 
-def _serve(link: Link, folder: Path, facts: Facts, follower: Follower, keep_running: bool) -> None:
+def _serve(link: Link, folder: Path, facts: FederationFacts, follower: Follower, keep_running: bool) -> None:
     resumes = link.database.exists()
     tell("starting the SuperLink")
     with link:
@@ -127,14 +127,14 @@ def _serve(link: Link, folder: Path, facts: Facts, follower: Follower, keep_runn
                 raise FailureError(gone)
 
 
-def site_command(link: Link, facts: Facts) -> str:
+def site_command(link: Link, facts: FederationFacts) -> str:
     """How a site connects."""
     host = link.address if link.host not in ANYWHERE else f"THIS_MACHINE:{link.port}"
     end = "--insecure" if link.keys is None else "--key SITE --root-certificate ca.pem"
     return f"coterie federation client --server {host} --name {facts.sites[0]} --data PATH {end}"
 
 
-def _print_results(follower: Follower, facts: Facts) -> None:
+def _print_results(follower: Follower, facts: FederationFacts) -> None:
     summary = follower.summary()
     table = plain_table("site", "accuracy of its finished model", right=(1,))
     accuracy = summary.get("accuracy", {})

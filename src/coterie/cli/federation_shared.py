@@ -50,7 +50,7 @@ def insecure_warning(consequence: str) -> None:
 
 def print_commands(commands: Mapping[str, Sequence[str]], home: Path) -> None:
     """The plain Flower commands on stdout, for those who know Flower."""
-    from coterie.deployment.processes import settings
+    from coterie.deployment.flower.processes import settings
 
     print("# The same in plain Flower commands:")
     print("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings(home).items()))

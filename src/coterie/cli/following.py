@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.cli.federation_shared import tell
 from coterie.cli.problems import FailureError
-from coterie.deployment.check import Facts
+from coterie.deployment.check import FederationFacts
 
 POLL = 0.25  # seconds between two looks at the files
 SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
@@ -35,7 +35,7 @@ class Runs(Protocol):
 class Follower:
     """What is known of a run from `status.json`, `rounds.jsonl` and `log.txt` in the server's folder."""
 
-    def __init__(self, folder: Path, facts: Facts) -> None:
+    def __init__(self, folder: Path, facts: FederationFacts) -> None:
         self.folder, self.facts = folder, facts
         self.round = 0
         self._accuracy = ""

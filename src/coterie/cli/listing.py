@@ -10,13 +10,13 @@ from rich.text import Text
 
 from coterie.data import DATASETS
 from coterie.errors import unknown
+from coterie.experiment.protocols import PROTOCOLS
 from coterie.methods import METHODS
-from coterie.methods.facts import facts
 from coterie.models import MODELS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
-from coterie.protocols import PROTOCOLS
-from coterie.terminal import plain_table
+from coterie.report.facts import facts
+from coterie.report.terminal import plain_table
 
 
 def listing(kind: str) -> Table:

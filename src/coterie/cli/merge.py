@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.config import Config, experiment_from, read_toml
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment import Experiment
+from coterie.experiment.config import Config, read_toml
+from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.protocols import find
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
-from coterie.protocols import find
 
 Sets = dict[str, Any]
 """Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""

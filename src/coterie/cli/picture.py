@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coterie.report.pictures import Learning, picture, require_matplotlib
-from coterie.terminal import print_result
+from coterie.report.terminal import print_result
 
 
 def picture_command(path: Path, round: int | None, out: Path | None) -> None:

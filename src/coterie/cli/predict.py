@@ -9,11 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.data.labels import Classes
-from coterie.deployment.modelfile import About, read_model
-from coterie.deployment.models import predict
-from coterie.deployment.samples import Samples, read_samples
+from coterie.deployment.predict.file import About, read_model
+from coterie.deployment.predict.model import predict
+from coterie.deployment.predict.samples import Samples, read_samples
 from coterie.files import write_whole
-from coterie.terminal import plain_table, print_result
+from coterie.report.terminal import plain_table, print_result
 
 SHOWN = 20
 

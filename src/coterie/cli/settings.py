@@ -51,7 +51,7 @@ def switch(help: str, default: object, group: Group) -> Parameter:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Settings:
+class GivenSettings:
     """Every setting of an experiment but its method and its seed, each `None` unless it was given."""
 
     protocol: Annotated[
@@ -171,7 +171,7 @@ class Settings:
     def given(self) -> dict[str, Any]:
         """The settings that were given.
 
-        >>> Settings(rounds=3).given()
+        >>> GivenSettings(rounds=3).given()
         {'rounds': 3}
         """
         values = {item.name: getattr(self, item.name) for item in fields(self)}

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie.cli.commands import print_comparison
-from coterie.compare import COMPARISON, Comparison
-from coterie.config import Config
+from coterie.compare.table import COMPARISON, Comparison
+from coterie.core.exchange import Applied
 from coterie.errors import CoterieError
-from coterie.exchange import Applied
-from coterie.record import SUMMARY, RunDirectory
-from coterie.terminal import accuracy_table, clients_table, print_result, summary_lines
+from coterie.experiment.config import Config
+from coterie.experiment.directory import SUMMARY, RunDirectory
+from coterie.report.terminal import accuracy_table, clients_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20

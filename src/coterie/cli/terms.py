@@ -11,13 +11,13 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from coterie.cli.settings import TRAINING, Settings, option
+from coterie.cli.settings import TRAINING, GivenSettings, option
 from coterie.options import coerced
 
 SITES = Group("Sites and their data", sort_key=1)
 WAITING = Group("How long the server waits", sort_key=5)
 
-_SETTINGS = get_type_hints(Settings, include_extras=True)
+_SETTINGS = get_type_hints(GivenSettings, include_extras=True)
 
 
 def _same(name: str) -> Parameter:

@@ -14,16 +14,17 @@ import torch
 from torch import nn
 
 from coterie import options
-from coterie.config import method_name, read_toml, to_toml
+from coterie.client.model import check_split, single_samples_fail
+from coterie.core.federation import Federation
+from coterie.core.layout import Layout, StatsPolicy, require_classifier
+from coterie.core.training import Training
 from coterie.errors import require, unknown
-from coterie.experiment import initial_model, make_method
-from coterie.federation import Federation
-from coterie.layout import Layout, StatsPolicy, require_classifier
-from coterie.methods.method import Method
+from coterie.experiment.config import method_name, read_toml, to_toml
+from coterie.experiment.prepared import initial_model
+from coterie.experiment.settings import make_method
+from coterie.methods.base import Method
 from coterie.models import MODELS
-from coterie.network import check_split, single_samples_fail
 from coterie.partition.split import Split
-from coterie.recipe import Training
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

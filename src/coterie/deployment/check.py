@@ -12,7 +12,7 @@ from coterie.errors import CoterieError
 
 
 @dataclass(frozen=True)
-class Facts:
+class FederationFacts:
     """What a launcher needs to know of an agreement, and of a site's data if that was looked at."""
 
     name: str
@@ -22,7 +22,7 @@ class Facts:
     samples: int = 0
 
 
-def look(agreement: Path, data: Path | None = None, label: str = "") -> Facts:
+def look(agreement: Path, data: Path | None = None, label: str = "") -> FederationFacts:
     """Read and check an agreement; with `data`, load that too and see that it fits."""
     words = [str(agreement), *([str(data), label] if data is not None else [])]
     done = subprocess.run([sys.executable, "-m", __name__, *words], stdout=subprocess.PIPE, text=True)
@@ -32,18 +32,18 @@ def look(agreement: Path, data: Path | None = None, label: str = "") -> Facts:
         raise CoterieError(f"{agreement}: cannot be checked (exit code {done.returncode})") from None
     if "error" in found:
         raise CoterieError(found["error"])
-    return Facts(**found)
+    return FederationFacts(**found)
 
 
-def look_here(agreement: Path, data: Path | None = None, label: str = "") -> Facts:
+def look_here(agreement: Path, data: Path | None = None, label: str = "") -> FederationFacts:
     """The same in this process."""
-    from coterie.config import method_name
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.sitedata import load_site_data
+    from coterie.experiment.config import method_name
 
     agreed = Agreement.read(agreement)
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
-    return Facts(agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind), samples)
+    return FederationFacts(agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind), samples)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError
+from coterie.experiment.directory import CHECKPOINT, MIXES, ROUNDS, SUMMARY, RunDirectory, load_tensors, save_tensors
 from coterie.files import write_whole
-from coterie.record import CHECKPOINT, MIXES, ROUNDS, SUMMARY, RunDirectory, load_tensors, save_tensors
 
 STATUS = "status.json"
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from coterie.client.problem import Problem
+from coterie.client.worker import Worker
+from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.wire import Expected
-from coterie.engines.engine import Work, do_work
+from coterie.engines.base import Work, do_work
 from coterie.errors import CoterieError
-from coterie.federation import Federation
-from coterie.local import Problem, Worker
 
 SAMPLES = 4  # of each class
 

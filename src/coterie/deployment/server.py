@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.core.exchange import Applied, apply
+from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rehearsal import probe_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, unpack
-from coterie.engines.engine import Trained, Work
-from coterie.exchange import Applied, apply
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.rounds import Delivery, as_delivered, collect
-from coterie.sampling import draw_cohort
+from coterie.engines.base import Trained, Work
+from coterie.methods.base import Method
+from coterie.rounds.collect import collect
+from coterie.rounds.delivery import Delivery, as_delivered
+from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
 

@@ -13,16 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.columns import Columns
+from coterie.client.problem import Problem
+from coterie.client.scores import Score
+from coterie.client.trainer import train
+from coterie.client.worker import Worker
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+from coterie.core.slots import Slot
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
-from coterie.engines.engine import Trained, Work, do_work
+from coterie.engines.base import Trained, Work, do_work
 from coterie.errors import require
-from coterie.federation import Federation, Slot
-from coterie.local import Problem, Score, Worker
-from coterie.rounds import collect
+from coterie.rounds.collect import collect
 
 log = logging.getLogger("coterie")
 
@@ -83,7 +87,7 @@ class SiteWorker(Worker):
         """What the seat holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
         slots = self.federation.slots
         used = sorted(self._present & slots.keys())
-        return {name: slots[name].columns.take(self._networks[name].row) for name in used}
+        return {name: slots[name].columns.take(self._models[name].row) for name in used}
 
 
 class Site:
@@ -253,7 +257,7 @@ class Site:
 
     def _test(self) -> Note:
         self.worker.seat(self.federation, self.client)
-        self.worker.train(self.agreement.kind.tune(self.federation))
+        train(self.worker, self.agreement.kind.tune(self.federation))
         return _summed(self.worker.test(self.problem.test[self.client]))
 
 

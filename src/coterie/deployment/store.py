@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.errors import CoterieError
-from coterie.record import load_tensors, save_tensors
+from coterie.experiment.directory import load_tensors, save_tensors
 
 FINAL = "final.safetensors"
 

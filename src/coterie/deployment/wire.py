@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
-from coterie.ledger import tensor_bytes
+from coterie.rounds.ledger import tensor_bytes
 
 Note = dict[str, Any]
 

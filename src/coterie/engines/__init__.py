@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from coterie.engines.engine import Engine, Trained, Work
-from coterie.engines.processes import Processes
-from coterie.engines.ray_cluster import RayCluster
+from coterie.client.problem import Problem
+from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.processes.engine import Processes
+from coterie.engines.ray.engine import RayCluster
 from coterie.engines.serial import Serial
-from coterie.engines.stacked import Stacked
+from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError, require, unknown
-from coterie.local import Problem
-from coterie.methods.method import Method
+from coterie.methods.base import Method
 
 ENGINES: dict[str, type[Engine]] = {"processes": Processes, "ray": RayCluster, "serial": Serial, "stacked": Stacked}
 

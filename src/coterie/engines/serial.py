@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coterie.engines.engine import Engine, Trained, Work, do_test, do_work, empty_rows
-from coterie.federation import Federation
-from coterie.local import Problem, Score, Worker
-from coterie.methods.method import Method
+from coterie.client.problem import Problem
+from coterie.client.scores import Score
+from coterie.client.worker import Worker
+from coterie.core.federation import Federation
+from coterie.engines.base import Engine, Trained, Work, do_test, do_work, empty_rows
+from coterie.methods.base import Method
 
 
 class Serial(Engine):

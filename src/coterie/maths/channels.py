@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from coterie.layout import Entry, Layout
+from coterie.client.views import ClientView
+from coterie.core.layout import Entry, Layout
 from coterie.maths.similarity import squared_distances
-
-if TYPE_CHECKING:
-    from coterie.local import Worker
 
 
 def measured_layers(layout: Layout) -> tuple[Entry, ...]:
@@ -43,7 +41,7 @@ class ChannelStatistics:
     name: ClassVar[str] = "channel_statistics"
     moment: ClassVar[Literal["received", "trained"]] = "received"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """Run the data through the extractor and listen to its layers."""
         layers = measured_layers(worker.problem.layout)
         trunk = worker.trunk("model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coterie.mixing import among
+from coterie.core.mixing import among
 
 
 def two_halves(similarity: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
+from coterie.core.federation import Federation
 from coterie.maths import grouping
 from coterie.rng import numpy_stream
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.client.views import ClientView
 from coterie.rng import torch_stream
-
-if TYPE_CHECKING:
-    from coterie.local import Worker
 
 
 def critical(scores: Tensor, share: float) -> Tensor:
@@ -61,9 +59,9 @@ class CriticalMask:
     name: ClassVar[str] = "critical"
     moment: ClassVar[Literal["received", "trained"]] = "trained"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """The mask over the columns of `all`: `[|all|]` bool."""
-        layout, row = worker.problem.layout, worker.network("model").row
+        layout, row = worker.problem.layout, worker.model("model").row
         stream = torch_stream(worker.seed, "mask", worker.federation.round, worker.key)
         sensitivity = ((row - worker.received()) * row).abs()
         mask = torch.zeros(layout.width, dtype=torch.bool)

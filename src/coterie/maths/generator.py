@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from coterie.layout import Layout
+from coterie.core.layout import Layout
 
 
 class FeatureGenerator(nn.Module):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from coterie.columns import Columns
+from coterie.core.columns import Columns
+from coterie.core.exchange import block_width
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.exchange import block_width
-from coterie.federation import Federation
 
 
 def require_weight_matrix(federation: Federation, method: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coterie.methods.apple import APPLE
+from coterie.methods.base import Method
 from coterie.methods.cfl import CFL
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedala import FedALA
@@ -28,7 +29,6 @@ from coterie.methods.fedtc import FedTC
 from coterie.methods.fesem import FeSEM
 from coterie.methods.lg_fedavg import LGFedAvg
 from coterie.methods.local import Local
-from coterie.methods.method import Method
 from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedcs import PFedCS

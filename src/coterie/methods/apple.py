@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.client.measures import Probe
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.views import Batches, ClientView, TrainedPart, TrainerView
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
 from coterie.errors import require
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.probes import Probe
-from coterie.recipe import Phase, Recipe
-
-if TYPE_CHECKING:
-    from coterie.local import Batch, Part, Trainer, Worker
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class FollowingSteps:
     rate: float
     pull: float
 
-    def __call__(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def __call__(self, trainer: TrainerView, batches: Batches) -> None:
         """The personal model is mixed anew for every batch."""
         worker, federation = trainer.worker, trainer.worker.federation
         peers, rows = worker.peers()
@@ -60,11 +58,11 @@ class FollowingSteps:
         _mix(pairs, rows, relations[known], elsewhere)
         # Only the personal model sees data: its running statistics are those of the core as well.
         stats = worker.problem.layout.columns("stats")
-        stats.put(worker.network("model").row, stats.take(worker.network("personal").row))
+        stats.put(worker.model("model").row, stats.take(worker.model("personal").row))
         worker.notes["relations"] = relations
 
 
-def _mix(pairs: Sequence[tuple[Part, Part]], rows: Tensor, relations: Tensor, elsewhere: Tensor) -> None:
+def _mix(pairs: Sequence[tuple[TrainedPart, TrainedPart]], rows: Tensor, relations: Tensor, elsewhere: Tensor) -> None:
     """Personal = Σ_j p_j · core_j: the peers' cores are `rows [n, P]`, the client's own comes last."""
     for core, personal in pairs:
         others = relations[:-1] @ rows[:, core.span[0] : core.span[1]]
@@ -78,7 +76,7 @@ class Relations:
     name: ClassVar[str] = "relations"
     moment: ClassVar[Literal["received", "trained"]] = "trained"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """As the step rule left them."""
         return worker.notes["relations"]
 

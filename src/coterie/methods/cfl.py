@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
-from coterie.federation import Federation
 from coterie.maths.clusters import two_halves, within_groups
 from coterie.maths.similarity import cosines
-from coterie.methods.method import Method
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

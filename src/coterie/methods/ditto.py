@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Proximal
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.federation import Federation
 from coterie.methods.fedavg import FedAvg
-from coterie.recipe import Phase, Recipe
-from coterie.terms import Proximal
 
 
 @dataclass(frozen=True)

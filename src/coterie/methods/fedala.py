@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.columns import Columns
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import cross_entropy
+from coterie.client.views import Batches, ClientView, TrainerView
+from coterie.core.columns import Columns
+from coterie.core.exchange import Action, ClientRows, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import Layout
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import Layout
-from coterie.local import Batch
 from coterie.methods.fedavg import FedAvg
-from coterie.recipe import Phase, Recipe, cross_entropy
 from coterie.rng import torch_stream
-
-if TYPE_CHECKING:
-    from coterie.local import Trainer, Worker
 
 WINDOW = 10  # the passes whose losses tell whether the first aggregation has settled
 MOST_PASSES = 100
@@ -35,14 +34,14 @@ class AdaptiveAggregation:
     share: float
     settled: float
 
-    def __call__(self, trainer: Trainer, _: Iterator[Batch]) -> None:
+    def __call__(self, trainer: TrainerView, _: Batches) -> None:
         """At most once a visit: a model that was trained since is tested as it is."""
         worker = trainer.worker
         rounds = int(worker.value("rounds_taken"))
         if rounds == 0 or "blended" in worker.notes:
             return
         worker.notes["blended"] = torch.ones(1)
-        worker.network("model").mode(False)
+        worker.model("model").mode(False)
         model = [part for part in trainer.parts if part.slot == "model"]
         blends = [part.row for part in trainer.parts if part.slot == "blend"]
         last = [worker.received("previous")[slice(*part.span)] for part in model]
@@ -68,7 +67,7 @@ class AdaptiveAggregation:
             if len(losses) > WINDOW and torch.tensor(losses[-WINDOW:]).std(correction=0) < self.settled:
                 break
 
-    def samples(self, trainer: Trainer) -> Tensor:
+    def samples(self, trainer: TrainerView) -> Tensor:
         """The share of the client's training samples on which the blend is learnt, in random order: `[n]`."""
         worker = trainer.worker
         own = worker.problem.train[worker.client]
@@ -76,7 +75,7 @@ class AdaptiveAggregation:
         return own[torch.randperm(len(own), generator=stream)[: math.ceil(self.share * len(own) - 1e-9)]]
 
 
-def batches_of(worker: Worker, samples: Tensor, features: Tensor | None) -> Iterator[Batch]:
+def batches_of(worker: ClientView, samples: Tensor, features: Tensor | None) -> Iterator[Batch]:
     """The samples in order, with their features if these are at hand."""
     size = worker.problem.training.batch
     for start in range(0, len(samples), size):

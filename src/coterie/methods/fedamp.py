@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Proximal
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import embedded
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.similarity import squared_distances
-from coterie.methods.method import Method
-from coterie.mixing import embedded
-from coterie.recipe import Phase, Recipe
-from coterie.terms import Proximal
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.measures import Probe
+from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size, embedded, identity, normalised
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
-from coterie.methods.method import Method
-from coterie.mixing import by_size, embedded, identity, normalised
-from coterie.probes import Probe
+from coterie.methods.base import Method
 
 TRAVELS = "all - norm"
 MOST = 1e14  # the inverse distance of clients that do not differ at all

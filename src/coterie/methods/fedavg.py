@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.exchange import Action, Mix, Uploads
-from coterie.methods.method import Method
-from coterie.mixing import by_size
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.mixing import by_size
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import by_size, uniform
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.mixing import by_size, uniform
-from coterie.recipe import Phase, Recipe
+from coterie.methods.base import Method
 
 TUNED = ("all", "classifier", "extractor")
 AVERAGES = ("size", "clients")

@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.measures import Probe
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size, normalised
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.critical import CriticalMask
 from coterie.maths.similarity import overlaps
-from coterie.methods.method import Method
-from coterie.mixing import by_size, normalised
-from coterie.probes import Probe
+from coterie.methods.base import Method
 
 MASKS = ("sensitivity", "random", "reverse")
 COLLABORATIONS = ("threshold", "none", "top1", "top5", "as_critical")

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
+from coterie.client.measures import Probe, mean_by_class, mean_of_owners
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import cross_entropy
+from coterie.client.views import BatchView, ClientView
+from coterie.core.exchange import Action, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
 from coterie.errors import require
-from coterie.exchange import Action, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.probes import Probe, mean_by_class, mean_of_owners
-from coterie.recipe import Phase, Recipe, cross_entropy
-
-if TYPE_CHECKING:
-    from coterie.local import Batch, Worker
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,11 @@ class ClassLogits:
     name: ClassVar[str] = "class_logits"
     moment: ClassVar[Literal["received", "trained"]] = "trained"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the trained model, in evaluation mode."""
         own = worker.problem.train[worker.client]
         with torch.no_grad():
-            logits = worker.network("model").head(worker.train_features())
+            logits = worker.model("model").head(worker.train_features())
         return mean_by_class(logits, worker.problem.labels[own], worker.federation.classes)
 
 
@@ -43,7 +42,7 @@ class ClassTeacher:
 
     weight: float
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: BatchView) -> Tensor:
         """The term for every sample: `[B]`. KL differs by a constant and has the same gradient."""
         taught = batch.value("class_logits")[batch.labels]
         known = ~taught.isnan().any(1)

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Linear, Proximal
+from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import uniform
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.mixing import uniform
-from coterie.recipe import Phase, Recipe
-from coterie.terms import Linear, Proximal
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

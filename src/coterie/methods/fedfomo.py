@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.client.measures import Probe
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.steps import plain_steps
+from coterie.client.views import Batches, ClientView, TrainerView
+from coterie.core.exchange import Action, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.exchange import Action, Put, Uploads
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.probes import Probe
-from coterie.recipe import Phase, Recipe, plain_steps
+from coterie.methods.base import Method
 from coterie.rng import torch_stream
 
-if TYPE_CHECKING:
-    from coterie.local import Batch, Trainer, Worker
 
-
-def mix_then_train(trainer: Trainer, batches: Iterator[Batch]) -> None:
+def mix_then_train(trainer: TrainerView, batches: Batches) -> None:
     """The step rule: start from the mix of the helpful models, then train as usual."""
-    worker, network = trainer.worker, trainer.worker.network("model")
+    worker, network = trainer.worker, trainer.worker.model("model")
     peers, rows = worker.peers()
     gains = torch.zeros(worker.federation.clients)
     if peers:
@@ -36,9 +35,9 @@ def mix_then_train(trainer: Trainer, batches: Iterator[Batch]) -> None:
     plain_steps(trainer, batches)
 
 
-def helpfulness(worker: Worker, own: Tensor, rows: Tensor) -> Tensor:
+def helpfulness(worker: ClientView, own: Tensor, rows: Tensor) -> Tensor:
     """(L(w_k) − L(w_n)) / (‖w_n − w_k‖ + 1e-5) of the models `rows [n, P]` on the client's validation data: `[n]`."""
-    network, parameters = worker.network("model"), worker.problem.layout.columns("parameters")
+    network, parameters = worker.model("model"), worker.problem.layout.columns("parameters")
     index = worker.problem.validation[worker.client]
     losses = []
     for row in (own, *rows):
@@ -57,7 +56,7 @@ class Gains:
     name: ClassVar[str] = "gains"
     moment: ClassVar[Literal["received", "trained"]] = "trained"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """As the step rule found them."""
         return worker.notes["gains"]
 

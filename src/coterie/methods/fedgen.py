@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy as cross_entropy_of
 from torch.nn.functional import kl_div, log_softmax
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Term, cross_entropy
+from coterie.client.views import BatchView
+from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import by_size
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Put, Uploads
-from coterie.federation import Federation
 from coterie.maths.generator import GeneratorShape
-from coterie.methods.method import Method
-from coterie.mixing import by_size
-from coterie.recipe import Phase, Recipe, Term, cross_entropy
+from coterie.methods.base import Method
 from coterie.rng import stream_seed, torch_stream
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class GeneratedSamples:
     weight: float
     shape: GeneratorShape
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: BatchView) -> Tensor:
         """One generated sample for each real one: `[B]`."""
         stream = batch.stream("generated samples")
         labels = torch.multinomial(batch.value("label_shares"), len(batch.labels), replacement=True, generator=stream)
@@ -46,7 +45,7 @@ class GeneratedTeacher:
     weight: float
     shape: GeneratorShape
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: BatchView) -> Tensor:
         """The term for every sample: `[B]`."""
         stream = batch.stream("generated teacher")
         features = self.shape.generate(batch.value("generator"), batch.labels, stream)

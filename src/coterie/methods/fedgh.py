@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.client.measures import ClassMeans, Probe
+from coterie.core.exchange import Action, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
 from coterie.errors import require
-from coterie.exchange import Action, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.probes import ClassMeans, Probe
+from coterie.methods.base import Method
 from coterie.rng import torch_stream
 
 

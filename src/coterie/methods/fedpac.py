@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.views import ClientView
+from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size, embedded
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.simplex import simplex_minimiser, without_traces
-from coterie.methods.method import Method
-from coterie.mixing import by_size, embedded
-from coterie.probes import ClassMeans, Probe, class_mean_of_clients
-from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.terms import PrototypeDistance
-
-if TYPE_CHECKING:
-    from coterie.local import Worker
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class FeatureStatistics:
     name: ClassVar[str] = "feature_statistics"
     moment: ClassVar[Literal["received", "trained"]] = "received"
 
-    def __call__(self, worker: Worker) -> Tensor:
+    def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the received extractor, in evaluation mode."""
         own = worker.problem.train[worker.client]
         features, labels = worker.train_features().double(), worker.problem.labels[own]

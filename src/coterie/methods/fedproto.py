@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients, mean_of_owners
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.views import BatchView
+from coterie.core.exchange import Action, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.probes import ClassMeans, Probe, class_mean_of_clients, mean_of_owners
-from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.terms import PrototypeDistance
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
+from coterie.methods.base import Method
 
 CHOICES = {"average": ("clients", "samples"), "test_by": ("prototypes", "classifier")}
 
@@ -90,7 +88,7 @@ class FedProto(Method):
             before = uploads.federation.values["prototypes"][0]
             yield Put("prototypes", mean_of_owners(uploads.probes["class_means"], before)[None])
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: BatchView) -> Tensor:
         """Minus the mean squared difference to each prototype; a class that has none is farther than all others."""
         if self.test_by == "classifier":
             return batch.logits

@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import among, by_size, identity, normalised
 from coterie.errors import require, unknown
-from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.similarity import cosines
-from coterie.methods.method import Method
-from coterie.mixing import among, by_size, identity, normalised
-from coterie.probes import ClassMeans, Probe, class_mean_of_clients
-from coterie.recipe import Phase, Recipe, cross_entropy
+from coterie.methods.base import Method
 from coterie.rng import torch_stream
-from coterie.terms import PrototypeDistance
 
 VARIANTS = ("", "F", "A", "A&F")
 PROBES = ("shared", "per_row")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.federation import Federation
 from coterie.methods.fedper import FedPer
-from coterie.recipe import Phase, Recipe
 
 
 @dataclass(frozen=True)

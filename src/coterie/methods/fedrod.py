@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import cross_entropy as plain_loss
+from coterie.client.views import BatchView
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import by_size
 from coterie.errors import unknown
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.mixing import by_size
-from coterie.recipe import Phase, Recipe
-from coterie.recipe import cross_entropy as plain_loss
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
+from coterie.methods.base import Method
 
 HEADS = ("sum", "personal", "global")
 
 
-def balanced_loss(batch: Batch) -> Tensor:
+def balanced_loss(batch: BatchView) -> Tensor:
     """CE(g(z) + log n, y), n the client's class counts: moves extractor and global classifier, `[B]`.
 
     Classes that the client does not have get log 0 = −∞, so they take no part.
@@ -31,7 +29,7 @@ def balanced_loss(batch: Batch) -> Tensor:
     return cross_entropy(batch.logits + batch.value("log_counts"), batch.labels, reduction="none")
 
 
-def personal_loss(batch: Batch) -> Tensor:
+def personal_loss(batch: BatchView) -> Tensor:
     """CE(stopgrad(g(z)) + p(stopgrad(z)), y): moves the personal classifier alone, `[B]`."""
     logits = batch.logits.detach() + batch.head("personal_head", batch.features.detach())
     return cross_entropy(logits, batch.labels, reduction="none")
@@ -76,7 +74,7 @@ class FedRod(Method):
         """Mix extractor and global classifier by data size."""
         yield Mix(by_size(uploads))
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: BatchView) -> Tensor:
         """The classifiers' joint answer, or that of one of them."""
         if self.head == "global":
             return batch.logits

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.views import BatchView
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.mixing import by_size
-from coterie.recipe import Phase, Recipe
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
+from coterie.methods.base import Method
 
 
-def own_head_loss(batch: Batch) -> Tensor:
+def own_head_loss(batch: BatchView) -> Tensor:
     """Eq. (5): CE(φ_k · stopgrad(z), y), which moves the local classifier alone."""
     return cross_entropy(batch.head("model", batch.features.detach()), batch.labels, reduction="none")
 
 
-def shared_head_loss(batch: Batch) -> Tensor:
+def shared_head_loss(batch: BatchView) -> Tensor:
     """Eq. (6): CE(φ̄ · z, y) with φ̄ frozen, which moves the extractor alone."""
     return cross_entropy(batch.head("shared_head"), batch.labels, reduction="none")
 

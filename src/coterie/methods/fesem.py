@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.columns import Columns
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Proximal
+from coterie.core.columns import Columns
+from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Mix, Put, Uploads
-from coterie.federation import Federation
 from coterie.maths.clusters import lloyd, within_groups
 from coterie.maths.similarity import require_weight_matrix
-from coterie.methods.method import Method
-from coterie.recipe import Phase, Recipe
-from coterie.terms import Proximal
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size
 from coterie.errors import require
-from coterie.exchange import Action, Mix, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
-from coterie.mixing import by_size
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.layout import StatsPolicy
-from coterie.methods.method import Method
+from coterie.core.layout import StatsPolicy
+from coterie.methods.base import Method
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.views import BatchView
+from coterie.core.exchange import Action, ClientRows, Put, Uploads
+from coterie.core.federation import Federation
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Put, Uploads
-from coterie.federation import Federation
 from coterie.methods.fedavg import FedAvg
-from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.terms import RECEIVED
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
 
 # All that features are made of: running statistics too, where they stay with their client.
 SEEN = "extractor + stats"
@@ -31,7 +29,7 @@ class ModelContrast:
     weight: float
     temperature: float
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: BatchView) -> Tensor:
         """The term for every sample, `[B]`; as softplus of the difference it cannot overflow."""
         wanted = cosine_similarity(batch.features, batch.under(RECEIVED).features)
         unwanted = cosine_similarity(batch.features, batch.under("previous").features)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.views import Batches, BatchView, TrainerView
+from coterie.core.federation import Federation
 from coterie.errors import require, unknown
-from coterie.federation import Federation
 from coterie.methods.fedavg import FedAvg
-from coterie.recipe import Phase, Recipe
-
-if TYPE_CHECKING:
-    from coterie.local import Batch, Trainer
 
 PIECES = {"FO": 2, "HF": 3}  # how many disjoint pieces of a batch a step of each variant needs
 
@@ -28,7 +25,7 @@ class MetaSteps:
     variant: str
     delta: float
 
-    def __call__(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def __call__(self, trainer: TrainerView, batches: Batches) -> None:
         """One step a batch; a batch too small to be cut is passed over."""
         alpha = self.alpha * trainer.factor
         least = 2 if trainer.worker.problem.skip_single_samples else 1
@@ -57,7 +54,7 @@ def moved(rows: list[Tensor], directions: list[Tensor], length: float) -> list[T
     return [row.add(direction, alpha=length) for row, direction in zip(rows, directions, strict=True)]
 
 
-def gradient_at(trainer: Trainer, batch: Batch, rows: list[Tensor]) -> list[Tensor]:
+def gradient_at(trainer: TrainerView, batch: BatchView, rows: list[Tensor]) -> list[Tensor]:
     """The gradient on a batch if the trained parts were `rows`; the parts stay there."""
     for part, row in zip(trainer.parts, rows, strict=True):
         part.row.copy_(row)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from coterie.columns import Columns
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.views import BatchView
+from coterie.core.columns import Columns
+from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size, embedded
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths import grouping
 from coterie.maths.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
 from coterie.maths.similarity import require_weight_matrix, row_normalised, squared_distances
-from coterie.methods.method import Method
-from coterie.mixing import by_size, embedded
-from coterie.recipe import Phase, Recipe, cross_entropy
-from coterie.terms import RECEIVED
-
-if TYPE_CHECKING:
-    from coterie.local import Batch
+from coterie.methods.base import Method
 
 NEAR = {
     "gmm": grouping.near_by_mixture,
@@ -46,7 +44,7 @@ class TeacherKL:
     weight: float
     trunk: str
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: BatchView) -> Tensor:
         """The term for every sample, `[B]`; zero for a client that has no teacher yet."""
         features = batch.features if self.trunk == "current" else batch.under(RECEIVED).features
         teacher = log_softmax(batch.head("teacher", features.detach()), 1).detach()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.views import Batches, TrainerView
+from coterie.core.exchange import Action, ClientRows, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import by_size
 from coterie.errors import require
-from coterie.exchange import Action, ClientRows, Mix, Uploads
-from coterie.federation import Federation
 from coterie.methods.fedavg import FedAvg
-from coterie.mixing import by_size
-from coterie.recipe import Phase, Recipe
-
-if TYPE_CHECKING:
-    from coterie.local import Batch, Trainer
 
 
 @dataclass(frozen=True)
@@ -27,9 +25,9 @@ class MoreauSteps:
     steps: int
     inner_lr: float
 
-    def __call__(self, trainer: Trainer, batches: Iterator[Batch]) -> None:
+    def __call__(self, trainer: TrainerView, batches: Batches) -> None:
         """θ̃ starts from w_k as received and goes on from where the last batch left it."""
-        theta, local = trainer.worker.network("personal"), trainer.worker.network("model")
+        theta, local = trainer.worker.model("personal"), trainer.worker.model("model")
         theta.row.copy_(local.row)
         personal = [part for part in trainer.parts if part.slot == "personal"]
         own = [part for part in trainer.parts if part.slot == "model"]

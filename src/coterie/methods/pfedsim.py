@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.federation import Federation
+from coterie.core.layout import StatsPolicy
+from coterie.core.mixing import by_size, identity, normalised
 from coterie.errors import require, unknown
-from coterie.exchange import Action, Mix, Put, Uploads
-from coterie.federation import Federation
-from coterie.layout import StatsPolicy
 from coterie.maths.similarity import class_cosines, require_weight_matrix
-from coterie.methods.method import Method
-from coterie.mixing import by_size, identity, normalised
+from coterie.methods.base import Method
 
 SIMILARITIES = ("code", "paper")
 MOST = 1 - 1e-4  # cosines stay below 1, so that equal classifiers do not weigh infinitely much

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import Linear
+from coterie.core.exchange import Action, ClientRows, Mix, Uploads
+from coterie.core.federation import Federation
+from coterie.core.mixing import by_size, normalised, uniform
 from coterie.errors import require, unknown
-from coterie.exchange import Action, ClientRows, Mix, Uploads
-from coterie.federation import Federation
-from coterie.methods.method import Method
-from coterie.mixing import by_size, normalised, uniform
-from coterie.recipe import Phase, Recipe
-from coterie.terms import Linear
+from coterie.methods.base import Method
 
 WEIGHTS = ("uniform", "size")
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist
 
+from coterie.core.exchange import Applied
 from coterie.errors import require
-from coterie.exchange import Applied
 
 Floats = npt.NDArray[np.float64]
 # Not smaller: SciPy orders the leaves in single precision.

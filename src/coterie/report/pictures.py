@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.config import Config, complete
+from coterie.core.exchange import Applied
 from coterie.data import Dataset, load
 from coterie.errors import CoterieError, require
-from coterie.exchange import Applied
-from coterie.experiment import Prepared
+from coterie.experiment.config import Config, complete
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.prepared import Prepared
 from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS, Partition
-from coterie.record import RunDirectory
 from coterie.report.learning import (
     Floats,
     class_shares,
@@ -29,7 +29,7 @@ from coterie.report.learning import (
     learning_matrix,
     most_personal,
 )
-from coterie.rounds import RoundReport
+from coterie.rounds.round import RoundReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

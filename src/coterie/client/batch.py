@@ -1,0 +1,74 @@
+"""One batch at one client, as loss terms see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.views import ClientView
+
+
+class Batch:
+    """One batch at one client, as loss terms see it. Everything is computed when first asked for."""
+
+    def __init__(self, client: ClientView, slot: str, index: Tensor, features: Tensor | None = None) -> None:
+        self._client = client
+        self._index = index
+        self._features = features
+        self._logits: Tensor | None = None
+        self._inputs: Tensor | None = None
+        self.slot = slot
+        self.labels = client.problem.labels[index]
+
+    @property
+    def inputs(self) -> Tensor:
+        """The samples: `[B, ...]`."""
+        if self._inputs is None:
+            self._inputs = self._client.problem.inputs[self._index]
+        return self._inputs
+
+    @property
+    def features(self) -> Tensor:
+        """The extractor's output: `[B, d]`."""
+        if self._features is None:
+            self._features = self._client.trunk(self.slot)(self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifier's output on the features: `[B, C]`."""
+        if self._logits is None:
+            self._logits = self.head(self.slot)
+        return self._logits
+
+    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+        """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
+        head: nn.Module = self._client.model(slot).head
+        out: Tensor = head(self.features if features is None else features)
+        return out
+
+    def under(self, slot: str) -> Batch:
+        """The same samples seen by the model in another slot."""
+        other = Batch(self._client, slot, self._index)
+        other._inputs = self.inputs
+        return other
+
+    def split(self, pieces: int) -> list[Batch]:
+        """The samples in disjoint batches of (nearly) the same size; some are empty if there are too few."""
+        features: Sequence[Tensor | None] = [None] * pieces
+        if self._features is not None:
+            features = self._features.tensor_split(pieces)
+        return [
+            Batch(self._client, self.slot, index, part)
+            for index, part in zip(self._index.tensor_split(pieces), features, strict=True)
+        ]
+
+    def value(self, name: str) -> Tensor:
+        """A value of the server's as this client got it: its own row, or the one for everybody."""
+        return self._client.value(name)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """The client's random numbers of this round for a purpose; every batch goes on where the last one stopped."""
+        return self._client.stream(purpose)

@@ -1,0 +1,100 @@
+"""A model cut in two at its classifier and mounted on one row for good.
+
+Workers keep one mounted model a slot: a client's row is copied in, trained, and copied out. No module is
+ever rebuilt, and a step updates the whole row (or the trained spans of it) with one operation.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.columns import Columns
+from coterie.core.layout import Layout, require_classifier
+from coterie.errors import CoterieError
+
+
+class MountedModel:
+    """`trunk(x)` gives features, `head(features)` gives logits; both are views of `row [P]`, gradients of `grad`.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> model = MountedModel(net, Layout(net, classifier="2"))
+    >>> model.head(model.trunk(torch.zeros(5, 4))).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.layout = layout
+        whole = copy.deepcopy(module)
+        self.row = layout.row(whole)
+        self.grad = torch.zeros_like(self.row)
+        layout.mount(whole, self.row)
+        gradients = layout.views(self.grad)
+        self._parameters = dict(whole.named_parameters())
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        self.head: nn.Module = require_classifier(whole, layout.classifier)
+        self.trunk: nn.Module = _without(whole, layout.classifier)
+        self._trained: Columns | None = None
+
+    def train_only(self, columns: Columns) -> None:
+        """Let gradients flow to the parameters that lie in `columns`, and to no others."""
+        if columns == self._trained:
+            return
+        self._trained = columns
+        for entry in self.layout.entries:
+            if not entry.is_buffer:
+                self._parameters[entry.name].requires_grad_(entry.columns <= columns)
+
+    def mode(self, training: bool) -> None:
+        """Put trunk and head into training or evaluation mode (batch norm, dropout)."""
+        if self.trunk.training != training:
+            self.trunk.train(training)
+        if self.head.training != training:
+            self.head.train(training)
+
+
+def _without(whole: nn.Module, path: str) -> nn.Module:
+    parent, _, name = path.rpartition(".")
+    setattr(whole.get_submodule(parent), name, nn.Identity())
+    return whole
+
+
+def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
+    """The feature width; an error if the classifier is not the last thing the model computes."""
+    model = MountedModel(module, layout)
+    whole = copy.deepcopy(module).eval()
+    model.mode(False)
+    with torch.no_grad():
+        try:
+            expected = whole(sample)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shape, reason = tuple(sample.shape[1:]), " ".join(str(error).split())
+            raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({reason})") from None
+        try:
+            features = model.trunk(sample)
+            cut = model.head(features)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise CoterieError(
+                f"classifier '{layout.classifier}': its input is not what the rest of the model returns; name the "
+                f"last module of the model's forward pass ({reason})"
+            ) from None
+    if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5):
+        raise CoterieError(
+            f"classifier '{layout.classifier}': the model computes something after it; name the module whose output "
+            "is the model's output"
+        )
+    return int(features.shape[1])
+
+
+def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:
+    """Whether a training step on one sample is impossible: batch norm over a single value has no variance."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws numbers
+            copy.deepcopy(module).train()(sample[:1])
+    except ValueError:
+        return True
+    return False

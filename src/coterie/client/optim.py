@@ -1,0 +1,116 @@
+"""Optimisers on flat spans of a row: whatever the model, a step is one operation a span."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from coterie.core.training import Training
+
+TrainedSpan = tuple[Tensor, Tensor]  # a span's row and gradient, flat views
+
+# By the names of `core.training.OPTIMISERS`, but for `sgd`, which is written out below.
+TORCH_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop,
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
+}
+
+
+class Optimiser(ABC):
+    """Moves spans along their gradients; every group of spans has a rate of its own."""
+
+    @abstractmethod
+    def start(self, rates: Sequence[float]) -> None:
+        """Forget everything and take these rates: nothing carries over between clients."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Take a step."""
+
+
+class FlatSGD(Optimiser):
+    """SGD with momentum and weight decay, as `torch.optim.SGD` computes it, without its overhead a step.
+
+    >>> import torch
+    >>> row, grad = torch.tensor([1.0]), torch.tensor([0.5])
+    >>> sgd = FlatSGD([[(row, grad)]], momentum=0.0, weight_decay=0.0)
+    >>> sgd.start([0.1])
+    >>> sgd.step()
+    >>> row
+    tensor([0.9500])
+    """
+
+    def __init__(self, groups: Sequence[Sequence[TrainedSpan]], momentum: float, weight_decay: float) -> None:
+        self._groups = groups
+        self._momentum, self._decay = momentum, weight_decay
+        self._velocities: list[Tensor] = []
+        self._rates: Sequence[float] = ()
+
+    def start(self, rates: Sequence[float]) -> None:
+        """Forget all velocities."""
+        self._rates = rates
+        self._velocities = []
+
+    def step(self) -> None:
+        """v ← μv + g + δw (v = g + δw at first); w ← w − ηv."""
+        first = not self._velocities
+        number = 0
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            for row, grad in group:
+                if self._decay:
+                    grad.add_(row, alpha=self._decay)
+                if not self._momentum:
+                    row.add_(grad, alpha=-rate)
+                    continue
+                if first:
+                    self._velocities.append(grad.clone())
+                else:
+                    self._velocities[number].mul_(self._momentum).add_(grad)
+                row.add_(self._velocities[number], alpha=-rate)
+                number += 1
+
+
+class TorchOptimiser(Optimiser):
+    """Any element-wise optimiser of PyTorch's."""
+
+    def __init__(self, groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> None:
+        leaves = [{"params": [_leaf(*span) for span in group]} for group in groups]
+        options = {"momentum": settings.momentum} if settings.momentum else {}
+        if settings.optimizer != "rprop":
+            options["weight_decay"] = settings.weight_decay
+        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+
+    def start(self, rates: Sequence[float]) -> None:
+        """Drop the optimiser's state."""
+        self._inner.state.clear()
+        for group, rate in zip(self._inner.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def step(self) -> None:
+        """Take a step."""
+        self._inner.step()
+
+
+def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> Optimiser:
+    """The optimiser that the settings name."""
+    if settings.optimizer == "sgd":
+        return FlatSGD(groups, settings.momentum, settings.weight_decay)
+    return TorchOptimiser(groups, settings)
+
+
+def _leaf(row: Tensor, grad: Tensor) -> nn.Parameter:
+    """A flat parameter that shares memory with a span's row and gradient."""
+    leaf = nn.Parameter(row)
+    leaf.grad = grad
+    return leaf

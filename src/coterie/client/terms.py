@@ -1,0 +1,79 @@
+"""Parts of the local objective: of a batch, or of the row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from coterie.client.views import BatchView
+
+# A loss term gives one value per sample of the batch, [B]; the engine takes the mean.
+Term = Callable[[BatchView], Tensor]
+
+RECEIVED = "received"  # the anchor that means: the model as it was downloaded
+
+
+class RowTerm(Protocol):
+    """A part of the objective that depends on the row alone, given by its gradient."""
+
+    def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
+        """The gradient `[n]` at the trained columns `row [n]`; `anchor(slot)` gives the same columns elsewhere."""
+        ...
+
+
+def cross_entropy(batch: BatchView) -> Tensor:
+    """The classification loss: `[B]`."""
+    return torch.nn.functional.cross_entropy(batch.logits, batch.labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """(μ/2)‖w − anchor‖²: pulls the row towards what was received, or towards a slot.
+
+    >>> import torch
+    >>> Proximal(0.5).gradient(torch.tensor([3.0]), lambda slot: torch.tensor([1.0]))
+    tensor([1.])
+    """
+
+    strength: float
+    anchor: str = RECEIVED
+
+    def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
+        """μ(w − anchor)."""
+        return self.strength * (row - anchor(self.anchor))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """⟨factor · slot, w⟩: adds a constant direction to every gradient.
+
+    >>> import torch
+    >>> Linear("dual", -1.0).gradient(torch.tensor([3.0]), lambda slot: torch.tensor([2.0]))
+    tensor([-2.])
+    """
+
+    slot: str
+    factor: float = 1.0
+
+    def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
+        """The direction itself, wherever the row is."""
+        return self.factor * anchor(self.slot)
+
+
+@dataclass(frozen=True)
+class PrototypeDistance:
+    """weight · MSE(z, prototype of y), over features; classes without a prototype (NaN) are passed over."""
+
+    value: str
+    weight: float = 1.0
+
+    def __call__(self, batch: BatchView) -> Tensor:
+        """The term for every sample: `[B]`."""
+        prototypes = batch.value(self.value)[batch.labels]
+        known = ~prototypes.isnan().any(1)
+        distance = (batch.features - prototypes.nan_to_num()).square().mean(1)
+        return self.weight * torch.where(known, distance, 0.0)

@@ -1,0 +1,140 @@
+"""A phase at one client: batches, gradients, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.batch import Batch
+from coterie.client.optim import Optimiser, make_optimiser
+from coterie.client.recipe import Phase, Recipe
+from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.views import BatchView, TrainedPart
+from coterie.client.worker import Worker
+from coterie.core.columns import Columns
+from coterie.errors import CoterieError
+from coterie.rng import torch_stream
+
+
+class Trainer:
+    """One phase at one client: hands out batches, computes gradients, takes steps.
+
+    `parts` are the trained spans; the rules of unusual methods read and write them directly.
+    """
+
+    def __init__(self, worker: Worker, phase: Phase, number: int) -> None:
+        self.worker, self.phase, self.number = worker, phase, number
+        settings, federation = worker.problem.training, worker.federation
+        self.factor = settings.factor(max(federation.round, 1), federation.rounds)
+        self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
+        self.clip = settings.clip
+        self.parts: list[TrainedPart] = []
+        self.head_only = True
+        for slot, group in ((phase.slot, phase.train), *phase.also.items()):
+            self._open(slot, group)
+        self._optimiser = self._fresh_optimiser()
+
+    def _open(self, slot: str, group: str) -> None:
+        """Unfreeze a group of a slot and list its spans."""
+        worker, layout = self.worker, self.worker.problem.layout
+        columns = layout.columns(group) & layout.trainable & worker.federation[slot].columns
+        if not columns:
+            raise CoterieError(f"a phase trains '{group}', of which slot '{slot}' holds no trainable parameters")
+        model = worker.model(slot)
+        model.train_only(columns)
+        model.mode(True)
+        if columns <= layout.columns("classifier"):
+            model.trunk.eval()
+        else:
+            self.head_only = False
+            worker.forget_features()
+        for start, stop in columns.spans:
+            self.parts.append(TrainedPart(slot, (start, stop), model.row[start:stop], model.grad[start:stop]))
+
+    def batches(self) -> Iterator[Batch]:
+        """Every epoch's batches: shuffled, the last partial one kept."""
+        worker, problem = self.worker, self.worker.problem
+        own = problem.train[worker.client]
+        cached = worker.train_features(self.phase.slot) if self.head_only else None
+        epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
+        number = self.number if self.phase.stream is None else self.phase.stream
+        stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)
+        for _ in range(epochs):
+            for part in torch.randperm(len(own), generator=stream).split(problem.training.batch):
+                if len(part) == 1 and problem.skip_single_samples:
+                    continue
+                features = None if cached is None else cached[part]
+                yield Batch(worker, self.phase.slot, own[part], features)
+
+    def gradient(self, batch: BatchView) -> None:
+        """Fill the parts' gradients with that of the phase's objective on the batch."""
+        for part in self.parts:
+            part.grad.zero_()
+        self._loss(batch).backward()
+        for row_term in self.phase.row_terms:
+            for part in self.parts:
+                if part.slot == self.phase.slot:
+                    part.grad.add_(row_term.gradient(part.row, partial(self.anchor, part)))
+        if self.clip:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part.grad) for part in self.parts]))
+            scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            for part in self.parts:
+                part.grad.mul_(scale)
+
+    def _loss(self, batch: BatchView) -> Tensor:
+        terms = self.phase.terms
+        if terms == (cross_entropy,):
+            # The same number as the mean of the term, in one operation instead of two.
+            return nn.functional.cross_entropy(batch.logits, batch.labels)
+        loss = terms[0](batch)
+        for term in terms[1:]:
+            loss = loss + term(batch)
+        return loss.mean()
+
+    def step(self) -> None:
+        """Let the optimiser move the parts along their gradients."""
+        self._optimiser.step()
+
+    def finish(self) -> None:
+        """Leave the models as later phases and tests expect them: frozen, in evaluation mode."""
+        for slot in (self.phase.slot, *self.phase.also):
+            self.worker.model(slot).mode(False)
+            self.worker.model(slot).train_only(Columns())
+
+    def anchor(self, part: TrainedPart, slot: str) -> Tensor:
+        """A part's columns as they were received, or as another slot holds them."""
+        row = self.worker.received(self.phase.slot if slot == RECEIVED else slot)
+        return row[part.span[0] : part.span[1]]
+
+    def _fresh_optimiser(self) -> Optimiser:
+        """The worker's optimiser for this kind of phase, started anew."""
+        phase, kept = self.phase, self.worker.optimisers
+        key = (phase.slot, phase.train, tuple(phase.also.items()), tuple(phase.rates))
+        if key not in kept:
+            kept[key] = make_optimiser(self._groups_by_rate(), self.worker.problem.training)
+        kept[key].start([*(self.factor * rate for rate in phase.rates.values()), self.lr])
+        return kept[key]
+
+    def _groups_by_rate(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """The trained spans, those of each group with a rate of its own first, the others last."""
+        layout = self.worker.problem.layout
+        groups: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(self.phase.rates) + 1)]
+        for part in self.parts:
+            model, rest = self.worker.model(part.slot), part.columns
+            named: list[str | Columns] = [*self.phase.rates, part.columns]
+            for spans, group in zip(groups, named, strict=True):
+                columns = rest & layout.columns(group)
+                spans += [(model.row[start:stop], model.grad[start:stop]) for start, stop in columns.spans]
+                rest = rest - columns
+        return groups
+
+
+def train(worker: Worker, recipe: Recipe) -> None:
+    """Run the phases of a recipe on the rows of the client in the seat."""
+    for number, phase in enumerate(recipe):
+        trainer = Trainer(worker, phase, number)
+        phase.rule(trainer, trainer.batches())
+        trainer.finish()

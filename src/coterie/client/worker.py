@@ -1,0 +1,158 @@
+"""A seat at which clients take turns. What they train with, test with and measure with is read from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.batch import Batch
+from coterie.client.model import MountedModel
+from coterie.client.optim import Optimiser
+from coterie.client.problem import Problem
+from coterie.client.recipe import Recipe
+from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.terms import RECEIVED
+from coterie.client.views import BatchView
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+from coterie.core.slots import Slot
+from coterie.rng import stream_seed, torch_stream
+
+
+class MethodAtClient(Protocol):
+    """What a client needs to know of the method to be tested."""
+
+    @property
+    def tested(self) -> str:
+        """The slot whose model is tested."""
+        ...
+
+    def predict(self, batch: BatchView) -> Tensor:
+        """The class scores `[B, C]` by which the method is tested."""
+        ...
+
+    def uploads(self, federation: Federation) -> Mapping[str, str]:
+        """Which groups of which slots a client sends."""
+        ...
+
+    def peers(self, federation: Federation, client: int) -> Sequence[int]:
+        """The clients whose models `client` downloads besides its own."""
+        ...
+
+    def tune(self, federation: Federation) -> Recipe:
+        """What a client trains on a copy of its model just before it is tested."""
+        ...
+
+
+class Worker:
+    """A seat at which clients take turns: one model a slot, mounted once, rows copied in and out."""
+
+    def __init__(self, problem: Problem, method: MethodAtClient, seed: int) -> None:
+        self.problem = problem
+        self.method = method
+        self.seed = seed
+        self._models: dict[str, MountedModel] = {}
+        self._present: set[str] = set()
+        self._anchors: dict[str, Tensor] = {}
+        self._features: dict[str, Tensor] = {}
+        self._streams: dict[str, torch.Generator] = {}
+        # What step rules found out about the client in the seat, for later phases and for probes.
+        self.notes: dict[str, Tensor] = {}
+        self.optimisers: dict[object, Optimiser] = {}
+
+    def seat(self, federation: Federation, client: int) -> None:
+        """Let a client take the seat: whatever is used of its slots is read from the federation."""
+        self.federation, self.client = federation, client
+        self.key = int(federation.keys[client])
+        self._present.clear()
+        self._anchors.clear()
+        self.forget_features()
+        self._streams.clear()
+        self.notes.clear()
+        torch.default_generator.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
+
+    def model(self, slot: str) -> MountedModel:
+        """The model of a slot with this client's row in it; `received` is a copy of the model as downloaded."""
+        model = self._models.get(slot)
+        if model is None:
+            model = self._models[slot] = MountedModel(self.problem.module, self.problem.layout)
+            model.train_only(Columns())
+            model.mode(False)
+        if slot not in self._present:
+            self._slot(slot).copy_row(self.client, model.row)
+            self._present.add(slot)
+        return model
+
+    def _slot(self, name: str) -> Slot:
+        return self.federation["model" if name == RECEIVED else name]
+
+    def trunk(self, slot: str) -> nn.Module:
+        """The extractor of a slot; slots that hold a classifier alone use the model's."""
+        holds_extractor = self.problem.layout.columns("extractor") <= self._slot(slot).columns
+        return self.model(slot if holds_extractor else "model").trunk
+
+    def received(self, slot: str = "model") -> Tensor:
+        """The client's row as it was before training here: `[P]`, the slot's columns filled."""
+        if slot not in self._anchors:
+            row = torch.zeros(self.problem.layout.width)
+            self.federation[slot].copy_row(self.client, row)
+            self._anchors[slot] = row
+        return self._anchors[slot]
+
+    def value(self, name: str) -> Tensor:
+        """A server value as this client sees it (first dimension: one for everybody, or one per client)."""
+        value = self.federation.values[name]
+        return value[0 if len(value) == 1 else self.client]
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """This client's stream of random numbers for a purpose, begun anew every round."""
+        if purpose not in self._streams:
+            self._streams[purpose] = torch_stream(self.seed, purpose, self.federation.round, self.key)
+        return self._streams[purpose]
+
+    def peers(self) -> tuple[list[int], Tensor]:
+        """The other clients whose models this one downloaded, and their rows `[n, P]`."""
+        chosen = list(self.method.peers(self.federation, self.client))
+        rows = self.received()[None].repeat(len(chosen), 1)
+        # What peers do not upload, such as local running statistics, is the client's own.
+        sent = self.problem.layout.columns(self.method.uploads(self.federation).get("model", ""))
+        sent.put(rows, self.federation["model"].rows(torch.tensor(chosen, dtype=torch.int64), sent))
+        return chosen, rows
+
+    def train_features(self, slot: str = "model") -> Tensor:
+        """The extractor's output on all of the client's training samples; kept until the extractor trains: `[n, d]`."""
+        if slot not in self._features:
+            self._features[slot] = self.features(self.problem.train[self.client], slot)
+        return self._features[slot]
+
+    def forget_features(self) -> None:
+        """An extractor is about to change."""
+        self._features.clear()
+
+    def features(self, index: Tensor, slot: str = "model") -> Tensor:
+        """The extractor's output on the given samples, in evaluation mode and without gradients: `[n, d]`."""
+        trunk = self.trunk(slot)
+        was_training = trunk.training
+        trunk.eval()
+        with torch.no_grad():
+            parts = [trunk(self.problem.inputs[part]) for part in index.split(TEST_BATCH)]
+        trunk.train(was_training)
+        return torch.cat(parts)
+
+    def test(self, index: Tensor, keep_scores: bool = False) -> Score:
+        """Score the method's prediction on the given samples."""
+        for slot in self._present:
+            self._models[slot].mode(False)
+        correct, losses, kept = [], [], []
+        with torch.no_grad():
+            for part in index.split(TEST_BATCH):
+                batch = Batch(self, self.method.tested, part)
+                logits = self.method.predict(batch)
+                correct.append(logits.argmax(1) == batch.labels)
+                losses.append(nn.functional.cross_entropy(logits, batch.labels, reduction="none"))
+                if keep_scores:
+                    kept.append(logits.softmax(1))
+        return Score(torch.cat(correct), torch.cat(losses), torch.cat(kept) if kept else None)

@@ -1,0 +1,251 @@
+"""Whole runs at the same time, each in a worker process.
+
+A worker is told a run's configuration (TOML) and where to keep it, and answers with its rounds, its warnings and its
+summary: all of it JSON texts on a pipe of its own. So nothing is unpickled, and a worker that is killed while it
+writes spoils nobody else's messages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sys
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from coterie.compare.worker import Message, send, serve
+from coterie.engines.processes.pool import UNGUARDED
+from coterie.errors import CoterieError
+from coterie.experiment.config import complete, to_toml
+from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.prepared import Prepared
+from coterie.models import MODELS
+from coterie.processes import interrupts_held_back
+from coterie.rounds.round import RoundReport
+
+log = logging.getLogger("coterie")
+
+Summary = dict[str, Any]
+GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run among others: an experiment, its seed included, by name, and where it is kept.
+
+    >>> str(Run("fedavg", Experiment(seed=3)))
+    'fedavg, seed 3'
+    """
+
+    name: str
+    experiment: Experiment
+    directory: Path | None = None
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self.experiment.seed
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+
+class Watcher(Protocol):
+    """Is told of runs: when one begins, after each of its rounds, and when it is over."""
+
+    def begun(self, run: Run) -> None:
+        """A run begins."""
+        ...
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        """A round is over; `received` is the mean accuracy of the received models, where they were tested."""
+        ...
+
+    def ended(self, run: Run, summary: Summary) -> None:
+        """A run is over."""
+        ...
+
+
+class CannotStartError(Exception):
+    """No worker process could start, and no run has begun; the message says why."""
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    run: Run | None = None
+
+
+def obstacle(experiment: Experiment) -> str | None:
+    """Why an experiment cannot run in a worker process; nothing if it can.
+
+    >>> obstacle(Experiment()) is None
+    True
+    >>> obstacle(Experiment(engine="processes"))
+    "engine 'processes' shares the cores out by itself"
+    """
+    if experiment.engine not in ("serial", "stacked"):
+        return f"engine '{experiment.engine}' shares the cores out by itself"
+    own = "it uses Python objects of its own (data, model, partition or method)"
+    parts: list[object] = [type(experiment.method), type(experiment.partition)]
+    if isinstance(experiment.model, str):
+        parts.append(MODELS[experiment.model].build)
+    # What is the user's own may be registered in this process alone.
+    if not all(getattr(part, "__module__", "").startswith("coterie.") for part in parts):
+        return own
+    try:
+        repeated = experiment_from(tomllib.loads(to_toml(complete(experiment))))
+    except (CoterieError, TypeError):
+        return own
+    return None if repeated == experiment else own
+
+
+def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
+    """Run everything in this process."""
+    for run in runs:
+        watcher.begun(run)
+
+        def on_round(report: RoundReport, _: Prepared, run: Run = run) -> None:
+            watcher.round_done(run, report.round, None if report.received is None else report.received.mean)
+
+        watcher.ended(run, run.experiment.run(run.directory, on_round).summary)
+
+
+def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
+    """Run everything in `jobs` worker processes, in the given order, each with one PyTorch thread unless set.
+
+    The first error of a run, the death of its worker or an interrupt ends all workers.
+    """
+    waiting = list(reversed(runs))
+    workers: list[_Worker] = []
+    ready = False
+    try:
+        while len(workers) < min(jobs, len(runs)):
+            workers.append(_start())
+        while workers:
+            for worker in _heard(workers):
+                message = _received(worker)
+                if message is None:
+                    workers.remove(worker)
+                    reason = _bury(worker)
+                    if not workers and waiting:
+                        raise CoterieError(f"jobs = {jobs}: {reason}") if ready else CannotStartError(reason)
+                    continue
+                ready = True
+                _take_in(worker, message, watcher)
+                if worker.run is None and waiting:
+                    _deal(worker, waiting.pop(), watcher)
+                elif worker.run is None:
+                    workers.remove(worker)
+                    _stop([worker])
+    finally:
+        _stop(workers)
+
+
+def _start() -> _Worker:
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if main is not None and getattr(sys.modules["__main__"], "__spec__", None) is None and not Path(main).is_file():
+        raise CannotStartError(f"they import the main script, and {main} is no file")
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), name="coterie run", daemon=True)
+    try:
+        with interrupts_held_back():
+            process.start()
+    except AssertionError as error:  # multiprocessing's own check of daemonic processes
+        ours.close()
+        raise CannotStartError(str(error)) from None
+    finally:
+        theirs.close()
+    return _Worker(process, ours)
+
+
+def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
+    """Wait until something happens; the workers that said something or died."""
+    handles: list[Connection | int] = [worker.connection for worker in workers]
+    handles += [worker.process.sentinel for worker in workers]
+    happened = wait(handles)
+    return [worker for worker in workers if worker.connection in happened or worker.process.sentinel in happened]
+
+
+def _received(worker: _Worker) -> Message | None:
+    """What a worker said; nothing if it is dead and has no last words."""
+    try:
+        if not worker.connection.poll():
+            return None
+        message: Message = json.loads(worker.connection.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return message
+
+
+def _take_in(worker: _Worker, message: Message, watcher: Watcher) -> None:
+    run = worker.run
+    if run is None:
+        return  # it has started
+    match message:
+        case {"round": round, "received": received}:
+            watcher.round_done(run, round, received)
+        case {"warning": text}:
+            log.warning("%s: %s", run, text)
+        case {"summary": summary}:
+            worker.run = None
+            watcher.ended(run, summary)
+        case {"mistake": text}:
+            raise CoterieError(f"{run}: {text}")
+        case {"error": text, "details": details}:
+            error = RuntimeError(f"{run}: {text}")
+            error.add_note(f"In the worker process:\n{details}")
+            raise error
+
+
+def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
+    worker.run = run
+    watcher.begun(run)
+    # The run's configuration says what it was run with, so that it can be repeated.
+    experiment = replace(run.experiment, threads=run.experiment.threads or 1)
+    task = {"config": to_toml(complete(experiment)), "out": None if run.directory is None else str(run.directory)}
+    with suppress(OSError):  # it has died, which will be noticed
+        send(worker.connection, task)
+
+
+def _bury(worker: _Worker) -> str:
+    """Let go of a dead worker: an error if a run died with it, otherwise how it ended."""
+    worker.process.join(5)
+    code = worker.process.exitcode
+    _stop([worker])
+    ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    if worker.run is not None:
+        hint = "; is there enough memory for several runs at once? jobs=1 needs the least" if code == -9 else ""
+        raise CoterieError(f"{worker.run}: its worker process died ({ending}){hint}")
+    if code == UNGUARDED:
+        return f"they import the script: {GUARD}"
+    return f"a worker process died without a run ({ending})"
+
+
+def _stop(workers: list[_Worker]) -> None:
+    """End workers, busy or not: they own nothing."""
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join(5)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()
+        worker.process.close()
+    workers.clear()
+
+
+def leave_if_imported_by_a_worker() -> None:
+    """End a worker process whose import of an unguarded main script has come to start runs by itself."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(UNGUARDED)

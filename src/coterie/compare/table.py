@@ -1,0 +1,285 @@
+"""Several methods on the same partitions, over several seeds: the table as data."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from coterie.compare.cost import expected_seconds
+from coterie.compare.pool import (
+    CannotStartError,
+    Run,
+    Summary,
+    Watcher,
+    leave_if_imported_by_a_worker,
+    obstacle,
+    run_in_parallel,
+    run_one_by_one,
+)
+from coterie.errors import CoterieError, require
+from coterie.experiment.directory import refuse_existing
+from coterie.experiment.experiment import Experiment
+from coterie.files import write_whole
+from coterie.processes import cores
+
+log = logging.getLogger("coterie")
+
+# Seconds until worker processes have loaded PyTorch and data. What they save must be worth more, by a margin:
+# it is a guess, and other programs may want the cores too.
+START_UP, MARGIN = 4.0, 2.0
+COMPARISON = "comparison.json"
+RULE = "a winner's mean lies above the runner-up's by more than the larger of their standard deviations over the seeds"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its title says which moment, which mean and which round."""
+
+    key: str
+    title: str
+    unit: Literal["share", "bytes", "seconds"]
+    read: Callable[[Summary], float]
+
+
+def _accuracy(moment: str, mean: str, at: str) -> Column:
+    def read(summary: Summary) -> float:
+        return float(summary["accuracy"][moment][mean][at])
+
+    return Column(f"{moment}_{mean}_{at}", f"{moment} {mean} {at}", "share", read)
+
+
+COLUMNS: dict[str, Column] = {
+    column.key: column
+    for column in (
+        _accuracy("received", "mean", "best"),
+        _accuracy("received", "mean", "last"),
+        _accuracy("trained", "mean", "best"),
+        _accuracy("trained", "mean", "last"),
+        Column(
+            "received_worst_decile_last",
+            "received worst decile last",
+            "share",
+            lambda summary: float(summary["worst_decile"]["received"]),
+        ),
+        Column(
+            "bytes_per_client_round",
+            "bytes per client round",
+            "bytes",
+            lambda summary: float(sum(summary["bytes"]["per_client_round"].values())),
+        ),
+        Column(
+            "seconds_per_round",
+            "seconds per round",
+            "seconds",
+            lambda summary: float(sum(summary["seconds"]["per_round"].values())),
+        ),
+    )
+}
+"""The columns of the table, by key. Bytes are those up and down together."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The summaries of all runs, `[method][seed]`, and what they amount to.
+
+    A *winner* of an accuracy column is the method with the highest mean over seeds, if that mean lies above
+    the runner-up's by more than the larger of the two methods' standard deviations over the seeds (sample
+    standard deviation, n − 1). Otherwise the seeds' spread could explain the difference and nobody wins;
+    with one seed there is no spread, and with one method no runner-up, so nobody wins either.
+    """
+
+    seeds: tuple[int, ...]
+    summaries: Mapping[str, Sequence[Summary]]
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in the order in which they were given."""
+        return list(self.summaries)
+
+    def values(self, method: str, column: str) -> list[float]:
+        """A column's value of each seed."""
+        return [COLUMNS[column].read(summary) for summary in self.summaries[method]]
+
+    def mean(self, method: str, column: str) -> float:
+        """The mean over seeds."""
+        return fmean(self.values(method, column))
+
+    def std(self, method: str, column: str) -> float | None:
+        """The sample standard deviation over seeds; none with one seed."""
+        return stdev(self.values(method, column)) if len(self.seeds) > 1 else None
+
+    def winner(self, column: str) -> str | None:
+        """The method that is better than all others by more than the seeds' spread, if there is one."""
+        if COLUMNS[column].unit != "share" or len(self.seeds) < 2 or len(self.summaries) < 2:
+            return None
+        first, second = sorted(self.methods, key=lambda method: self.mean(method, column), reverse=True)[:2]
+        spread = max(self.std(method, column) or 0.0 for method in (first, second))
+        return first if self.mean(first, column) - self.mean(second, column) > spread else None
+
+    def note(self) -> str:
+        """What a mark in the table means, or why there is none."""
+        if len(self.summaries) < 2:
+            return "No winner is marked: there is only one method."
+        if len(self.seeds) < 2:
+            return "No winner is marked: one seed says nothing about the spread; use several (--seeds 0 1 2)."
+        if any(self.winner(column) for column in COLUMNS):
+            return f"* {RULE}."
+        return f"No winner is marked: {RULE}; here none does."
+
+    def partitions(self) -> dict[int, str]:
+        """The hash of the partition of each seed, which all methods share."""
+        runs = next(iter(self.summaries.values()))
+        return {seed: summary["partition"]["hash"] for seed, summary in zip(self.seeds, runs, strict=True)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values: the table, the winners, and every run's summary."""
+        return {
+            "methods": self.methods,
+            "seeds": list(self.seeds),
+            "partitions": {str(seed): digest for seed, digest in self.partitions().items()},
+            "columns": {column.key: {"title": column.title, "unit": column.unit} for column in COLUMNS.values()},
+            "table": {
+                method: {
+                    column: {
+                        "mean": self.mean(method, column),
+                        "std": self.std(method, column),
+                        "values": self.values(method, column),
+                    }
+                    for column in COLUMNS
+                }
+                for method in self.methods
+            },
+            "winners": {column: self.winner(column) for column in COLUMNS},
+            "note": self.note(),
+            "runs": {method: list(runs) for method, runs in self.summaries.items()},
+        }
+
+    @classmethod
+    def load(cls, folder: Path) -> Comparison:
+        """Read back what `compare` wrote."""
+        path = folder / COMPARISON
+        require(path.is_file(), f"'{path}': there is no such file")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(tuple(content["seeds"]), content["runs"])
+
+
+def compare(
+    experiments: Mapping[str, Experiment],
+    seeds: Sequence[int],
+    out: Path | None = None,
+    watcher: Watcher | None = None,
+    jobs: int = 0,
+) -> Comparison:
+    """Run each experiment with each seed; all share the partition of a seed, which is checked.
+
+    With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The
+    `watcher` is told of every run and round.
+
+    `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
+    (unless the experiment says otherwise): the results are those of `threads=1`, bit for bit. 0 chooses: as many as
+    the cores hold if all experiments can be described by a configuration, the engine is `serial` or `stacked`, and
+    the runs are long enough to pay for the workers' start; otherwise 1, one run after the other in this process.
+    A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
+    """
+    leave_if_imported_by_a_worker()
+    require(bool(experiments), "methods: name at least one")
+    require(bool(seeds), "seeds: name at least one")
+    require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
+    require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: choose)")
+    obstacles = {name: why for name, experiment in experiments.items() if (why := obstacle(experiment)) is not None}
+    for name, why in obstacles.items():
+        require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
+    if out is not None:
+        refuse_existing(out)
+    partitions, seconds = _check(experiments, seeds, guess=jobs != 1 and not obstacles)
+    runs = [
+        Run(name, replace(experiment, seed=seed), None if out is None else out / f"{name}-s{seed}")
+        for seed in seeds
+        for name, experiment in experiments.items()
+    ]
+    collector = _Collector(partitions, watcher)
+    jobs = min(jobs or _worthwhile_jobs(runs, seconds), len(runs))
+    _perform(runs, seconds, jobs, collector)
+    found = collector.summaries
+    comparison = Comparison(tuple(seeds), {name: [found[name, seed] for seed in seeds] for name in experiments})
+    if out is not None:
+        write_whole(out / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
+    return comparison
+
+
+class _Collector:
+    """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
+
+    def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
+        self._partitions, self._watcher = partitions, watcher
+        self.summaries: dict[tuple[str, int], Summary] = {}
+
+    def begun(self, run: Run) -> None:
+        if self._watcher is not None:
+            self._watcher.begun(run)
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        if self._watcher is not None:
+            self._watcher.round_done(run, round, received)
+
+    def ended(self, run: Run, summary: Summary) -> None:
+        _same_partition(self._partitions[run.seed], summary["partition"]["hash"], run.name, run.seed)
+        self.summaries[run.name, run.seed] = summary
+        if self._watcher is not None:
+            self._watcher.ended(run, summary)
+
+
+def _perform(runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher) -> None:
+    if jobs > 1:
+        # The longest first: a long run that began last would keep the others waiting.
+        longest_first = sorted(runs, key=lambda run: seconds[run.name], reverse=True)
+        try:
+            run_in_parallel(longest_first, jobs, watcher)
+            return
+        except CannotStartError as error:
+            log.warning("jobs = %d: no worker process can start (%s); one run after the other instead", jobs, error)
+    run_one_by_one(runs, watcher)
+
+
+def _worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
+    """One job per core if that is faster; 1 if it is not, or if nothing is known about the runs' `seconds`."""
+    if not seconds:
+        return 1
+    threads = max(run.experiment.threads or 1 for run in runs)
+    jobs = max(min(cores() // threads, len(runs)), 1)
+    total = sum(seconds[run.name] for run in runs)
+    return jobs if total - total / jobs > MARGIN * START_UP else 1
+
+
+def _check(
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool
+) -> tuple[dict[int, str], dict[str, float]]:
+    """Meet every mistake before the first run starts.
+
+    Gives the hash of each seed's partition and, for a `guess`, the seconds that a run of each method may take.
+    """
+    names = list(experiments)
+    partitions: dict[int, str] = {}
+    seconds: dict[str, float] = {}
+    for seed in seeds:
+        # A seed can only spoil the partition, which is the same for all; a method is checked once.
+        for name in names if seed == seeds[0] else names[:1]:
+            prepared = replace(experiments[name], seed=seed).prepare()
+            digest = prepared.partition.hash
+            _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
+            if guess and name not in seconds:
+                seconds[name] = expected_seconds(prepared)
+    return partitions, seconds
+
+
+def _same_partition(expected: str, found: str, name: str, seed: int) -> None:
+    if expected != found:
+        raise CoterieError(
+            f"seed {seed}: '{name}' has another partition ({found[:12]}) than the others ({expected[:12]}); "
+            "compare methods on the same data, partition rule and split"
+        )

@@ -1,0 +1,234 @@
+"""The server step: what clients sent, who learns from whom, and where the result lands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+from coterie.core.slots import Slot
+from coterie.errors import CoterieError
+
+# Elements mixed at a time: bounds the memory of an exchange to a few such blocks, however many clients and columns.
+BLOCK = 1 << 22
+
+
+def block_width(rows: int) -> int:
+    """How many columns of so many rows make a block.
+
+    >>> block_width(1024)
+    4096
+    """
+    return max(1, BLOCK // max(rows, 1))
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """The cohort's rows around local training, for what clients keep of it (`Method.keeps`)."""
+
+    federation: Federation
+    cohort: Tensor  # [m] client ids
+    trained: Mapping[str, Tensor]  # slot -> [m, slot width]
+
+    def before(self, slot: str = "model", group: str | Columns = "all") -> Tensor:
+        """The columns of a slot as the clients held them before training: `[m, |group|]`."""
+        return self.federation[slot].rows(self.cohort, self.federation.layout.columns(group))
+
+    def after(self, slot: str = "model", group: str | Columns = "all") -> Tensor:
+        """The columns of a trained slot after training: `[m, |group|]`."""
+        columns = self.federation.layout.columns(group)
+        return columns.within(self.federation[slot].columns).take(self.trained[slot])
+
+    def relaxed(self, rate: float) -> Tensor:
+        """The models w + rate · (w_k − w), w as before training: `[m, P]`; running statistics are as trained.
+
+        A mean of these is a server step of that rate.
+        """
+        layout = self.federation.layout
+        parameters, rows = layout.columns("parameters"), self.after(group=layout.everything).clone()
+        before = self.before(group=parameters)
+        parameters.put(rows, before + rate * (parameters.take(rows) - before))
+        return rows
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the clients of this round sent: their trained rows (declared columns only) and their probes."""
+
+    federation: Federation
+    cohort: Tensor  # [m] client ids
+    trained: Mapping[str, Tensor]  # slot -> [m, slot width]
+    declared: Mapping[str, Columns]  # slot -> columns that travel
+    probes: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of the cohort's clients: `[m]`, float64."""
+        return self.federation.sizes[self.cohort].double()
+
+    def rows(self, group: str | Columns = "all", slot: str = "model") -> Tensor:
+        """The uploaded columns of `group`, a row per client of the cohort: `[m, |group|]`."""
+        columns = self.federation.layout.columns(group)
+        if not columns <= self.declared.get(slot, Columns()):
+            raise CoterieError(f"'{group}' of slot '{slot}' was read on the server but is not among the uploads")
+        if slot not in self.trained:
+            raise CoterieError(f"slot '{slot}' is declared as an upload but no phase of the recipe trains it")
+        return columns.within(self.federation[slot].columns).take(self.trained[slot])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Weighted means of rows: `target[·, group] = weights @ source[·, group]`.
+
+    `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
+    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
+    For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
+    names, with a row of weights for each of them, or one row for all (`[1, ·]`). With `gate` (bool, one row
+    per client written, `[·, |group|]`) only the gated elements are written.
+    """
+
+    weights: Tensor
+    group: str | Columns = "all"
+    source: str = "upload"
+    target: str = "model"
+    of: str = "model"
+    to: Literal["cohort", "everyone"] = "cohort"
+    gate: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Put:
+    """What the server computed itself: a value (prototypes, statistics, a generator), or shared columns of a slot.
+
+    With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns.
+    """
+
+    name: str
+    value: Tensor
+    group: str | Columns | None = None
+
+
+Action = Mix | Put
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A mix as it was carried out: `rows` are the clients who learned (none if all share the result),
+    `columns` the clients they learned from.
+    """
+
+    weights: Tensor
+    group: str
+    target: str
+    gated: bool
+    rows: Tensor
+    columns: Tensor
+
+
+def check_weights(weights: Tensor) -> None:
+    """Every W is finite, non-negative, and its rows sum to one.
+
+    >>> check_weights(torch.tensor([[0.5, 0.5]]))
+    """
+    if weights.ndim != 2:
+        raise CoterieError(f"mixing weights must be a matrix; these have the shape {tuple(weights.shape)}")
+    if not bool(torch.isfinite(weights).all()):
+        raise CoterieError("mixing weights are not finite")
+    if bool((weights < 0).any()):
+        raise CoterieError(f"mixing weights must be non-negative; the smallest is {float(weights.min()):.3g}")
+    worst = float((weights.double().sum(1) - 1).abs().max())
+    if worst > 1e-6:
+        raise CoterieError(f"each row of mixing weights must sum to 1; one is off by {worst:.3g}")
+
+
+def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -> list[Applied]:
+    """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
+
+    Mixes act on each column alone, so they run block of columns by block of columns: within a block all
+    products are computed first and written afterwards, in order.
+    """
+    listed = list(actions)
+    bound = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    union = Columns()
+    for one in bound:
+        union = union | one.columns
+    for block in union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1))):
+        results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
+        for one, part, values in results:
+            one.write(part, values)
+    for action in listed:
+        if isinstance(action, Mix):
+            continue
+        if action.group is None:
+            federation.values[action.name] = action.value
+        else:
+            federation[action.name].write_shared(federation.layout.columns(action.group), action.value)
+    return [one.applied for one in bound]
+
+
+class _BoundMix:
+    """A mix together with the rows it reads and writes."""
+
+    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
+        check_weights(mix.weights)
+        self.weights = mix.weights.float()
+        self.gate = mix.gate
+        self.columns = federation.layout.columns(mix.group)
+        self.target: Slot = federation[mix.target]
+        self.from_upload = mix.source == "upload"
+        self.source: Slot = federation[mix.of if self.from_upload else mix.source]
+        self.everyone = federation.everyone
+        if self.from_upload:
+            uploads.rows(self.columns, mix.of)  # refuses columns that were not uploaded
+            self.uploaded = uploads.trained[mix.of]
+        elif not self.columns <= self.source.columns:
+            raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
+        rows, sources = mix.weights.shape
+        learned_from = uploads.cohort if self.from_upload else federation.everyone
+        if sources != len(learned_from):
+            raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
+        self.to_shared = self.columns <= self.target.shared_columns
+        self.clients = uploads.cohort if mix.to == "cohort" else federation.everyone
+        personal = self.columns <= self.target.own_columns
+        if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
+            raise CoterieError(
+                f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
+                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients ({mix.to})"
+            )
+        gated = (1 if self.to_shared else len(self.clients), self.columns.size)
+        if self.gate is not None and self.gate.shape != gated:
+            raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
+        self.applied = Applied(
+            weights=self.weights,
+            group=mix.group if isinstance(mix.group, str) else "columns",
+            target=mix.target,
+            gated=mix.gate is not None,
+            rows=self.clients[:0] if self.to_shared else self.clients,
+            columns=learned_from,
+        )
+
+    def product(self, part: Columns) -> Tensor:
+        """`weights @ source` for some of the columns: `[rows, |part|]`."""
+        if self.from_upload:
+            return self.weights @ part.within(self.source.columns).take(self.uploaded)
+        return self.weights @ self.source.rows(self.everyone, part)
+
+    def write(self, part: Columns, values: Tensor) -> None:
+        """Write the product of some of the columns, where the gate allows it."""
+        if self.gate is not None:
+            here = part.within(self.columns).take(self.gate)
+            old = (
+                part.within(self.target.shared_columns).take(self.target.shared)
+                if self.to_shared
+                else self.target.rows(self.clients, part)
+            )
+            values = torch.where(here, values, old)
+        if self.to_shared:
+            self.target.write_shared(part, values)
+        else:
+            self.target.write_own(self.clients, part, values)

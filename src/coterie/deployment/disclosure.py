@@ -1,0 +1,178 @@
+"""What leaves a site, per method: read off a real server's tasks, and off the answers that it would accept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from coterie.core.columns import Columns
+from coterie.core.layout import Layout
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.server import Server
+from coterie.deployment.wire import Expected, Note, Parcel, pack
+from coterie.engines.base import Work
+from coterie.methods import METHODS
+from coterie.methods.base import Method
+
+SITES = ("a", "b", "c", "d")
+LATE = SITES[-1]  # may join when the others are in their last round
+# Enough for every phase: methods that change in the course of a federation do so at half-time.
+ROUNDS = 8
+GROUPS = {"all": "model", "all - norm": "model without batch norm"}
+NAMES = {"personal": "personal model", "critical": "critical mask"}
+HEADER = (
+    "| method | goes up each round | comes down each round | told once, besides the numbers of samples | never sent |",
+    "|---|---|---|---|---|",
+)
+
+
+@dataclass
+class Disclosure:
+    """A method in words; `up` and `down` list what changes in the course of a federation, in order."""
+
+    up: list[str] = field(default_factory=list)
+    down: list[str] = field(default_factory=list)
+    down_late: str = ""
+    told: str = "nothing"
+    stays: str = "nothing"
+
+    def cells(self) -> list[str]:
+        """The cells of a table: up, down, told, stays."""
+        late = f"; whoever joins late: {self.down_late}" if self.down_late else ""
+        return ["; then ".join(self.up), "; then ".join(self.down) + late, self.told, self.stays]
+
+
+def disclosure(method: Method) -> Disclosure:
+    """What travels in a small federation of that method, on a model with batch norm.
+
+    >>> from coterie.methods import FedPer
+    >>> disclosure(FedPer()).cells()
+    ['extractor', 'extractor', 'nothing', 'classifier, batch-norm statistics']
+    """
+    server, found = _server(method), Disclosure()
+    sent: dict[str, Columns] = {}
+    trained: dict[str, None] = {}
+    while not server.finished:
+        tasks = server.open_round(list(SITES))
+        task = tasks[SITES[0]]
+        _add(found.down, _spoken(_down(task)))
+        _add(found.up, _spoken(_up(task, server.expected_answer())))
+        for slot, group in task.note["uploads"].items():
+            sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
+        trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
+        _answer(server, tasks)
+    found.down_late = _late(method, found.down[-1])
+    found.told = "how many of each class" if method.counts_classes else "nothing"
+    found.stays = _spoken(_stays(server, sent, trained), ", ")
+    return found
+
+
+def table() -> list[str]:
+    """The table of all methods, as lines of Markdown."""
+    rows = [
+        f"| [`{name}`](methods/{name}.md) | {' | '.join(disclosure(METHODS[name]()).cells())} |" for name in METHODS
+    ]
+    return [*HEADER, *sorted(rows)]
+
+
+def _server(method: Method) -> Server:
+    agreement = Agreement(
+        name="small",
+        sites=SITES,
+        shape=(1, 8, 8),
+        classes=3,
+        method=method,
+        model="lenet5",
+        rounds=ROUNDS,
+        validation=0.2,
+    )
+    server = Server(agreement)
+    hello = {"fingerprint": agreement.fingerprint, "first_weights": agreement.build().fingerprint}
+    counts = {"samples": 30, "validation": 6, "test": 9, "class_counts": [10, 10, 10]}
+    for name in SITES:
+        server.admit(hello | counts | {"site": name})
+    return server
+
+
+def _answer(server: Server, tasks: Mapping[str, Parcel]) -> None:
+    """Let every site that was asked answer with noise: what travels does not depend on what it says."""
+    stream = torch.Generator().manual_seed(server.federation.round)
+    for name in tasks:
+        tensors = {key: _noise(expected, stream) for key, expected in server.expected_answer().items()}
+        server.receive(name, pack(Parcel(tensors, {"round": server.federation.round, "diverged": False})))
+    server.close_round()
+
+
+def _noise(expected: Expected, stream: torch.Generator) -> torch.Tensor:
+    values = 0.1 * torch.rand(expected.shape, generator=stream)
+    return values > 0.05 if expected.dtype == torch.bool else values.to(expected.dtype)
+
+
+def _late(method: Method, usual: str) -> str:
+    """What a site receives that joins in the last round, if that differs from what the others do."""
+    server = _server(method)
+    while server.federation.round < ROUNDS - 1:
+        _answer(server, server.open_round([name for name in SITES if name != LATE]))
+    received = _spoken(_down(server.open_round(list(SITES))[LATE]))
+    return received if received != usual else ""
+
+
+def _up(task: Parcel, expected: Mapping[str, Expected]) -> list[str]:
+    """What an answer holds: groups of slots, then what is measured."""
+    uploads: Note = task.note["uploads"]
+    groups = [_group(slot, group) for slot, group in uploads.items() if expected[f"slot.{slot}"].shape != (0,)]
+    return groups + [key.removeprefix("probe.") for key in expected if key.startswith("probe.")]
+
+
+def _down(task: Parcel) -> list[str]:
+    """What a task holds: groups of slots, values, others' models, and small numbers in its note."""
+    downloads: Note = task.note["downloads"]
+    sizes = {key.partition(".")[2]: tensor.numel() for key, tensor in task.tensors.items()}
+    words = [_group(name, group) for name, group in downloads.items() if sizes.get(name)]
+    words += ["other sites' models"] if task.note["peers"] else []
+    words += ["all sites' numbers of samples"] if task.note["sizes"] else []
+    return words + list(task.note["values"])
+
+
+def _group(slot: str, group: str) -> str:
+    return GROUPS.get(group, group) if slot == "model" else slot
+
+
+def _spoken(words: Iterable[str], joint: str = " + ") -> str:
+    return joint.join(NAMES.get(word, word) for word in words).replace("_", " ") or "nothing"
+
+
+def _add(phases: list[str], words: str) -> None:
+    if words not in phases[-1:]:
+        phases.append(words)
+
+
+def _stays(server: Server, sent: Mapping[str, Columns], trained: Iterable[str]) -> list[str]:
+    """What a site has and never sends: columns of its model, other rows that it trains or keeps, what it remembers."""
+    federation, method = server.federation, server.agreement.kind
+    model = sent.get("model", Columns())
+    words = _model_words(federation.layout, federation["model"].own_columns - model)
+    # Rows that are kept follow from training; if all of that is sent, the server could work them out.
+    kept = [slot for slot in method.keeps(federation) if not federation[slot].columns <= model]
+    for slot in dict.fromkeys([*trained, *kept]):
+        if slot != "model" and federation[slot].own_columns - sent.get(slot, Columns()):
+            words.append(slot)
+    return [*words, *method.remembers, *(["the model as tuned for its test"] if method.tune(federation) else [])]
+
+
+def _model_words(layout: Layout, columns: Columns) -> list[str]:
+    """The groups of the model that lie within some columns."""
+    if layout.columns("parameters") <= columns:
+        return ["the whole model"]
+    words = [group for group in ("extractor", "classifier") if layout.columns(group) <= columns]
+    if layout.columns("norm") <= columns and "extractor" not in words:
+        words.append("batch norm")
+    elif layout.columns("stats") <= columns:
+        words.append("batch-norm statistics")
+    return words
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

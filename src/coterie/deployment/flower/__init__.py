@@ -1,0 +1,1 @@
+"""Everything that knows Flower: apps, processes, keys, folders."""

@@ -1,0 +1,169 @@
+"""Federations on Flower: its messages carry our parcels, its nodes are our sites. Public interfaces only."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise ImportError("federations need Flower: pip install 'coterie[flower]'") from error
+
+from coterie.core.federation import Federation
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.logbook import Logbook
+from coterie.deployment.server import Server
+from coterie.deployment.site import Site
+from coterie.deployment.sitedata import load_site_data
+from coterie.deployment.store import Store
+from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, pack, read_text, unpack
+from coterie.experiment.directory import LOG
+from coterie.files import log_to
+
+# Flower's kinds of message, each with a handler of ours.
+KIND_OF: dict[Purpose, str] = {"hello": "query.hello", "work": "train", "finish": "train.finish"}
+# An array's own header, beside the numbers.
+HEADER = 4096
+
+
+def as_records(packed: Packed) -> RecordDict:
+    """A packed parcel as Flower's records: one array for each kind of number, and the text."""
+    arrays = {kind: Array(np.frombuffer(buffer, np.uint8)) for kind, buffer in packed.buffers.items()}
+    return RecordDict({"arrays": ArrayRecord(arrays), "text": ConfigRecord({"json": packed.text})})
+
+
+def from_records(records: RecordDict, most_bytes: int) -> Packed:
+    """The packed parcel in Flower's records; anything else, or more bytes than are due, is refused."""
+    arrays, text = records.get("arrays"), records.get("text")
+    if not isinstance(arrays, ArrayRecord) or not isinstance(text, ConfigRecord) or set(records) != {"arrays", "text"}:
+        raise RefusedError(f"its records are {', '.join(sorted(records)) or 'none'}; expected are arrays, text")
+    json = text.get("json")
+    if not isinstance(json, str):
+        raise RefusedError("its text is missing")
+    if not set(arrays) <= set(KINDS):
+        raise RefusedError(f"its arrays are {', '.join(sorted(arrays))}; allowed are {', '.join(KINDS)}")
+    total = sum(len(array.data) for array in arrays.values())
+    if total > most_bytes + HEADER * len(arrays):
+        raise RefusedError(f"it holds {total:,} bytes; at most {most_bytes:,} are due")
+    buffers = {}
+    for kind, array in arrays.items():
+        try:
+            values = array.numpy()
+        except (TypeError, ValueError) as error:
+            raise RefusedError(f"its array '{kind}' cannot be read ({error})") from None
+        if values.dtype != np.uint8 or values.ndim != 1:
+            raise RefusedError(f"its array '{kind}' is {values.dtype} {values.shape}; expected are bytes")
+        buffers[kind] = values.tobytes()
+    return Packed(buffers, json)
+
+
+class FlowerTransport:
+    """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
+
+    def __init__(self, grid: Grid, most_bytes: int) -> None:
+        self._grid, self._most_bytes = grid, most_bytes
+        self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
+
+    def nodes(self) -> dict[int, str]:
+        """Connected nodes that owe no answer, with the names that their keys were registered by."""
+        busy = {node for node, _, _ in self._open.values()}
+        return {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+
+    def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
+        """Push a message."""
+        message = Message(as_records(content), dst_node_id=node, message_type=KIND_OF[purpose], ttl=seconds)
+        (number,) = self._grid.push_messages([message])
+        if number:
+            self._open[number] = (node, purpose, time.monotonic() + seconds)
+
+    def answers(self) -> list[Answer]:
+        """Pull what is there. Replies are matched by message: an error does not say which node it is about."""
+        if not self._open:
+            return []
+        found = []
+        for reply in self._grid.pull_messages(list(self._open)):
+            node, purpose, _ = self._open.pop(reply.metadata.reply_to_message_id)
+            found.append(Answer(node, purpose, self._content(reply)))
+        now = time.monotonic()
+        for number in [number for number, (_, _, end) in self._open.items() if end < now]:
+            node, purpose, _ = self._open.pop(number)
+            found.append(Answer(node, purpose, "it did not answer in time"))
+        return found
+
+    def _content(self, reply: Message) -> Packed | str:
+        if reply.has_error():
+            return f"{reply.error.reason or 'an error'} (code {reply.error.code})"
+        try:
+            return from_records(reply.content, self._most_bytes)
+        except RefusedError as error:
+            return f"its message is refused: {error}"
+
+
+def server_app(agreement_path: Path) -> ServerApp:
+    """The Flower ServerApp of a federation; its run configuration names the server's folder (`directory`)."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        agreement = Agreement.read(agreement_path)
+        directory = Path(str(context.run_config["directory"]))
+        directory.mkdir(parents=True, exist_ok=True)
+        with log_to(directory / LOG):
+            server = Server(agreement)
+            transport = FlowerTransport(grid, most_bytes(server.federation))
+            Coordinator(server, transport, Logbook(directory, agreement)).run()
+
+    return app
+
+
+def client_app(agreement_path: Path) -> ClientApp:
+    """The Flower ClientApp of a site; its node configuration names the site, its data and its folder.
+
+    `name`, `data` and `state` are needed; `label` names the label column of a table.
+    """
+    app = ClientApp()
+
+    def site(context: Context) -> Site:
+        agreement = Agreement.read(agreement_path)
+        node: dict[str, Any] = dict(context.node_config)
+        name = str(node["name"])
+        data = load_site_data(agreement, Path(str(node["data"])), str(node.get("label") or "label"))
+        store = Store(Path(str(node["state"])), agreement.name, name, agreement.fingerprint)
+        return Site(agreement, name, data, store)
+
+    def answer(message: Message, context: Context, purpose: Purpose) -> Message:
+        here = site(context)
+        if purpose == "hello":
+            reply = pack(Parcel({}, here.hello()))
+        else:
+            packed = from_records(message.content, most_bytes(here.federation))
+            task = unpack(packed, here.expected(read_text(packed.text)["note"]))
+            reply = pack(here.work(task) if purpose == "work" else here.finish(task))
+        return Message(as_records(reply), reply_to=message)
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        return answer(message, context, "hello")
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        return answer(message, context, "work")
+
+    @app.train("finish")
+    def finish(message: Message, context: Context) -> Message:
+        return answer(message, context, "finish")
+
+    return app
+
+
+def most_bytes(federation: Federation) -> int:
+    """More than any honest message holds: every slot of every client, and room for what is measured."""
+    width = sum(slot.width for slot in federation.slots.values())
+    return 4 * width * (federation.clients + 1) + (64 << 20)

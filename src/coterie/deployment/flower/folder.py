@@ -1,0 +1,135 @@
+"""The folder of a federation: a Flower app of a few lines, and the agreement that it runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tomli_w
+
+from coterie.errors import require
+
+if TYPE_CHECKING:
+    from coterie.deployment.agreement import Agreement
+
+AGREEMENT = "federation.toml"
+KEYS = "keys"
+SERVER = "server"
+SITES = "sites"
+PACKAGE = "coterie_app"
+
+APP = '''"""The {side}'s side of the federation, for Flower."""
+
+from pathlib import Path
+
+from coterie.deployment.flower.apps import {side}_app
+
+app = {side}_app(Path(__file__).parent.parent / "{agreement}")
+'''
+
+# Flower packs the folder and sends it to all sites: what is listed here stays.
+IGNORED = f"""\
+/{KEYS}/
+/{SERVER}/
+/{SITES}/
+__pycache__/
+"""
+
+README = """\
+# {name}
+
+A federation of {count}: {names}. What they agree on is in `{agreement}`: the same file for all, to be
+changed only before the first round. This folder is a Flower app too: `flwr run` takes it as it is.
+
+1. Keys, once, where the server runs (`--host` for every name or address by which sites reach it):
+
+       coterie federation keys . --host server.example.org
+
+   Give each site its own private key `{keys}/sites/SITE` and the certificate `{keys}/ca.pem`, and no other key.
+
+2. The server:
+
+       coterie federation server . --host 0.0.0.0
+
+   It waits for the sites, runs all rounds and ends. Stopped in between, the same command resumes.
+
+3. Each site, with its own data (a folder of images, `.npz`, `.parquet` or `.csv`), which nobody else sees:
+
+       coterie federation client --server server.example.org:8000 --name {first} --data PATH \\
+           --key {first} --root-certificate ca.pem
+
+`{keys}/`, `{server}/` (the server's state) and `{sites}/` (sites' state, when they run on this machine) are never sent
+to anybody and must not be committed.
+"""
+
+
+def write_folder(folder: Path, agreement: Agreement) -> list[Path]:
+    """Write the folder of a new federation; the files written. Nothing that exists is touched."""
+    contents = _contents(agreement)
+    taken = [name for name in contents if (folder / name).exists()]
+    require(
+        not taken, f"folder = {folder}: already holds {', '.join(taken)}; name another, or change {AGREEMENT} in it"
+    )
+    written = []
+    for name, text in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def require_folder(folder: Path) -> Path:
+    """The agreement's file in a federation's folder."""
+    path = folder / AGREEMENT
+    way_out = "'coterie federation init' makes such a folder"
+    require(path.is_file(), f"folder = {folder}: holds no {AGREEMENT}; {way_out}")
+    return path
+
+
+def _contents(agreement: Agreement) -> dict[str, str]:
+    facts = {
+        "name": agreement.name,
+        "count": f"{len(agreement.sites)} site{'s' * (len(agreement.sites) > 1)}",
+        "names": ", ".join(agreement.sites),
+        "first": agreement.sites[0],
+        "agreement": AGREEMENT,
+        "keys": KEYS,
+        "server": SERVER,
+        "sites": SITES,
+    }
+    return {
+        AGREEMENT: agreement.toml(),
+        "pyproject.toml": _project(agreement),
+        f"{PACKAGE}/__init__.py": f'"""The federation {agreement.name} as a Flower app."""\n',
+        f"{PACKAGE}/server.py": APP.format(side="server", agreement=AGREEMENT),
+        f"{PACKAGE}/client.py": APP.format(side="client", agreement=AGREEMENT),
+        ".gitignore": IGNORED,
+        "README.md": README.format(**facts),
+    }
+
+
+def _project(agreement: Agreement) -> str:
+    # Flower allows fewer letters in an app's name than we do in a federation's.
+    plain = re.sub(r"[^a-z0-9]+", "-", agreement.name.lower()).strip("-")
+    return tomli_w.dumps(
+        {
+            "project": {
+                "name": plain,
+                "version": "1.0.0",
+                "description": f"The federation {agreement.name}",
+                "license": "Apache-2.0",
+                "dependencies": ["coterie[flower]"],
+            },
+            "tool": {
+                "flwr": {
+                    "app": {
+                        "publisher": "coterie",
+                        "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
+                        "config": {"directory": ""},
+                    }
+                }
+            },
+        }
+    )

@@ -1,0 +1,1 @@
+"""A site's finished model: its file, its predictions."""

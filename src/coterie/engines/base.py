@@ -1,0 +1,105 @@
+"""What every engine does: have the cohort train, have clients tested. Engines differ in where that runs."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coterie.client.measures import Probe
+from coterie.client.recipe import Recipe
+from coterie.client.scores import Score
+from coterie.client.trainer import train
+from coterie.client.worker import Worker
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+
+
+@dataclass(frozen=True)
+class Work:
+    """What each client of a cohort does in one round."""
+
+    recipe: Recipe
+    probes: tuple[Probe, ...] = ()
+    test: bool = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots whose rows the recipe trains."""
+        return tuple(dict.fromkeys(slot for phase in self.recipe for slot in (phase.slot, *phase.also)))
+
+
+@dataclass
+class Trained:
+    """What came out of a round of local work, a row per client of the cohort."""
+
+    rows: Mapping[str, Tensor]  # slot -> [m, slot width]
+    probes: dict[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
+    scores: list[Score] = field(default_factory=list)  # at the moment `trained`, if asked for
+    test_seconds: float = 0.0
+
+
+class Engine(ABC):
+    """Executes local work. Results do not depend on which engine does it, but for float rounding where stated."""
+
+    name: str
+    # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
+    main_threads: ClassVar[int] = 0
+
+    @abstractmethod
+    def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        """Have every client of the cohort do the work, starting from the federation's slots."""
+
+    @abstractmethod
+    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+        """Score the clients' models as the federation holds them, on their own test data."""
+
+    def close(self) -> None:  # noqa: B027 (engines without workers have nothing to release)
+        """Release workers and memory."""
+
+
+def empty_rows(federation: Federation, work: Work, count: int) -> dict[str, Tensor]:
+    """Room for the trained rows of `count` clients."""
+    return {slot: torch.empty(count, federation[slot].width) for slot in work.slots}
+
+
+def do_work(
+    worker: Worker, federation: Federation, client: int, work: Work, rows: Iterable[tuple[str, Tensor]]
+) -> tuple[dict[str, Tensor], Score | None, float]:
+    """One client's round: fills its `rows` (slot, `[slot width]`); returns probes, score and testing time."""
+    worker.seat(federation, client)
+    probes = {probe.name: probe(worker) for probe in work.probes if probe.moment == "received"}
+    train(worker, work.recipe)
+    probes |= {probe.name: probe(worker) for probe in work.probes if probe.moment == "trained"}
+    for slot, row in rows:
+        columns: Columns = federation[slot].columns
+        row.copy_(columns.take(worker.model(slot).row))
+    if not work.test:
+        return probes, None, 0.0
+    begin = time.perf_counter()
+    score = _tuned_score(worker, federation, client, keep_scores=False)
+    return probes, score, time.perf_counter() - begin
+
+
+def do_test(worker: Worker, federation: Federation, clients: list[int], keep_scores: bool) -> list[Score]:
+    """Test the clients' models as the federation holds them; a model that all share is run once, in large batches."""
+    if federation.is_uniform and not worker.method.tune(federation):
+        tests = [worker.problem.test[client] for client in clients]
+        worker.seat(federation, clients[0])
+        whole = worker.test(torch.cat(tests), keep_scores)
+        return whole.split([len(index) for index in tests])
+    scores = []
+    for client in clients:
+        worker.seat(federation, client)
+        scores.append(_tuned_score(worker, federation, client, keep_scores))
+    return scores
+
+
+def _tuned_score(worker: Worker, federation: Federation, client: int, keep_scores: bool) -> Score:
+    train(worker, worker.method.tune(federation))
+    return worker.test(worker.problem.test[client], keep_scores)

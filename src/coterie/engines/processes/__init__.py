@@ -1,0 +1,1 @@
+"""Worker processes of this machine that share data and rows."""

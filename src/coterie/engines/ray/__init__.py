@@ -1,0 +1,1 @@
+"""Ray actors, on this machine or on a cluster."""

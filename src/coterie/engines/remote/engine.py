@@ -1,0 +1,135 @@
+"""What engines have in common whose clients train elsewhere: in other processes, on other machines."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, TypeVar
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from coterie.client.problem import Problem
+from coterie.client.scores import TEST_BATCH, Score
+from coterie.core.federation import Federation
+from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.remote.queue import Pace
+from coterie.engines.remote.worker import Call, Done, Task
+from coterie.errors import CoterieError
+from coterie.methods.base import Method
+
+Item = TypeVar("Item")
+
+
+class RemoteEngine(Engine):
+    """Cuts the work into positions, has them done by workers, and puts the results in order again.
+
+    Workers work out the method's recipe and probes by themselves: the work given must be the method's own.
+    They use one PyTorch thread each. Unless told otherwise (`threads`), so does the main process while it runs
+    an experiment: results are then bit-identical to the serial engine's with one thread.
+    """
+
+    main_threads: ClassVar[int] = 1
+
+    def __init__(self, problem: Problem, method: Method, seed: int) -> None:
+        self._problem, self._method, self._seed = problem, method, seed
+        self._train_pace, self._test_pace = Pace(), Pace()
+
+    @abstractmethod
+    def _room(self, federation: Federation, work: Work, count: int) -> dict[str, Tensor]:
+        """Room for the trained rows of `count` clients: slot -> `[count, slot width]`."""
+
+    @abstractmethod
+    def _perform(
+        self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
+    ) -> list[tuple[Task, Done]]:
+        """Have the call's positions done (`samples` says how large each is), trained rows put into `rows`."""
+
+    def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        """Have every client of the cohort do the work."""
+        self._require_own_work(federation, work)
+        clients = cohort.tolist()
+        rows = self._room(federation, work, len(clients))
+        call = Call("train", federation.round, tuple(clients), with_probes=bool(work.probes), test_trained=work.test)
+        begin = time.perf_counter()
+        samples = [len(self._problem.train[client]) for client in clients]
+        results = self._perform(federation, call, samples, self._train_pace, rows)
+        lasted = time.perf_counter() - begin
+        probes, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
+        trained = Trained(rows, {probe.name: torch.stack(probes[probe.name]) for probe in work.probes}, scores)
+        busy = sum(done.seconds for _, done in results)
+        tested = sum(done.test_seconds for _, done in results)
+        trained.test_seconds = lasted * tested / busy if busy else 0.0
+        return trained
+
+    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+        """Score the clients' models; a model that all share is run once, in the serial engine's batches."""
+        chosen = clients.tolist()
+        sizes = [len(self._problem.test[client]) for client in chosen]
+        together = federation.is_uniform and not self._method.tune(federation)
+        call = Call("batches" if together else "test", federation.round, tuple(chosen), keep_scores=keep_scores)
+        if not together:
+            return _by_client(self._perform(federation, call, sizes, self._test_pace, {}), sizes)[1]
+        total = sum(sizes)
+        batches = [min(TEST_BATCH, total - start) for start in range(0, total, TEST_BATCH)]
+        results = self._perform(federation, call, batches, self._test_pace, {})
+        return _join(_by_client(results, batches)[1]).split(sizes)
+
+    def _require_own_work(self, federation: Federation, work: Work) -> None:
+        method = self._method
+        own = Work(method.recipe(federation), method.probes(federation) if work.probes else ())
+        if _outline(own) != _outline(work):
+            raise CoterieError(
+                f"engine = '{self.name}': workers do the recipe of {type(method).__name__} itself; for another use "
+                "engine='serial'"
+            )
+
+
+def position_name(call: Call) -> Callable[[int], str]:
+    """What to call the positions of a call in messages."""
+
+    def name(position: int) -> str:
+        what = f"test batch {position}" if call.action == "batches" else f"client {call.clients[position]}"
+        return f"round {call.round}, {what}"
+
+    return name
+
+
+def packed(values: dict[str, Tensor]) -> bytes:
+    """Values as safetensors bytes."""
+    return save({name: value.contiguous().clone() for name, value in values.items()}) if values else b""
+
+
+def _outline(work: Work) -> list[object]:
+    """What can be compared of a piece of work: terms and rules may be functions made for the round."""
+    phases = [(phase.slot, phase.train, dict(phase.also), phase.epochs, phase.lr) for phase in work.recipe]
+    return [phases, [probe.name for probe in work.probes]]
+
+
+def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
+    """The probes (by name) and scores of every position, in order; `tests` says how many samples each was tested on."""
+    probes: dict[str, dict[int, Tensor]] = {}
+    scores: dict[int, Score] = {}
+    for task, done in results:
+        tensors = load(done.tensors) if done.tensors else {}
+        if "correct" in tensors:
+            whole = Score(tensors.pop("correct"), tensors.pop("losses"), tensors.pop("probabilities", None))
+            scores |= zip(task, whole.split([tests[position] for position in task]), strict=True)
+        for name, rows in tensors.items():
+            probes.setdefault(name.removeprefix("probe."), {}).update(zip(task, rows, strict=True))
+    return {name: _in_order(found) for name, found in probes.items()}, _in_order(scores)
+
+
+def _in_order(found: dict[int, Item]) -> list[Item]:
+    return [found[position] for position in sorted(found)]
+
+
+def _join(scores: list[Score]) -> Score:
+    kept = [score.probabilities for score in scores if score.probabilities is not None]
+    return Score(
+        torch.cat([score.correct for score in scores]),
+        torch.cat([score.losses for score in scores]),
+        torch.cat(kept) if kept else None,
+    )

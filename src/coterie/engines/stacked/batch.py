@@ -1,0 +1,125 @@
+"""A batch of many clients at once, and how loss terms that are written for one client see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.client.terms import RECEIVED
+from coterie.engines.stacked.model import BatchedNet, Tensors
+from coterie.engines.stacked.stack import Stack
+
+
+class StackedBatch:
+    """A batch of every client in `part` of the stack; each quantity has a leading dimension of clients.
+
+    Inputs, or the features that a frozen extractor gave, may be handed in as `x [k, B, ...]`.
+    """
+
+    def __init__(
+        self, stack: Stack, slot: str, index: Tensor, part: slice, x: Tensor | None = None, is_features: bool = False
+    ) -> None:
+        self.stack, self.slot, self.index, self.part = stack, slot, index, part
+        self.labels = stack.ground.labels[index]
+        self.leaves: dict[str, Tensor] = {}
+        self._inputs = None if is_features else x
+        self._features = x if is_features else None
+        self._tensors: dict[str, Tensors] = {}
+
+    @property
+    def inputs(self) -> Tensor:
+        """The samples: `[k, B, ...]`."""
+        if self._inputs is None:
+            self._inputs = self.stack.ground.inputs[self.index]
+        return self._inputs
+
+    def tensors(self, slot: str) -> Tensors:
+        """A slot's tensors of these clients, those in training with gradients."""
+        if slot not in self._tensors:
+            rows = self.leaves[slot] if slot in self.leaves else self.stack.rows(slot)[self.part]
+            self._tensors[slot] = self.stack.ground.net.tensors(rows)
+        return self._tensors[slot]
+
+    @property
+    def features(self) -> Tensor:
+        """The extractors' outputs: `[k, B, d]`."""
+        if self._features is None:
+            slot = self.stack.slot_with_extractor(self.slot)
+            self._features = self.stack.ground.net.features(self.tensors(slot), self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifiers' outputs: `[k, B, C]`."""
+        return self.stack.ground.net.logits(self.tensors(self.slot), self.features)
+
+    def per_client(self, function: Callable[[Any], Tensor]) -> Tensor:
+        """A loss term or a prediction, written for one client's batch, for all clients: `[k, ...]`."""
+        net, federation = self.stack.ground.net, self.stack.federation
+        slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in (*federation.slots, RECEIVED)}
+        values = {name: self.stack.value(name, self.part) for name in federation.values}
+
+        def one(
+            labels: Tensor, inputs: Tensor, features: Tensor, slots: dict[str, Tensors], values: dict[str, Tensor]
+        ) -> Tensor:
+            return function(OneClient(self.stack, self.slot, net, labels, inputs, slots, values, features))
+
+        per_value = {name: 0 if len(federation.values[name]) > 1 else None for name in values}
+        batched = torch.vmap(one, in_dims=(0, 0, 0, 0, per_value))
+        out: Tensor = batched(self.labels, self.inputs, self.features, slots, values)
+        return out
+
+
+class OneClient:
+    """What `coterie.client.worker.Batch` offers, inside `vmap`: one client's batch as loss terms see it."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        slot: str,
+        net: BatchedNet,
+        labels: Tensor,
+        inputs: Tensor,
+        slots: dict[str, Tensors],
+        values: dict[str, Tensor],
+        features: Tensor | None = None,
+    ) -> None:
+        self._stack, self.slot, self._net = stack, slot, net
+        self.labels, self.inputs = labels, inputs
+        self._slots, self._values = slots, values
+        self._features = features
+        self._logits: Tensor | None = None
+
+    @property
+    def features(self) -> Tensor:
+        """The extractor's output: `[B, d]`."""
+        if self._features is None:
+            slot = self._stack.slot_with_extractor(self.slot)
+            self._features = self._net.one_features(self._slots[slot], self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifier's output: `[B, C]`."""
+        if self._logits is None:
+            self._logits = self.head(self.slot)
+        return self._logits
+
+    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+        """The output of the classifier in `slot`: `[B, C]`."""
+        return self._net.one_logits(self._slots[slot], self.features if features is None else features)
+
+    def under(self, slot: str) -> OneClient:
+        """The same samples seen by the model in another slot."""
+        return OneClient(self._stack, slot, self._net, self.labels, self.inputs, self._slots, self._values)
+
+    def value(self, name: str) -> Tensor:
+        """A value of the server's as this client got it."""
+        return self._values[name]
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """Random numbers of a client's own cannot be drawn for all clients at once: the recipe is declined."""
+        raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")

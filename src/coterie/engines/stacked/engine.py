@@ -1,0 +1,135 @@
+"""The stacked engine: the whole cohort trained as one batch.
+
+Small models spend their time on dispatching operations, not on computing. Here each operation serves all
+clients at once. Clients of unequal size are sorted by their number of steps, so that those still training are
+always the first ones; shorter batches are padded and masked. Batches, and so results, are those of the serial
+engine up to float rounding. What cannot be stacked is trained by the serial engine instead, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from coterie.client.problem import Problem
+from coterie.client.recipe import Recipe
+from coterie.client.scores import Score
+from coterie.client.steps import plain_steps
+from coterie.core.federation import Federation
+from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.serial import Serial
+from coterie.engines.stacked.batch import StackedBatch
+from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
+from coterie.engines.stacked.phase import StackedPhase
+from coterie.engines.stacked.stack import Ground, Stack
+from coterie.methods.base import Method
+
+log = logging.getLogger("coterie")
+
+
+class Stacked(Engine):
+    """Trains the cohort's clients together, and tests clients together, on a device such as `cpu` or `cuda`."""
+
+    name = "stacked"
+
+    def __init__(self, problem: Problem, method: Method, seed: int, device: str = "cpu") -> None:
+        self.problem, self.method = problem, method
+        self._ground = Ground.of(problem, seed, device)
+        self._serial = Serial(problem, method, seed)
+        self._model_reason = cannot_be_batched(problem.module)
+        self._said: set[str] = set()
+
+    def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        """Have the cohort do the work together, or one by one where that is impossible."""
+        reason = self.declines(work.recipe)
+        if reason is None:
+            try:
+                return self._train(federation, work, cohort)
+            except RuntimeError as error:
+                # What a loss term does inside `vmap` shows only when it runs.
+                reason = str(error).splitlines()[0]
+        self._say(reason)
+        return self._serial.train(federation, work, cohort)
+
+    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+        """Test the clients' models together, or one by one where that is impossible."""
+        reason = self.declines(self.method.tune(federation))
+        if reason is None and not federation.is_uniform:
+            try:
+                return self._test(Stack(self._ground, federation, clients), keep_scores)
+            except RuntimeError as error:
+                self._say(str(error).splitlines()[0])
+        return self._serial.test(federation, clients, keep_scores)
+
+    def declines(self, recipe: Recipe) -> str | None:
+        """Why a recipe cannot be stacked, if so."""
+        if self._model_reason:
+            return self._model_reason
+        if self.problem.training.optimizer != "sgd":
+            return f"optimizer '{self.problem.training.optimizer}' (only sgd is stacked)"
+        if any(phase.rule is not plain_steps for phase in recipe):
+            return "the method has a step rule of its own"
+        return None
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            log.warning("stacked engine: clients are trained one by one instead, since %s", reason)
+
+    def _train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
+        sizes = torch.tensor([len(self.problem.train[client]) for client in cohort.tolist()])
+        order = torch.argsort(sizes, descending=True, stable=True)
+        back = torch.argsort(order)
+        stack = Stack(self._ground, federation, cohort[order])
+        early = self._probes(stack, work, "received", back)
+        _train_together(stack, work.recipe)
+        rows = {slot: federation[slot].columns.take(stack.rows(slot)).cpu()[back] for slot in work.slots}
+        trained = Trained(rows, early | self._probes(stack, work, "trained", back))
+        if work.test:
+            begin = time.perf_counter()
+            scores = self._test(stack, keep_scores=False)
+            trained.scores = [scores[position] for position in back.tolist()]
+            trained.test_seconds = time.perf_counter() - begin
+        return trained
+
+    def _probes(self, stack: Stack, work: Work, moment: str, back: Tensor) -> dict[str, Tensor]:
+        """Probes are taken one client at a time, on the client's rows as they are now."""
+        wanted = [probe for probe in work.probes if probe.moment == moment]
+        found: dict[str, list[Tensor]] = {probe.name: [] for probe in wanted}
+        for position in back.tolist() if wanted else ():
+            worker = self._serial.worker
+            worker.seat(stack.federation, int(stack.clients[position]))
+            for slot, rows in stack.trained.items():
+                worker.model(slot).row.copy_(rows[position])
+            for probe in wanted:
+                found[probe.name].append(probe(worker))
+        return {name: torch.stack(values) for name, values in found.items()}
+
+    def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
+        _train_together(stack, self.method.tune(stack.federation))
+        scores: list[Score] = []
+        tests = [self.problem.test[client] for client in stack.clients.tolist()]
+        with torch.no_grad():
+            for part in chunks(len(tests), max(map(len, tests))):
+                index = padded(tests[part]).to(self._ground.device)
+                batch = StackedBatch(stack, self.method.tested, index, part)
+                plain = type(self.method).predict is Method.predict
+                logits = batch.logits if plain else batch.per_client(self.method.predict)
+                correct = logits.argmax(-1) == batch.labels
+                flat = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+                correct, losses, logits = correct.cpu(), flat.view(index.shape).cpu(), logits.cpu()
+                for row, test in enumerate(tests[part]):
+                    n = len(test)
+                    kept = logits[row, :n].softmax(-1) if keep_scores else None
+                    scores.append(Score(correct[row, :n], losses[row, :n], kept))
+        return scores
+
+
+def _train_together(stack: Stack, recipe: Recipe) -> None:
+    """Run the phases of a recipe on all rows of a stack."""
+    for number, phase in enumerate(recipe):
+        StackedPhase(stack, phase, number).run()

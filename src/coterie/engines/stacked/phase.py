@@ -1,0 +1,188 @@
+"""One phase of a recipe, done by all clients of a stack at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy as cross_entropy_of
+
+from coterie.client.recipe import Phase
+from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.core.columns import Columns
+from coterie.engines.stacked.backward import HandWrittenNet
+from coterie.engines.stacked.batch import StackedBatch
+from coterie.engines.stacked.model import chunks, padded
+from coterie.engines.stacked.schedule import Schedule
+from coterie.engines.stacked.stack import Stack
+from coterie.rng import torch_stream
+
+# Samples of several steps are fetched with one operation, as long as they are no more numbers than this.
+FETCHED = 1 << 19
+
+
+@dataclass
+class StackedPart:
+    """Columns of a slot that are trained at one rate."""
+
+    slot: str
+    span: slice
+    rate: float
+    rows: Tensor  # [m, n], changed in place
+    velocity: Tensor  # [m, n]
+
+
+class StackedPhase:
+    """The phase's settings, worked out once for all clients."""
+
+    def __init__(self, stack: Stack, phase: Phase, number: int) -> None:
+        self.stack, self.phase = stack, phase
+        self.stream = number if phase.stream is None else phase.stream
+        problem, federation = stack.ground.problem, stack.federation
+        layout, settings = problem.layout, problem.training
+        self.factor = settings.factor(max(federation.round, 1), federation.rounds)
+        self.epochs = settings.epochs if phase.epochs is None else phase.epochs
+        trained: dict[str, Columns] = {}
+        for slot, group in ((phase.slot, phase.train), *phase.also.items()):
+            stack.begin(slot)
+            trained[slot] = layout.columns(group) & layout.trainable & federation[slot].columns
+        self.head_only = all(columns <= layout.columns("classifier") for columns in trained.values())
+        self.by_hand = self._hand_net(trained)
+        self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
+
+    def _hand_net(self, trained: dict[str, Columns]) -> HandWrittenNet | None:
+        """The written-out passes, if they do all that this phase needs: cross-entropy of one slot's whole tensors."""
+        stack, phase = self.stack, self.phase
+        plain = phase.terms == (cross_entropy,) and not phase.also
+        own_features = self.head_only or stack.slot_with_extractor(phase.slot) == phase.slot
+        columns = trained[phase.slot]
+        whole = all(
+            not entry.columns & columns or entry.columns <= columns for entry in stack.ground.net.layout.entries
+        )
+        return stack.ground.by_hand if plain and own_features and whole else None
+
+    def _parts(self, slot: str, columns: Columns) -> Iterator[StackedPart]:
+        """The columns by rate. For the written-out passes every tensor is a part, its rows side by side in memory."""
+        problem, rows = self.stack.ground.problem, self.stack.trained[slot]
+        rest = problem.training.lr if self.phase.lr is None else self.phase.lr
+        by_group: list[tuple[str | Columns, float]] = [*self.phase.rates.items(), (columns, rest)]
+        for group, rate in by_group:
+            here = columns & problem.layout.columns(group)
+            columns = columns - here
+            spans = here.spans
+            if self.by_hand:
+                spans = tuple((entry.start, entry.stop) for entry in problem.layout.entries if entry.columns <= here)
+            for start, stop in spans:
+                span = rows[:, start:stop]
+                part = span.contiguous() if self.by_hand else span
+                yield StackedPart(slot, slice(start, stop), self.factor * rate, part, torch.zeros_like(part))
+
+    def run(self) -> None:
+        """Every step of every client, as many clients at a time as still have steps to take."""
+        own = padded([self.stack.ground.problem.train[client] for client in self.stack.clients.tolist()])
+        if self.by_hand:
+            self._run_by_hand(self.by_hand, own)
+        else:
+            for index, x, shares in self._batches(own):
+                part = slice(0, len(index))
+                batch = StackedBatch(self.stack, self.phase.slot, index, part, x, is_features=self.head_only)
+                self._step(self._gradients(batch, shares), len(index))
+
+    def _run_by_hand(self, net: HandWrittenNet, own: Tensor) -> None:
+        ground, rows = self.stack.ground, self.stack.trained[self.phase.slot]
+        grads = [torch.empty_like(part.rows) for part in self.parts]
+        mounted = 0
+        for index, x, shares in self._batches(own):
+            if len(index) != mounted:
+                mounted = len(index)
+                weights = ground.net.tensors(rows[:mounted]) | self._tensors(
+                    [part.rows for part in self.parts], mounted
+                )
+                into = self._tensors(grads, mounted)
+            net.gradients(weights, into, x, ground.labels[index], shares, head_only=self.head_only)
+            self._step([grad[:mounted] for grad in grads], mounted)
+        for part in self.parts:
+            rows[:, part.span] = part.rows
+
+    def _tensors(self, rows: list[Tensor], k: int) -> dict[str, Tensor]:
+        """The first k clients' tensors by name, as views of one `[m, n]` for each part."""
+        entries = {entry.start: entry for entry in self.stack.ground.net.layout.entries}
+        found = [(entries[part.span.start], matrix) for part, matrix in zip(self.parts, rows, strict=True)]
+        return {entry.name: entry.view(matrix[:k]) for entry, matrix in found}
+
+    def _batches(self, own: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
+        stack, ground = self.stack, self.stack.ground
+        sizes = [len(ground.problem.train[client]) for client in stack.clients.tolist()]
+        streams = [
+            torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, int(key))
+            for key in stack.federation.keys[stack.clients]
+        ]
+        schedule = Schedule.of(sizes, streams, self.epochs, ground.problem.training.batch)
+        clients = torch.arange(len(own))[:, None]
+        samples = own[clients, schedule.positions].to(ground.device)  # [S, m, B]
+        source, places = ground.inputs, samples
+        if self.head_only:
+            features = self._features(own.to(ground.device))
+            source = features.flatten(0, 1)
+            places = (clients * own.shape[1] + schedule.positions).to(ground.device)
+        shares = schedule.shares.to(ground.device)
+        a_step = max(1, places[0].numel() * source[0].numel())
+        at_once = max(1, FETCHED // a_step)
+        for start in range(0, len(places), at_once):
+            steps = range(start, min(start + at_once, len(places)))
+            most = schedule.active[start]
+            chosen = places[start : steps.stop, :most]
+            # Whole samples are copied this way; indexing would pick their numbers one by one.
+            fetched = source.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+            for step in steps:
+                k = schedule.active[step]
+                yield samples[step, :k], fetched[step - start, :k], shares[step, :k]
+
+    def _features(self, own: Tensor) -> Tensor:
+        """The frozen extractors' outputs on all training samples `own [m, n]`: `[m, n, d]`."""
+        ground, stack = self.stack.ground, self.stack
+        rows = stack.rows(stack.slot_with_extractor(self.phase.slot))
+        with torch.no_grad():
+            parts = [
+                ground.net.features(ground.net.tensors(rows[part]), ground.inputs[own[part]])
+                for part in chunks(len(own), own.shape[1])
+            ]
+        return torch.cat(parts)
+
+    def _gradients(self, batch: StackedBatch, shares: Tensor) -> list[Tensor]:
+        """Gradients of every part `[k, n]`; `shares [k, B]` sum to one per client."""
+        slots = (self.phase.slot, *self.phase.also)
+        leaves = {slot: self.stack.trained[slot][batch.part].detach().requires_grad_() for slot in slots}
+        batch.leaves = leaves
+        if self.phase.terms == (cross_entropy,):
+            flat = cross_entropy_of(batch.logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+            losses = flat.view(batch.labels.shape)
+        else:
+            losses = torch.stack([batch.per_client(term) for term in self.phase.terms]).sum(0)
+        found = torch.autograd.grad((losses * shares).sum(), list(leaves.values()))
+        grads = dict(zip(slots, found, strict=True))
+        return [grads[part.slot][:, part.span] for part in self.parts]
+
+    def _step(self, grads: list[Tensor], k: int) -> None:
+        """SGD on the first k clients, given every part's gradient `[k, n]`."""
+        settings = self.stack.ground.problem.training
+        for number, part in enumerate(self.parts):
+            for term in self.phase.row_terms if part.slot == self.phase.slot else ():
+                grads[number] = grads[number] + term.gradient(part.rows[:k], partial(self._anchor, k, part.span))
+        if settings.clip:
+            norm = torch.stack([grad.square().sum(1) for grad in grads]).sum(0).sqrt()
+            scale = (settings.clip / (norm + 1e-6)).clamp(max=1.0)[:, None]
+            grads = [grad * scale for grad in grads]
+        for part, grad in zip(self.parts, grads, strict=True):
+            rows = part.rows[:k]
+            direction = grad.add(rows, alpha=settings.weight_decay) if settings.weight_decay else grad
+            if settings.momentum:
+                direction = part.velocity[:k].mul_(settings.momentum).add_(direction)
+            rows.add_(direction, alpha=-part.rate)
+
+    def _anchor(self, k: int, span: slice, slot: str) -> Tensor:
+        return self.stack.received(self.phase.slot if slot == RECEIVED else slot)[:k, span]

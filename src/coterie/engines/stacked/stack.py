@@ -1,0 +1,92 @@
+"""Clients in a row: what the stacked engine holds of them while they train together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.client.problem import Problem
+from coterie.client.terms import RECEIVED
+from coterie.core.federation import Federation
+from coterie.engines.stacked.backward import HandWrittenNet
+from coterie.engines.stacked.model import BatchedNet
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all stacks of an engine have in common: the problem, its data on the device, and the batched model."""
+
+    problem: Problem
+    seed: int
+    device: torch.device
+    inputs: Tensor  # [N, ...]
+    labels: Tensor  # [N]
+    net: BatchedNet
+    by_hand: HandWrittenNet | None
+
+    @classmethod
+    def of(cls, problem: Problem, seed: int, device: str) -> Ground:
+        """Bring a problem's data to a device."""
+        place = torch.device(device)
+        return cls(
+            problem=problem,
+            seed=seed,
+            device=place,
+            inputs=problem.inputs.to(place),
+            labels=problem.labels.to(place),
+            net=BatchedNet(problem.module, problem.layout),
+            by_hand=HandWrittenNet.of(problem.module, problem.layout),
+        )
+
+
+class Stack:
+    """Clients with their slots' rows `[m, P]`, those in training changed in place."""
+
+    def __init__(self, ground: Ground, federation: Federation, clients: Tensor) -> None:
+        self.ground, self.federation, self.clients = ground, federation, clients
+        self.trained: dict[str, Tensor] = {}
+        self._received: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
+
+    def received(self, slot: str) -> Tensor:
+        """The rows as they were before training here: `[m, P]`."""
+        if slot not in self._received:
+            self._received[slot] = self._copy("model" if slot == RECEIVED else slot)
+        return self._received[slot]
+
+    def rows(self, slot: str) -> Tensor:
+        """The rows as they are now: `[m, P]`."""
+        return self.trained[slot] if slot in self.trained else self.received(slot)
+
+    def begin(self, slot: str) -> None:
+        """Make a slot's rows ready to be changed."""
+        if slot not in self.trained:
+            self.trained[slot] = self._copy(slot)
+
+    def _copy(self, slot: str) -> Tensor:
+        """New rows `[m, P]` as the federation holds them; 0 where the slot has no columns."""
+        source, width = self.federation[slot], self.federation.layout.width
+        rows = source.rows(self.clients)
+        if source.width < width:
+            whole = rows.new_zeros(len(rows), width)
+            source.columns.put(whole, rows)
+            rows = whole
+        return rows.to(self.ground.device)
+
+    def value(self, name: str, part: slice) -> Tensor:
+        """A server value: the one for everybody, or a row for each client in a part of the stack."""
+        if name not in self._values:
+            value = self.federation.values[name]
+            own = value[0] if len(value) == 1 else value[self.clients]
+            self._values[name] = own.to(self.ground.device)
+        kept = self._values[name]
+        return kept if len(self.federation.values[name]) == 1 else kept[part]
+
+    def slot_with_extractor(self, slot: str) -> str:
+        """The slot itself, or the model's if it holds a classifier alone."""
+        if slot == RECEIVED:
+            return slot
+        extractor = self.federation.layout.columns("extractor")
+        return slot if extractor <= self.federation[slot].columns else "model"

@@ -1,0 +1,85 @@
+"""The flat configuration of a run: plain keys and values, as TOML and as command-line options.
+
+Keys are the fields of `Settings`, the options of the chosen partition rule (`alpha`, `clients`, …), and
+a table `set` with the method's options. What was left out takes its default; `complete` fills everything in.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from torch import nn
+
+from coterie import options
+from coterie.data import Dataset
+from coterie.errors import CoterieError, require
+from coterie.experiment.settings import Settings
+from coterie.methods import METHODS, Method
+from coterie.partition import Partition, Rule
+
+Config = dict[str, Any]
+
+
+def method_name(method: Method) -> str:
+    """The name of a method in the registry, or of its class if it is the user's own.
+
+    >>> from coterie.methods import FedPer
+    >>> method_name(FedPer())
+    'fedper'
+    """
+    return next((name for name, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+
+
+def complete(experiment: Settings) -> Config:
+    """Every setting of an experiment as plain values: the configuration that repeats it.
+
+    >>> complete(Settings(method="fedprox"))["set"]
+    {'mu': 0.01}
+    """
+    method, rule = experiment.method, experiment.partition
+    assert isinstance(method, Method)
+    config: Config = {}
+    for item in fields(Settings):
+        value = getattr(experiment, item.name)
+        if isinstance(value, Method):
+            value = method_name(value)
+        elif isinstance(value, Rule):
+            value = value.name
+        elif isinstance(value, Partition):
+            value = f"given ({value.rule})"
+        elif isinstance(value, Dataset):
+            value = f"given ({value.name})"
+        elif isinstance(value, nn.Module):
+            value = f"given ({type(value).__name__})"
+        if value is not None:
+            config[item.name] = value
+    if isinstance(rule, Rule):
+        config |= {
+            name: value for name in options.option_fields(type(rule)) if (value := getattr(rule, name)) is not None
+        }
+    config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
+    config["set"] = {name: value for name, value in config["set"].items() if value is not None}
+    return config
+
+
+def read_toml(path: Path) -> Config:
+    """The configuration in a TOML file."""
+    require(path.is_file(), f"config = {path}: there is no such file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CoterieError(f"config = {path}: not a TOML file ({error})") from None
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """A configuration as TOML.
+
+    >>> print(to_toml({"method": "fedavg", "set": {}}).splitlines()[0])
+    method = "fedavg"
+    """
+    return tomli_w.dumps(dict(config))

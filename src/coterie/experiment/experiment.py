@@ -1,0 +1,73 @@
+"""An experiment: the typed configuration behind the Python API and the command line, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from coterie import options
+from coterie.errors import CoterieError, unknown
+from coterie.experiment.prepared import Prepared, prepare
+from coterie.experiment.result import Result
+from coterie.experiment.run import run
+from coterie.experiment.settings import Settings, make_method, make_rule
+from coterie.partition import PARTITIONS
+from coterie.rounds.round import RoundReport
+
+
+@dataclass(frozen=True)
+class Experiment(Settings):
+    """One run: a method on a partitioned data set with a model. `Settings` says what each option means.
+
+    >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
+    >>> 0 < result.accuracy().received.mean["best"] <= 1
+    True
+    """
+
+    def run(
+        self, out: str | Path | None = None, on_round: Callable[[RoundReport, Prepared], None] | None = None
+    ) -> Result:
+        """Run to the end; with `out`, write a run directory there."""
+        return run(self, None if out is None else Path(out), on_round)
+
+    def prepare(self) -> Prepared:
+        """Load the data, draw the partition, build and check the model: everything before round 1."""
+        return prepare(self)
+
+
+def experiment_from(config: Mapping[str, Any]) -> Experiment:
+    """The experiment that a configuration describes.
+
+    >>> experiment_from({"method": "fedprox", "alpha": 0.5, "set": {"mu": 1}}).method
+    FedProx(mu=1.0)
+    """
+    values = dict(config)
+    own = {item.name for item in fields(Experiment)}
+    rule_name = str(values.get("partition", "dirichlet"))
+    method = make_method(str(values.pop("method", "fedavg")), dict(values.pop("set", {})))
+    if rule_name.startswith("given") or any(
+        str(values.get(key, "")).startswith("given (") for key in ("data", "model")
+    ):
+        raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
+    if rule_name not in PARTITIONS:
+        raise unknown("partition", rule_name, PARTITIONS)
+    rule_options = options.option_fields(PARTITIONS[rule_name])
+    everywhere = {name for rule in PARTITIONS.values() for name in options.option_fields(rule)}
+    for key in values:
+        if key in own or key in rule_options:
+            continue
+        if key in everywhere:
+            raise CoterieError(
+                f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(rule_options)) or 'none'})"
+            )
+        raise unknown("option", key, own | set(rule_options) | {"set"})
+    rule = make_rule(rule_name, {key: values[key] for key in values if key in rule_options})
+    hints = get_type_hints(Experiment)
+    plain = {
+        key: options.coerced(key, value, str if key in ("data", "model") else hints[key])
+        for key, value in values.items()
+        if key in own and key != "partition"
+    }
+    return Experiment(method=method, partition=rule, **plain)

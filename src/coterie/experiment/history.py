@@ -1,0 +1,105 @@
+"""What a run leaves behind round by round, and its sum: the summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment, over_rounds
+from coterie.rounds.round import RoundReport
+
+Line = dict[str, Any]
+ACTIVITIES = ("train", "exchange", "evaluate")
+
+
+def as_line(report: RoundReport) -> Line:
+    """A round as plain values: one line of the metrics file."""
+    line: Line = {
+        "round": report.round,
+        "cohort": report.cohort,
+        "diverged": report.diverged,
+        "seconds": report.seconds,
+        "bytes": report.bytes,
+    }
+    for moment in MOMENTS:
+        evaluation: Evaluation | None = getattr(report, moment)
+        if evaluation is not None:
+            line[moment] = {
+                "mean": evaluation.mean,
+                "weighted": evaluation.weighted,
+                "std": evaluation.std,
+                "worst_decile": evaluation.worst_decile,
+                "accuracy": evaluation.accuracy.tolist(),
+                "loss": plain_numbers(evaluation.loss),
+            }
+    return line
+
+
+def plain_numbers(values: Floats) -> list[float | None]:
+    """Numbers as JSON knows them: none for what is not finite.
+
+    >>> plain_numbers(np.array([0.5, np.nan]))
+    [0.5, None]
+    """
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+@dataclass
+class History:
+    """The lines of all rounds so far."""
+
+    test_sizes: list[int]
+    lines: list[Line] = field(default_factory=list)
+
+    def evaluations(self, moment: Moment) -> list[Line]:
+        """What was measured at a moment, in the order of rounds."""
+        return [line[moment] for line in self.lines if moment in line]
+
+    def last(self, moment: Moment) -> Evaluation | None:
+        """The evaluation at a moment of the very last round, if that was evaluated."""
+        if not self.lines or moment not in self.lines[-1]:
+            return None
+        found = self.lines[-1][moment]
+        loss = np.array(found["loss"], np.float64)  # none becomes NaN
+        return Evaluation(np.array(found["accuracy"]), loss, np.array(self.test_sizes))
+
+    def accuracy(self) -> dict[str, dict[str, dict[str, float]]]:
+        """`[moment][mean | weighted][best | last | last5]`."""
+        return {
+            moment: {
+                mean: over_rounds([entry[mean] for entry in self.evaluations(moment)]) for mean in ("mean", "weighted")
+            }
+            for moment in MOMENTS
+        }
+
+    def seconds(self) -> dict[str, Any]:
+        """Time in all, and per round by activity."""
+        total = {name: sum(line["seconds"][name] for line in self.lines) for name in ACTIVITIES}
+        rounds = max(len(self.lines), 1)
+        return {
+            "total": sum(total.values()),
+            "per_round": {name: seconds / rounds for name, seconds in total.items()},
+        }
+
+    def bytes(self) -> dict[str, Any]:
+        """Bytes up and down, in all and per participating client and round."""
+        up, down = (sum(line["bytes"][way] for line in self.lines) for way in ("up", "down"))
+        client_rounds = max(sum(len(line["cohort"]) for line in self.lines), 1)
+        return {
+            "up": up,
+            "down": down,
+            "total": up + down,
+            "per_client_round": {"up": up / client_rounds, "down": down / client_rounds},
+        }
+
+    def diverged(self, names: Mapping[int, str]) -> dict[str, list[int]]:
+        """The rounds in which clients diverged, by client name."""
+        found: dict[str, list[int]] = {}
+        for line in self.lines:
+            for client in line["diverged"]:
+                found.setdefault(names[client], []).append(line["round"])
+        return found

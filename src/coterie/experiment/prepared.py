@@ -1,0 +1,180 @@
+"""Data, partition and model in place: everything before the first round."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.model import check_split, single_samples_fail
+from coterie.client.problem import Problem
+from coterie.core.federation import Federation
+from coterie.core.layout import Layout, MemoryFormat, require_classifier
+from coterie.data import Dataset, load
+from coterie.engines import Engine, make_engine
+from coterie.errors import CoterieError, require
+from coterie.experiment.settings import Settings
+from coterie.methods import Method
+from coterie.models import MODELS, build
+from coterie.partition import Partition, Rule, Split
+from coterie.rng import stream_seed
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data, partition and model in place."""
+
+    experiment: Settings
+    method: Method
+    data: Dataset
+    partition: Partition
+    problem_base: Problem
+    feature_width: int
+    notes: tuple[str, ...] = ()  # what the run's log should say
+
+    @property
+    def participants(self) -> list[int]:
+        """The clients that take part in training, in the partition's order."""
+        return [k for k in range(self.partition.clients) if k not in set(self.partition.held_out)]
+
+    def problem(self, clients: list[int] | None = None) -> Problem:
+        """The problem of some of the partition's clients (those that take part, by default)."""
+        chosen = self.participants if clients is None else clients
+        part = self.partition
+        return replace(
+            self.problem_base,
+            train=tuple(torch.from_numpy(part.train[k]) for k in chosen),
+            validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
+            test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
+        )
+
+    def engine(self, problem: Problem) -> Engine:
+        """The experiment's engine for a problem."""
+        wanted = self.experiment
+        return make_engine(
+            wanted.engine,
+            problem,
+            self.method,
+            wanted.seed,
+            wanted.workers,
+            ray_address=wanted.ray_address,
+            ray_gpus=wanted.ray_gpus,
+            device=wanted.device,
+        )
+
+    def in_memory(self, memory: MemoryFormat) -> Prepared:
+        """The same in another memory format."""
+        base, layout = self.problem_base, self.problem_base.layout
+        if layout.memory == memory:
+            return self
+        other = Layout(base.module, layout.classifier, layout.stats, memory)
+        inputs = as_memory(self.data.inputs, memory)
+        return replace(
+            self,
+            experiment=replace(self.experiment, memory=memory),
+            problem_base=replace(base, layout=other, inputs=inputs),
+        )
+
+    def federation(self, clients: list[int] | None = None) -> Federation:
+        """A federation of some of the partition's clients before its first round."""
+        chosen = self.participants if clients is None else clients
+        layout, module = self.problem_base.layout, self.problem_base.module
+        counts = torch.from_numpy(self.partition.class_counts(self.data))[chosen]
+        federation = Federation(
+            layout=layout,
+            initial=layout.row(module),
+            sizes=counts.sum(1),
+            class_counts=counts,
+            keys=torch.from_numpy(self.partition.keys)[chosen],
+            rounds=self.experiment.rounds,
+            seed=self.experiment.seed,
+            feature_width=self.feature_width,
+            head=require_classifier(module, layout.classifier),
+            training=self.experiment.training,
+            validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
+            skip_single_samples=self.problem_base.skip_single_samples,
+        )
+        federation.add_slot("model", layout.everything, shared=self.method.shared)
+        self.method.init(federation)
+        return federation
+
+
+def prepare(experiment: Settings) -> Prepared:
+    """Load the data, draw the partition, build and check the model: everything before round 1."""
+    method = experiment.method
+    assert isinstance(method, Method)
+    data = experiment.data
+    if isinstance(data, str):
+        data = load(data, label=experiment.label, client=experiment.client_column)
+    partition = _partition(experiment, data)
+    module, layout = _model(experiment, data, method)
+    feature_width = check_split(module, layout, data.inputs[:2])
+    problem = Problem(
+        module=module,
+        layout=layout,
+        inputs=as_memory(data.inputs, experiment.memory),
+        labels=data.labels,
+        train=(),
+        validation=(),
+        test=(),
+        training=experiment.training,
+        skip_single_samples=single_samples_fail(module, data.inputs[:1]),
+    )
+    prepared = Prepared(experiment, method, data, partition, problem, feature_width)
+    method.check(prepared.federation())
+    return prepared
+
+
+def _partition(experiment: Settings, data: Dataset) -> Partition:
+    if isinstance(experiment.partition, Partition):
+        for option in ("test", "validation"):
+            value = getattr(experiment, option)
+            require(value is None, f"{option} = {value}: a given partition is split already; leave {option} out")
+        partition = experiment.partition
+        partition.check(data)
+    else:
+        assert isinstance(experiment.partition, Rule)
+        default = experiment.partition.default_split
+        split = Split(
+            test=default.test if experiment.test is None else experiment.test,
+            validation=default.validation if experiment.validation is None else experiment.validation,
+        )
+        partition = experiment.partition(data, experiment.seed, split)
+    for name, test in zip(partition.names, partition.test, strict=True):
+        require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
+    if experiment.held_out:
+        partition = partition.with_held_out(experiment.held_out, experiment.seed)
+    return partition
+
+
+def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+    if isinstance(experiment.model, nn.Module):
+        module, classifier = copy.deepcopy(experiment.model), experiment.classifier
+        if classifier in ("last", "all"):
+            raise CoterieError(f"classifier = '{classifier}': name the module of your model that is its classifier")
+    else:
+        module, classifier = initial_model(
+            experiment.model, experiment.classifier, data.shape, data.classes, experiment.seed
+        )
+    return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
+
+
+def initial_model(name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int) -> tuple[nn.Module, str]:
+    """A model of the registry with the weights that the seed gives it, and the path of its classifier.
+
+    >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]
+    'classifier'
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "model"))
+        module = build(name, shape, classes)
+    return module, MODELS[name].classifiers.get(classifier, classifier)
+
+
+def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:
+    """Images `[N, channels, height, width]` in a memory format; batches cut from them keep it."""
+    if memory == "contiguous" or inputs.ndim != 4:
+        return inputs
+    return inputs.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,106 @@
+"""What a finished run gives: numbers, and every client's model as an ordinary module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie.client.batch import Batch
+from coterie.client.problem import Problem
+from coterie.client.scores import TEST_BATCH
+from coterie.client.trainer import train
+from coterie.client.worker import Worker
+from coterie.core.federation import Federation
+from coterie.experiment.history import History
+from coterie.experiment.prepared import Prepared
+from coterie.rounds.delivery import as_delivered
+from coterie.rounds.evaluate import Floats
+
+
+@dataclass(frozen=True)
+class MomentAccuracy:
+    """Accuracy at one moment: `mean` and `weighted` hold `best`, `last` and `last5`; `by_client [K]` is the last."""
+
+    mean: dict[str, float]
+    weighted: dict[str, float]
+    by_client: Floats
+
+    def __str__(self) -> str:
+        last, best, last5 = (self.mean[at] for at in ("last", "best", "last5"))
+        return f"mean {last:.4f} (best {best:.4f}, last five {last5:.4f})"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy at both moments."""
+
+    received: MomentAccuracy
+    trained: MomentAccuracy
+
+    def __str__(self) -> str:
+        return f"received: {self.received}\n trained: {self.trained}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    prepared: Prepared
+    federation: Federation
+    history: History
+    summary: dict[str, Any]
+
+    def accuracy(self) -> Accuracy:
+        """Accuracy by moment, by mean, by round, by client."""
+        moments = {
+            moment: MomentAccuracy(**means, by_client=self._by_client(moment))
+            for moment, means in self.history.accuracy().items()
+        }
+        return Accuracy(**moments)
+
+    def model(self, client: int) -> nn.Module:
+        """An ordinary module with the weights that the method tests for a client, as received after the last round.
+
+        Where the method mixes at download or tests a tuned copy, that is done here too. Methods that predict
+        with more than one model's output (see `predict`) give the model of their tested slot.
+        """
+        tested, layout = self.prepared.method.tested, self.prepared.problem_base.layout
+        with self._seated(client, self.prepared.problem()) as worker:
+            row = worker.model("model").row.clone()
+            self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.model(tested).row))
+        return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
+
+    def predict(self, client: int, inputs: Tensor) -> Tensor:
+        """The classes that the method predicts for `inputs [n, ...]` at a client: `[n]`."""
+        return self.scores(client, inputs).argmax(1)
+
+    def scores(self, client: int, inputs: Tensor) -> Tensor:
+        """The method's class scores for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
+        problem = replace(self.prepared.problem(), inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64))
+        with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
+            worker.problem = problem
+            parts = torch.arange(len(inputs)).split(TEST_BATCH)
+            method = self.prepared.method
+            return torch.cat([method.predict(Batch(worker, method.tested, part)) for part in parts])
+
+    @contextmanager
+    def _seated(self, client: int, problem: Problem) -> Iterator[Worker]:
+        """A worker at which a client sits with what it received and, where the method says so, tuned."""
+        method = self.prepared.method
+        worker = Worker(problem, method, self.federation.seed)
+        delivered = as_delivered(method, self.federation, torch.tensor([client]))
+        with delivered, torch.random.fork_rng(devices=[]):
+            worker.seat(self.federation, client)
+            train(worker, method.tune(self.federation))
+            yield worker
+
+    def _by_client(self, moment: str) -> Floats:
+        line = self.history.lines[-1][moment]
+        return np.array(line["accuracy"])

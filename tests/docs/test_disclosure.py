@@ -1,0 +1,40 @@
+"""The page on what leaves a site says what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coterie.deployment.disclosure import HEADER, disclosure, table
+from coterie.methods import METHODS
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
+
+
+def test_the_table_is_the_one_that_the_code_gives() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    begin = lines.index(HEADER[0])
+    shown = lines[begin : begin + len(HEADER) + len(METHODS)]
+    assert shown == table(), "print it anew with 'python -m coterie.deployment.disclosure'"
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "stays"),
+    [
+        ("local", "nothing", "the whole model"),
+        ("fedavg", "model", "nothing"),
+        ("fedper", "extractor", "classifier, batch-norm statistics"),
+        ("ditto", "model", "personal model"),
+    ],
+)
+def test_well_known_methods(method: str, up: str, stays: str) -> None:
+    found = disclosure(METHODS[method]())
+    assert found.up == [up]
+    assert found.stays == stays
+
+
+def test_methods_that_need_class_counts_are_named_on_the_page() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    counting = sorted(name for name in METHODS if METHODS[name]().counts_classes)
+    assert f"({', '.join(f'`{name}`' for name in counting)};" in text

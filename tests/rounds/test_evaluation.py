@@ -1,0 +1,164 @@
+"""Numbers against hand computation and against scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score, roc_auc_score
+
+from coterie.client.scores import Score
+from coterie.errors import CoterieError
+from coterie.experiment.history import History, as_line
+from coterie.partition import Partition
+from coterie.rounds.evaluate import Evaluation, final_metrics, over_rounds
+from coterie.rounds.round import RoundReport
+from support import tiny, toy_data, toy_partition
+
+
+def evaluation(accuracy: Sequence[float], sizes: Sequence[int]) -> Evaluation:
+    return Evaluation(np.array(accuracy, float), np.zeros(len(accuracy)), np.array(sizes))
+
+
+def test_means_deviation_and_worst_decile() -> None:
+    one = evaluation([1.0, 0.5, 0.0], [1, 2, 7])
+    assert one.mean == pytest.approx(0.5)
+    assert one.weighted == pytest.approx((1 * 1 + 0.5 * 2) / 10)
+    assert one.std == pytest.approx(np.sqrt((0.25 + 0 + 0.25) / 3))
+    assert one.worst_decile == 0.0
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (20, 2), (39, 3)])
+def test_the_worst_decile_has_at_least_one_client(clients: int, worst: int) -> None:
+    accuracy = np.arange(clients)[::-1] / clients
+    assert evaluation(accuracy, np.ones(clients)).worst_decile == pytest.approx(np.mean(np.arange(worst) / clients))
+
+
+def test_evaluations_count_samples() -> None:
+    scores = [
+        Score(torch.tensor([True, False, True, True]), torch.tensor([0.0, 2.0, 0.0, 2.0])),
+        Score(torch.tensor([False]), torch.tensor([3.0])),
+    ]
+    found = Evaluation.of(scores)
+    assert found.accuracy.tolist() == [0.75, 0.0]
+    assert found.loss.tolist() == [1.0, 3.0]
+    assert found.sizes.tolist() == [4, 1]
+
+
+def test_updated_replaces_some_clients_and_leaves_the_original() -> None:
+    one = evaluation([0.1, 0.2, 0.3], [1, 1, 1])
+    other = one.updated(np.array([2, 0]), evaluation([0.9, 0.8], [1, 1]))
+    assert other.accuracy.tolist() == [0.8, 0.2, 0.9]
+    assert one.accuracy.tolist() == [0.1, 0.2, 0.3]
+
+
+def test_curves() -> None:
+    assert over_rounds([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]) == {
+        "best": 0.9,
+        "last": 0.6,
+        "last5": pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5),
+    }
+    assert over_rounds([0.4]) == {"best": 0.4, "last": 0.4, "last5": 0.4}
+
+
+def score_of(probabilities: np.ndarray, truth: np.ndarray) -> Score:
+    kept = torch.from_numpy(probabilities)
+    return Score(kept.argmax(1) == torch.from_numpy(truth), torch.zeros(len(truth)), kept)
+
+
+def by_sklearn(probabilities: np.ndarray, truth: np.ndarray) -> tuple[float, float | None]:
+    f1 = f1_score(truth, probabilities.argmax(1), average="macro", zero_division=0)
+    present = np.unique(truth)
+    if len(present) < 2:
+        return f1, None
+    return f1, float(np.mean([roc_auc_score(truth == c, probabilities[:, c]) for c in present]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 30), st.integers(2, 5), st.booleans())
+def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ties: bool) -> None:
+    stream = np.random.default_rng(seed)
+    scores, labels, expected = [], [], []
+    for _ in range(3):
+        truth = stream.integers(classes, size=samples)
+        probabilities = stream.random((samples, classes))
+        if ties:
+            probabilities = np.round(probabilities, 1)
+        scores.append(score_of(probabilities, truth))
+        labels.append(truth)
+        expected.append(by_sklearn(probabilities, truth))
+    found = final_metrics(scores, labels)
+    assert found["macro_f1"] == pytest.approx(np.mean([f1 for f1, _ in expected]))
+    curves = [auc for _, auc in expected if auc is not None]
+    assert found["auc"] == (pytest.approx(np.mean(curves)) if curves else None)
+
+
+def test_a_hand_case_of_f1_and_auc() -> None:
+    probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    truth = np.array([0, 0, 1, 1])
+    found = final_metrics([score_of(probabilities, truth)], [truth])
+    # Class 0: 2 of 3 guesses right, both found; class 1: its only guess right, 1 of 2 found.
+    assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    # Of the four pairs (positive, negative), three are in order, for either class.
+    assert found["auc"] == pytest.approx(0.75)
+
+
+def test_models_that_overflow_do_not_stop_the_metrics() -> None:
+    truth = np.array([0, 1, 1])
+    broken = np.full((3, 2), np.nan)
+    found = final_metrics([score_of(broken, truth), score_of(np.eye(2)[truth], truth)], [truth, truth])
+    assert found["auc"] == pytest.approx((0.5 + 1.0) / 2)
+    assert np.isfinite(found["macro_f1"] or np.nan)
+
+
+def test_a_client_that_cannot_be_tested_is_refused() -> None:
+    data = toy_data()
+    whole = toy_partition(data, 3)
+    partition = Partition(train=whole.train, test=(np.empty(0, np.int64), *whole.test[1:]))
+    with pytest.raises(CoterieError, match="client '0' has no test samples"):
+        tiny("fedavg", data=data, partition=partition).prepare()
+
+
+def test_history_sums_up_only_what_was_evaluated() -> None:
+    def report(round: int, accuracy: float | None) -> RoundReport:
+        found = None if accuracy is None else evaluation([accuracy, accuracy], [1, 3])
+        return RoundReport(
+            round,
+            [0],
+            received=found,
+            trained=found,
+            seconds={"train": 1.0, "exchange": 0.5, "evaluate": 0.25},
+            bytes={"up": 8, "down": 4},
+        )
+
+    history = History([1, 3], [as_line(report(1, 0.9)), as_line(report(2, None)), as_line(report(3, 0.5))])
+    assert history.accuracy()["received"]["mean"] == {"best": 0.9, "last": 0.5, "last5": pytest.approx(0.7)}
+    assert history.seconds() == {"total": 5.25, "per_round": {"train": 1.0, "exchange": 0.5, "evaluate": 0.25}}
+    assert history.bytes() == {"up": 24, "down": 12, "total": 36, "per_client_round": {"up": 8, "down": 4}}
+    last = history.last("received")
+    assert last is not None
+    assert last.accuracy.tolist() == [0.5, 0.5]
+    assert History([1, 3], history.lines[:2]).last("received") is None
+
+
+def test_a_result_says_which_moment_which_mean_and_which_round() -> None:
+    result = tiny("fedper", rounds=6).run()
+    lines = result.history.lines
+    found = result.accuracy()
+    for moment, at in (("received", found.received), ("trained", found.trained)):
+        for mean, values in (("mean", at.mean), ("weighted", at.weighted)):
+            curve = [line[moment][mean] for line in lines]
+            assert values == {"best": max(curve), "last": curve[-1], "last5": pytest.approx(np.mean(curve[1:]))}
+            assert result.summary["accuracy"][moment][mean] == values
+        assert at.by_client.tolist() == lines[-1][moment]["accuracy"]
+        last = lines[-1][moment]
+        sizes = [len(index) for index in result.prepared.problem().test]
+        assert last["mean"] == pytest.approx(np.mean(last["accuracy"]))
+        assert last["weighted"] == pytest.approx(np.average(last["accuracy"], weights=sizes))
+        assert last["std"] == pytest.approx(np.std(last["accuracy"]))
+        assert last["worst_decile"] == min(last["accuracy"])
+    assert "received" in str(found)

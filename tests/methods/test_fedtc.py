@@ -128,7 +128,7 @@ class TestClientRound:
 
 def own_head_teaches(batch: Batch) -> Tensor:
     """Equation (6) with the client's own classifier in place of the shared one."""
-    head = batch._worker.model("model").head
+    head = batch._client.model("model").head
     frozen = {name: tensor.detach() for name, tensor in head.named_parameters()}
     logits = torch.func.functional_call(head, frozen, (batch.features,))
     return cross_entropy(logits, batch.labels, reduction="none")

@@ -186,7 +186,7 @@ class FailsOnce(FedPer):
 
     def recipe(self, federation: Federation) -> Recipe:
         def loss(batch: Batch) -> Tensor:
-            broken = federation.round == 2 and batch._worker.client == BAD
+            broken = federation.round == 2 and batch._client.client == BAD
             return cross_entropy(batch) * (float("nan") if broken else 1.0)
 
         return (Phase(terms=(loss,)),)

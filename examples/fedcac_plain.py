@@ -15,8 +15,8 @@ What the paper leaves open is settled thus:
   equal masks and 0 for disjoint ones of equal size;
 * the threshold (7) is one for all clients; after round beta nobody collaborates;
 * the mean (9) is weighted by the clients' samples; the mean (10) is not;
-* a tensor that hardly moved would be critical as a whole, ties included: there the threshold is the smallest
-  sensitivity that is not zero;
+* elements that never moved would be critical by a tie at zero: there the threshold is the smallest sensitivity that
+  is not zero, and of a tensor that did not move at all nothing is critical (unless tau is 1);
 * with partial participation, everything is computed among this round's clients and the others are left alone;
 * batch norm's scale and shift are ordinary tensors, its running statistics stay with the client.
 
@@ -153,10 +153,9 @@ def top(scores: Tensor, tau: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.flatten().sort(descending=True).values[count - 1]
-    if threshold <= 1e-10 and count < scores.numel():
-        moved = scores[scores > 1e-20]
-        if len(moved) > 0:
-            threshold = moved.min()
+    if threshold == 0 and count < scores.numel():
+        moved = scores[scores > 0]
+        threshold = moved.min() if len(moved) > 0 else torch.tensor(math.inf)
     return scores >= threshold
 
 
@@ -169,14 +168,15 @@ def bottom(scores: Tensor, tau: float) -> Tensor:
 
 
 def overlaps(M: dict[int, Named]) -> dict[int, dict[int, float]]:
-    """`overlap[i][j]`: how much of client i's critical parameters lies where client j's do."""
+    """`overlap[i][j]`: how much of client i's critical parameters lies where client j's do; none if there are none."""
     overlap: dict[int, dict[int, float]] = {}
     for i in M:
         overlap[i] = {}
         critical = sum(int(mask.sum()) for mask in M[i].values())
         for j in M:
             different = sum(int((M[i][name] != M[j][name]).sum()) for name in M[i])
-            overlap[i][j] = 1 - different / (2 * max(critical, 1))
+            both = critical > 0 and any(bool(mask.any()) for mask in M[j].values())
+            overlap[i][j] = 1 - different / (2 * critical) if both else 0.0
     return overlap
 
 

@@ -200,6 +200,16 @@ class TestMixes:
         assert not torch.allclose(stats[0], stats[1], atol=1e-3)
         torch.testing.assert_close(parameters[0], parameters[1])
 
+    def test_statistics_that_travel_are_shared_among_collaborators_alone(self) -> None:
+        together, alone = (
+            watch(tiny(FedCAC(tau=0.5, collaboration=how), "norm", stats="mean")) for how in ("top5", "none")
+        )
+        layout = alone.result.federation.layout
+        stats = layout.columns("stats")
+        for watched, equal in ((together, True), (alone, False)):
+            mine, others = stats.take(final_rows(watched.result))[:2]
+            assert torch.allclose(mine, others, atol=1e-3) is equal
+
 
 class TestFederationsAtTheEdges:
     def test_resting_clients_are_left_alone(self) -> None:

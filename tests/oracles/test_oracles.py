@@ -393,7 +393,9 @@ class TestFedCACServer:
         assert fedcac.bottom(scores, 0.5).tolist() == [[False, True], [True, True]]
         assert not fedcac.top(scores, 0.2).any()  # int(0.8) = 0
         assert not fedcac.top(torch.ones(1), 0.9).any()
-        assert fedcac.top(torch.zeros(4), 0.5).all()
+        assert not fedcac.top(torch.zeros(4), 0.5).any()
+        assert fedcac.top(torch.zeros(4), 1.0).all()
+        assert fedcac.top(torch.tensor([1e-12, 2e-12, 3e-12, 4e-12]), 0.5).tolist() == [False, False, True, True]
         assert fedcac.top(torch.tensor([0.0, 0.0, 0.0, 1e-15, 1e-3]), 0.6).tolist() == [False] * 3 + [True] * 2
 
     def test_sensitivity_is_displacement_times_value(self) -> None:
@@ -414,6 +416,8 @@ class TestFedCACServer:
         }
         O = fedcac.overlaps(M)  # noqa: E741
         assert (O[0][1], O[0][2], O[0][3]) == (1.0, 0.0, 0.5)
+        nothing = fedcac.overlaps({0: {"w": mask}, 1: {"w": torch.zeros_like(mask)}})
+        assert (nothing[0][1], nothing[1][0]) == (0.0, 0.0)
 
     def test_threshold_grows_and_ends_with_the_best_pair(self) -> None:
         O = {0: {1: 0.9, 2: 0.2}, 1: {0: 0.9, 2: 0.3}, 2: {0: 0.2, 1: 0.3}}  # noqa: E741

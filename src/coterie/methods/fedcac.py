@@ -30,7 +30,8 @@ class FedCAC(Method):
     After training, the τ most sensitive elements of each tensor are critical (5)–(6). Every client receives
     the mean of all models where it is not critical, and where it is, the mean over itself and the clients
     whose critical elements overlap with its own at least by a threshold that rises from the mean overlap to
-    the largest by round β (7)–(8); later nobody does (9)–(11). Batch-norm statistics stay local.
+    the largest by round β (7)–(8); later nobody does (9)–(11). Batch-norm statistics stay local; with
+    `stats="mean"` they are critical, as the paper words it.
 
     Where the paper contradicts itself: its O is a difference but is used as a similarity; we take the
     authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). With partial participation all of it is about the cohort.

@@ -14,7 +14,7 @@ What the paper leaves open is settled thus:
 * the overlap printed in the paper is a difference. The similarity 1 - |M_i - M_j| / (2 |M_i|) is used, which is 1 for
   equal masks and 0 for disjoint ones of equal size;
 * the threshold (7) is one for all clients; after round beta nobody collaborates;
-* the mean (9) is weighted by the clients' samples; the mean (10) is not;
+* both means, (9) and (10), are uniform; weights="size" weighs (9) by the clients' samples, as the authors' code does;
 * elements that never moved would be critical by a tie at zero: there the threshold is the smallest sensitivity that
   is not zero, and of a tensor that did not move at all nothing is critical (unless tau is 1);
 * with partial participation, everything is computed among this round's clients and the others are left alone;
@@ -74,6 +74,7 @@ def run(
     beta: int = 100,
     mask: str = "sensitivity",
     collaboration: str = "threshold",
+    weights: str = "uniform",
 ) -> Outcome:
     """Run FedCAC; `train[k]` lists client k's samples. The method needs no classifier: `classifier` is not used."""
     K = len(train)
@@ -107,7 +108,10 @@ def run(
 
         overlap = overlaps(M)
         C = collaborators(overlap, t, beta, collaboration)
-        shares = {k: sizes[k] / sum(sizes[j] for j in cohort) for k in cohort}
+        if weights == "size":
+            shares = {k: sizes[k] / sum(sizes[j] for j in cohort) for k in cohort}
+        else:
+            shares = {k: 1 / len(cohort) for k in cohort}
         w_bar = mix(w, shares)  # (9)
         P = torch.zeros(K, K, dtype=torch.float64)
         for i in cohort:

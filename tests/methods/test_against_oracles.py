@@ -37,6 +37,7 @@ CASES: list[tuple[str, Method, dict[str, Any]]] = [
     ("fedrema", FedReMa(num_probes=4), {"num_probes": 4}),
     ("fedcac", FedCAC(beta=10), {"beta": 10}),
     ("fedcac", FedCAC(beta=2, tau=0.2), {"beta": 2, "tau": 0.2}),
+    ("fedcac", FedCAC(weights="size"), {"weights": "size"}),
     *[("fedcac", FedCAC(mask=kind), {"mask": kind}) for kind in ("random", "reverse")],
     *[("fedcac", FedCAC(collaboration=how), {"collaboration": how}) for how in ("none", "top1", "top5", "as_critical")],
     ("pfedsim", PFedSim(rho=0.34), {"rho": 0.34}),

@@ -1,4 +1,4 @@
-"""pFedMe: θ̃ near w_k, w_k towards θ̃, FedAvg with a rate."""
+"""pFedMe: θ̃ near w_k, w_k towards θ̃, the mean of the cohort with a rate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_steps_by_hand_give_the_same_models(join: float, beta: float) -> None:
         locals_ = {}
         for k in cohort:
             personal[k], locals_[k] = client_round(hand, k, round, shared, method)
-        shared = (1 - beta) * shared + beta * hand.mean(locals_)
+        shared = (1 - beta) * shared + beta * hand.mean(locals_, uniform=True)
         seen |= set(cohort)
         for k in set(range(hand.clients)) - seen:
             personal[k] = shared
@@ -54,7 +54,7 @@ def test_the_pull_is_towards_the_moving_local_model() -> None:
         gradient = hand.gradient(hand.initial, index)
         assert_near(ours.rows("personal")[k], hand.initial - 0.3 * gradient)
     steps = {k: hand.gradient(hand.initial, hand.batches(k, 1)[0]) for k in range(hand.clients)}
-    assert_near(ours.rows()[0], hand.initial - 0.1 * 2.0 * 0.3 * hand.mean(steps))
+    assert_near(ours.rows()[0], hand.initial - 0.1 * 2.0 * 0.3 * hand.mean(steps, uniform=True))
 
 
 def test_a_stronger_pull_keeps_personal_models_nearer() -> None:

@@ -197,14 +197,15 @@ class TestDegenerateCases:
         self, problem: dict[str, Any], model: str, join: float
     ) -> None:
         fedavg = reference(problem, model, lambda n: True, join)
-        ours = run(fedcac, problem, model, join=join, tau=0.0).models
+        ours = run(fedcac, problem, model, join=join, tau=0.0, weights="size").models
         if join == 1.0:
             assert_same(ours, fedavg)
         else:  # whoever sat out the last round keeps its own model; the others hold the mean
             last = draw_cohort(torch.arange(len(SIZES)), join, SETTINGS["seed"], SETTINGS["rounds"]).tolist()
             parameters = [n for n, _ in MODELS[model][0]().named_parameters()]
             assert all(torch.equal(ours[k][n], ours[last[0]][n]) for k in last for n in parameters)
-        assert differ(run(fedcac, problem, model, join=join, tau=0.5).models, ours)
+        assert differ(run(fedcac, problem, model, join=join, tau=0.5, weights="size").models, ours)
+        assert differ(run(fedcac, problem, model, join=join, tau=0.0).models, ours)  # the paper's mean is uniform
 
     def test_pfedsim_that_never_personalises_is_fedavg(self, problem: dict[str, Any], model: str, join: float) -> None:
         fedavg = reference(problem, model, lambda n: True, join)

@@ -16,11 +16,12 @@ from coterie.layout import StatsPolicy
 from coterie.maths.critical import CriticalMask
 from coterie.maths.similarity import overlaps
 from coterie.methods.method import Method
-from coterie.mixing import by_size, normalised
+from coterie.mixing import by_size, normalised, uniform
 from coterie.probes import Probe
 
 MASKS = ("sensitivity", "random", "reverse")
 COLLABORATIONS = ("threshold", "none", "top1", "top5", "as_critical")
+WEIGHTS = ("uniform", "size")
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class FedCAC(Method):
     `stats="mean"` they are critical, as the paper words it.
 
     Where the paper contradicts itself: its O is a difference but is used as a similarity; we take the
-    authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). With partial participation all of it is about the cohort.
+    authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). The mean of all models (9) is uniform as in the paper;
+    `weights="size"` takes it by data size as the code does. With partial participation all of it is about the cohort.
     """
 
     tau: float = 0.5
     beta: int = 100
     mask: str = "sensitivity"
     collaboration: str = "threshold"
+    weights: str = "uniform"
 
     paper: ClassVar[str] = "FedCAC, ICCV 2023"
     extra_cost: ClassVar[str] = "sorting each tensor once; masks as bits (+3 % upload)"
@@ -50,7 +53,7 @@ class FedCAC(Method):
     def __post_init__(self) -> None:
         require(0 <= self.tau <= 1, f"tau = {self.tau}: must lie in [0, 1]")
         require(self.beta >= 1, f"beta = {self.beta}: must be at least 1")
-        for option, allowed in (("mask", MASKS), ("collaboration", COLLABORATIONS)):
+        for option, allowed in (("mask", MASKS), ("collaboration", COLLABORATIONS), ("weights", WEIGHTS)):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
@@ -74,7 +77,7 @@ class FedCAC(Method):
         if self.collaboration == "as_critical":
             yield Mix(cautious)
         else:
-            yield Mix(by_size(uploads))
+            yield Mix(by_size(uploads) if self.weights == "size" else uniform(len(masks)))
             yield Mix(cautious, gate=masks)
 
     def collaborators(self, overlap: Tensor, round: int) -> Tensor:

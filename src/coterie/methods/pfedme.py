@@ -12,7 +12,7 @@ from coterie.errors import require
 from coterie.exchange import Action, ClientRows, Mix, Uploads
 from coterie.federation import Federation
 from coterie.methods.fedavg import FedAvg
-from coterie.mixing import by_size
+from coterie.mixing import uniform
 from coterie.recipe import Phase, Recipe
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class PFedMe(FedAvg):
     """Personalized federated learning with Moreau envelopes (Dinh et al., 2020).
 
     On each batch, `steps` times θ̃ ← θ̃ − inner_lr · (∇CE(θ̃) + λ(θ̃ − w_k)), then w_k ← w_k − ηλ(w_k − θ̃), η the
-    run's lr (ηλ should stay below 1). Server: w ← (1 − β)w + β Σ_k n_k/Σn · w_k; here clients send
-    w + β(w_k − w), of which the mean is the same.
+    run's lr (ηλ should stay below 1). Server: w ← (1 − β)w + β · mean w_k, uniform over the cohort as in the paper;
+    here clients send w + β(w_k − w), of which the mean is the same.
 
     The paper leaves open where θ̃ starts: in each round at w as received, then where the last batch left it.
     Published code adds a weight decay to θ̃; set the run's weight_decay, which acts on θ̃ and w_k with every outer
@@ -94,8 +94,8 @@ class PFedMe(FedAvg):
         return {} if self.beta == 1 else {"model": lambda rows: rows.relaxed(self.beta)}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        """FedAvg; newcomers hold its result."""
-        federation, weights = uploads.federation, by_size(uploads)
+        """The mean of the cohort; newcomers hold its result."""
+        federation, weights = uploads.federation, uniform(len(uploads.cohort))
         yield Mix(weights)
         new = ~federation.taken_part
         if bool(new.any()):

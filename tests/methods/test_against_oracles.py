@@ -35,6 +35,7 @@ CASES: list[tuple[str, Method, dict[str, Any]]] = [
     ("fedrema", FedReMa(variant="A&F", delta=0.0), {"variant": "A&F", "delta": 0.0}),
     ("fedrema", FedReMa(probe="per_row", probe_high=0.5), {"probe": "per_row", "probe_high": 0.5}),
     ("fedrema", FedReMa(num_probes=4), {"num_probes": 4}),
+    ("fedrema", FedReMa(include_lower=True), {"include_lower": True}),
     ("fedcac", FedCAC(beta=10), {"beta": 10}),
     ("fedcac", FedCAC(beta=2, tau=0.2), {"beta": 2, "tau": 0.2}),
     ("fedcac", FedCAC(weights="size"), {"weights": "size"}),

@@ -232,6 +232,12 @@ def test_fedrema_with_equal_similarities_is_fedavg(problem: dict[str, Any]) -> N
     assert_same(outcome.models, fedavg)
 
 
+def test_fedrema_rounds_with_two_clients_say_nothing_about_gaps(problem: dict[str, Any]) -> None:
+    outcome = run(fedrema, problem, join=0.34)
+    assert outcome.gaps == []
+    assert outcome.critical == [True] * SETTINGS["rounds"]
+
+
 def test_fedrema_leaves_the_critical_period_for_good(problem: dict[str, Any]) -> None:
     always = run(fedrema, problem, seed=2, rounds=6, delta=0.0)
     assert always.critical == [True] * 6
@@ -287,6 +293,8 @@ class TestMaximumDifference:
     def test_equal_similarities_and_too_few_clients_choose_everybody(self) -> None:
         assert fedrema.mds({0: 1.0, 1: 0.5, 2: 0.5}, k=0) == ([0, 1, 2], 0.0)
         assert fedrema.mds({3: 1.0, 5: 0.1}, k=3) == ([3, 5], 0.0)
+        below = fedrema.mds({0: 0.1, 1: 0.2, 2: 0.8, 3: 0.9, 4: 1.0}, k=4, include_lower=True)
+        assert below == ([1, 2, 3, 4], pytest.approx(0.6))
         assert fedrema.mds({3: 1.0}, k=3) == ([3], 0.0)
 
     def test_a_diverged_client_resembles_nobody(self) -> None:

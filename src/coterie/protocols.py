@@ -65,7 +65,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "batch": 100,
             "lr": 0.005,
         },
-        {"pfedcs": {"beta": 100, "lam": 0.5, "tune_epochs": 1}},
+        {"pfedcs": {"lam": 0.5, "tune_epochs": 1}},
     ),
     "fedrema": Protocol(
         "FedReMa on MNIST, five overlapping groups (also Fashion-MNIST; see fedrema-cifar10)",

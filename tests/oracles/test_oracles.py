@@ -184,12 +184,14 @@ def test_docstring_examples(name: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("join", [1.0, 0.5])
 class TestDegenerateCases:
-    def test_pfedcs_without_collaborators_and_teachers_is_fedper(
+    def test_pfedcs_without_collaborators_or_teachers_is_fedper(
         self, problem: dict[str, Any], model: str, join: float
     ) -> None:
         head = MODELS[model][1]
         fedper = reference(problem, model, lambda n: not n.startswith(head), join)
-        assert_same(run(pfedcs, problem, model, join=join, selection="none", kl=0.0, rho=0).models, fedper)
+        without = run(pfedcs, problem, model, join=join, selection="none", beta=4)
+        assert_same(without.models, fedper)
+        assert without.teachers == {}
         assert_same(run(pfedcs, problem, model, join=join, beta=1).models, fedper)
         assert differ(run(pfedcs, problem, model, join=join, beta=4).models, fedper)
 
@@ -387,7 +389,7 @@ class TestPFedCSServer:
     def test_teachers_are_made_for_rounds_two_to_beta(self, problem: dict[str, Any]) -> None:
         assert list(run(pfedcs, problem, beta=3).teachers) == [2, 3]
         assert list(run(pfedcs, problem, beta=9).teachers) == [2, 3, 4, 5]
-        assert list(run(pfedcs, problem).teachers) == [2]
+        assert list(run(pfedcs, problem).teachers) == [2, 3, 4]
 
     def test_random_selection_has_three_peers(self, problem: dict[str, Any]) -> None:
         P = run(pfedcs, problem, selection="random", lam=0.0, beta=4).weights[2]

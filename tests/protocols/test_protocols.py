@@ -29,6 +29,11 @@ def test_what_is_given_overrides_the_paper() -> None:
     assert experiment.method == PFedCS(beta=3)
 
 
+def test_what_a_paper_leaves_open_is_the_method_s_default() -> None:
+    """PFedCS never says its β, so that it follows the rounds of the run."""
+    assert protocol("pfedcs", "pfedcs").method == PFedCS(beta=None)
+
+
 def test_papers_that_set_a_baseline_s_option_differ() -> None:
     assert protocol("fedrema", "moon").method == MOON(mu=1.0)
     assert protocol("fedrema-cifar10", "moon").method == MOON(mu=5.0)

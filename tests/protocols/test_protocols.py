@@ -8,7 +8,7 @@ import pytest
 
 from coterie.cli.merge import experiments, one_experiment
 from coterie.errors import CoterieError
-from coterie.methods import METHODS, MOON, FedProx, FedRep, PerFedAvg, PFedCS
+from coterie.methods import METHODS, MOON, FedGen, FedProx, FedRep, PerFedAvg, PFedCS
 from coterie.partition import Dirichlet, Dominant, Iid, Pathological
 from coterie.protocols import PROTOCOLS, protocol
 
@@ -41,6 +41,8 @@ def test_papers_that_set_a_baseline_s_option_differ() -> None:
     assert protocol("pfedcs", "fedprox").method == FedProx()
     assert protocol("pfedsim", "fedrep").method == FedRep(head_epochs=4, body_epochs=1)
     assert protocol("pfedsim", "per-fedavg").method == PerFedAvg(alpha=0.01, beta=0.001)
+    assert protocol("pfedsim", "fedgen").method == FedGen(diversity=0.0)
+    assert protocol("fedtc", "fedgen").method == FedGen(diversity=1.0)
 
 
 def test_the_command_line_starts_from_a_protocol() -> None:

@@ -51,8 +51,8 @@ class TestDegenerateCases:
         theirs = watch(tiny(FedPer(), model, **settings))
         assert torch.equal(final_rows(ours.result), final_rows(theirs.result))
         for key in ("received", "trained", "bytes"):
-            ours_by_round, theirs_by_round = ([line[key] for line in run.result.history.lines] for run in (ours, theirs))
-            assert ours_by_round == theirs_by_round
+            by_round = [[line[key] for line in run.result.history.lines] for run in (ours, theirs)]
+            assert by_round[0] == by_round[1]
         assert [[mix.target for mix in mixes] for mixes in ours.mixes] == [["model"]] * 4
 
     def test_with_collaborators_it_is_not_unless_without_kl(self) -> None:

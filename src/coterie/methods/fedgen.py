@@ -71,7 +71,8 @@ class FedGen(Method):
     The paper's G is judged by the mean of the clients' logits; here, as in the published code, by the mean of their
     losses, each weighted by the client's share of the label. Sizes, steps, α and β are those of the pFedSim comparison,
     which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
-    Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data sizes are.
+    Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
+    sizes are.
     """
 
     alpha: float = 10.0

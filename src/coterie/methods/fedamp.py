@@ -30,7 +30,8 @@ class FedAMP(Method):
     Server: u_i = (1 − Σ_{j≠i} ξ_ij) w_i + Σ_{j≠i} ξ_ij w_j with ξ_ij = α e^{−‖w_i − w_j‖²/σ} / σ; where the ξ of a
     client sum to more than one they are divided by their sum, and its own model has no part in its anchor: a run says
     so once if most clients are in that case, as they are in most rounds at the defaults. Client: CE(w) +
-    (λ/2α)‖w − u_i‖², from its own w_i, which never is replaced and is what is tested. In round 1 the anchor u_i is the common initial model.
+    (λ/2α)‖w − u_i‖², from its own w_i, which never is replaced and is what is tested. In round 1 the anchor u_i is the
+    common initial model.
 
     Anchors follow from everybody's last uploaded model; a client that has not taken part yet is in nobody's mix.
     The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a

@@ -106,8 +106,19 @@ def test_relaxing_leaves_statistics_as_trained() -> None:
 
 
 def test_bytes_and_weights() -> None:
-    ours = play(PFedMe(beta=0.5), join=0.5)
-    assert_bytes(ours, up=ours.bytes_of("all"), down=ours.bytes_of("all"))
+    whole = play(PFedMe(beta=0.5))
+    assert_bytes(whole, up=whole.bytes_of("all"), down=whole.bytes_of("all"))
+    ours = play(PFedMe(beta=0.5), join=0.5, rounds=6)
+    seen: set[int] = set()
+    late = 0
+    for report in ours.reports:
+        # Whoever joins after the first round gets the newest model as its personal one, too.
+        joined = set(report.cohort) - seen if seen else set()
+        late += len(joined)
+        assert report.bytes["up"] == ours.bytes_of("all") * len(report.cohort)
+        assert report.bytes["down"] == ours.bytes_of("all") * (len(report.cohort) + len(joined))
+        seen |= set(report.cohort)
+    assert late > 0
     for report in ours.reports:
         for mix in report.mixes:
             assert float((mix.weights.double().sum(1) - 1).abs().max()) < 1e-6

@@ -62,7 +62,7 @@ class PFedMe(FedAvg):
     step. With momentum, the outer step has it.
 
     Tested: θ̃_k as the client's last training left it, at both moments; a client that has never taken part holds
-    the newest w.
+    the newest w, which it downloads as its personal model too when it first takes part.
     """
 
     lam: float = 15.0
@@ -92,6 +92,11 @@ class PFedMe(FedAvg):
     def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
         """What clients send has gone β of the way."""
         return {} if self.beta == 1 else {"model": lambda rows: rows.relaxed(self.beta)}
+
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """The newest w as personal model, once there is one, for a client that has none of its own yet."""
+        late = bool(federation.taken_part.any()) and not bool(federation.taken_part[client])
+        return {"personal": "all"} if late else {}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """The mean of the cohort; newcomers hold its result."""

@@ -14,9 +14,9 @@ What the paper leaves open is settled thus:
 * the overlap printed in the paper is a difference. The similarity 1 - |M_i - M_j| / (2 |M_i|) is used, which is 1 for
   equal masks and 0 for disjoint ones of equal size;
 * the threshold (7) is one for all clients; after round beta nobody collaborates;
-* the mean (9) is weighted by the clients' samples; the mean (10) is not;
-* a tensor that hardly moved would be critical as a whole, ties included: there the threshold is the smallest
-  sensitivity that is not zero;
+* both means, (9) and (10), are uniform; weights="size" weighs (9) by the clients' samples, as the authors' code does;
+* elements that never moved would be critical by a tie at zero: there the threshold is the smallest sensitivity that
+  is not zero, and of a tensor that did not move at all nothing is critical (unless tau is 1);
 * with partial participation, everything is computed among this round's clients and the others are left alone;
 * batch norm's scale and shift are ordinary tensors, its running statistics stay with the client.
 
@@ -74,6 +74,7 @@ def run(
     beta: int = 100,
     mask: str = "sensitivity",
     collaboration: str = "threshold",
+    weights: str = "uniform",
 ) -> Outcome:
     """Run FedCAC; `train[k]` lists client k's samples. The method needs no classifier: `classifier` is not used."""
     K = len(train)
@@ -107,7 +108,10 @@ def run(
 
         overlap = overlaps(M)
         C = collaborators(overlap, t, beta, collaboration)
-        shares = {k: sizes[k] / sum(sizes[j] for j in cohort) for k in cohort}
+        if weights == "size":
+            shares = {k: sizes[k] / sum(sizes[j] for j in cohort) for k in cohort}
+        else:
+            shares = {k: 1 / len(cohort) for k in cohort}
         w_bar = mix(w, shares)  # (9)
         P = torch.zeros(K, K, dtype=torch.float64)
         for i in cohort:
@@ -153,10 +157,9 @@ def top(scores: Tensor, tau: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.flatten().sort(descending=True).values[count - 1]
-    if threshold <= 1e-10 and count < scores.numel():
-        moved = scores[scores > 1e-20]
-        if len(moved) > 0:
-            threshold = moved.min()
+    if threshold == 0 and count < scores.numel():
+        moved = scores[scores > 0]
+        threshold = moved.min() if len(moved) > 0 else torch.tensor(math.inf)
     return scores >= threshold
 
 
@@ -169,14 +172,15 @@ def bottom(scores: Tensor, tau: float) -> Tensor:
 
 
 def overlaps(M: dict[int, Named]) -> dict[int, dict[int, float]]:
-    """`overlap[i][j]`: how much of client i's critical parameters lies where client j's do."""
+    """`overlap[i][j]`: how much of client i's critical parameters lies where client j's do; none if there are none."""
     overlap: dict[int, dict[int, float]] = {}
     for i in M:
         overlap[i] = {}
         critical = sum(int(mask.sum()) for mask in M[i].values())
         for j in M:
             different = sum(int((M[i][name] != M[j][name]).sum()) for name in M[i])
-            overlap[i][j] = 1 - different / (2 * max(critical, 1))
+            both = critical > 0 and any(bool(mask.any()) for mask in M[j].values())
+            overlap[i][j] = 1 - different / (2 * critical) if both else 0.0
     return overlap
 
 

@@ -11,10 +11,11 @@ period (CCP) is over for good, and classifiers are mixed by how often each peer 
 What the paper leaves open is settled thus:
 
 * Algorithm 1 returns the clients strictly above the largest gap, and the gap below the client itself does not
-  count, so every client has a peer;
+  count, so every client has a peer (include_lower adds the client just below the gap);
 * (8) is the mean over the clients; (9) compares it with the maximum that includes the current round;
 * one random vector a round serves all clients, and the temperature applies to both sides of (5);
-* if all similarities are equal, or there are fewer than three clients, all are relevant and the gap is 0;
+* if all similarities are equal all are relevant and the gap is 0; so with fewer than three clients, but such a
+  round says nothing about gaps and does not enter (9);
 * with partial participation, similarities and MDS are among this round's clients; (10) mixes each client's last
   uploaded classifier; clients that sit out keep the classifier they hold;
 * batch norm's running statistics stay with the client.
@@ -62,7 +63,7 @@ class Outcome:
     """The result of a run.
 
     `models` holds every client's model after the last server step. Per round: `weights` the `[K, K]` matrix of
-    (7) or (10) (a row of zeros: the client sat out), `gaps` the mean gap (8) while the period lasted, `critical`
+    (7) or (10) (a row of zeros: the client sat out), `gaps` the mean gap (8) while there was one, `critical`
     whether the round belonged to it. `chosen [K, K]` is the dependency map G.
     """
 
@@ -97,6 +98,7 @@ def run(
     probe: str = "shared",
     probe_high: float = 1.0,
     num_probes: int = 1,
+    include_lower: bool = False,
 ) -> Outcome:
     """Run FedReMa; `train[k]` lists client k's samples and `classifier` is the path of phi in `module`."""
     if variant not in ("", "F", "A", "A&F"):
@@ -152,14 +154,15 @@ def run(
             S = similarities(heads, vectors, temperature)
             gaps = []
             for k in cohort:
-                relevant, gap = mds(S[k], k)
+                relevant, gap = mds(S[k], k, include_lower)
                 gaps.append(gap)
                 samples = sum(sizes[i] for i in relevant)
                 for i in relevant:
                     P[k, i] = sizes[i] / samples  # (7)
                     G[k, i] += 1
-            outcome.gaps.append(sum(gaps) / len(gaps))  # (8)
-            critical = still_critical(outcome.gaps, delta)
+            if len(cohort) > 2:
+                outcome.gaps.append(sum(gaps) / len(gaps))  # (8)
+                critical = still_critical(outcome.gaps, delta)
         else:
             for k in cohort:
                 if G[k].sum() > 0:
@@ -276,8 +279,8 @@ def similarities(
     return S
 
 
-def mds(s: dict[int, float], k: int) -> tuple[list[int], float]:
-    """Maximum difference segmentation, Algorithm 1: the clients relevant to client k, and the gap below them.
+def mds(s: dict[int, float], k: int, include_lower: bool = False) -> tuple[list[int], float]:
+    """Maximum difference segmentation, Algorithm 1: the clients relevant to client k, and the largest gap.
 
     >>> mds({0: 0.1, 1: 0.2, 2: 0.8, 3: 0.9, 4: 1.0}, k=4)
     ([2, 3, 4], 0.6000000000000001)
@@ -288,12 +291,12 @@ def mds(s: dict[int, float], k: int) -> tuple[list[int], float]:
     if not gaps or max(gaps) <= 1e-12:
         return everyone, 0.0
     m = gaps.index(max(gaps))
-    return sorted(ranked[m + 1 :]), gaps[m]
+    return sorted(ranked[m if include_lower else m + 1 :]), gaps[m]
 
 
 def still_critical(gaps: list[float], delta: float) -> bool:
     """Whether the critical co-learning period goes on after the rounds with these mean gaps: (9)."""
-    return max(gaps) == 0 or gaps[-1] / max(gaps) > delta
+    return max(gaps) == 0 or delta == 0 or gaps[-1] / max(gaps) > delta
 
 
 def mix(phi_hat: dict[int, Named], weights: Tensor) -> Named:

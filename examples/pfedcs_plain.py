@@ -13,7 +13,8 @@ What the paper leaves open is settled thus:
 * the distance of two classifiers sums over all classes, uses weights only, and is divided by its row's maximum;
   the mix (6) takes weights and biases;
 * the first round has no teacher, since all classifiers are still the common initial one;
-* stage 1 lasts while t <= beta; beta = T/2 and lambda = 0.5 unless given;
+* stage 1 lasts while t <= beta; beta = T and lambda = 0.5 unless given. With `selection="none"` there are no
+  teachers at all, which is FedPer;
 * weights (7) do not sum to one as printed once client k itself is added in (6). By default every sum in (7)-(8)
   runs over the collaborators *and* k, with D[k][k] = 0 (`weights="self_inclusive"`);
 * with partial participation, the last uploaded classifier of every client takes part. A client that never
@@ -96,7 +97,9 @@ def run(
     """Run PFedCS; `train[k]` lists client k's samples and `classifier` is the path of w_g in `module`."""
     K = len(train)
     sizes = [len(own) for own in train]
-    stage_one_rounds = max(1, rounds // 2) if beta is None else beta
+    stage_one_rounds = rounds if beta is None else beta
+    if selection == "none":
+        stage_one_rounds = 0
     skip_single = single_samples_fail(module, inputs[:1])
     sgd = partial(torch.optim.SGD, momentum=momentum, weight_decay=weight_decay)
 
@@ -243,7 +246,7 @@ def distances(uploaded: dict[int, Named], dist_power: int = 2) -> dict[int, dict
 def collaborators(D_k: dict[int, float], k: int, t: int, beta: int, selection: str, seed: int) -> list[int]:
     """The collaborators of client k, without k itself: candidates (GMM) below the threshold (4), as in (5)."""
     others = [j for j in sorted(D_k) if j != k]
-    if selection == "none" or not others:
+    if not others:
         return []
     if selection == "all":
         return others

@@ -12,7 +12,7 @@ What the paper leaves open is settled thus:
 * `similarity="code"` (default) averages the cosines over the classes, clips at zero and then takes the logarithm, as
   the authors' implementation does; `"paper"` is (3) as printed: clip and logarithm class by class;
 * Phi's diagonal is a constant (the formula would be infinite): -log(1e-4) = 9.2103 for `"code"`, 1 for `"paper"`;
-* cosines are at most 1 - 1e-4, so equal classifiers have a finite similarity; only weights enter, no biases;
+* cosines are at most 1 - 2**-23, so equal classifiers have a finite similarity; only weights enter, no biases;
 * a pair that was never drawn in the same round has similarity 0: it does not collaborate;
 * batch norm's running statistics stay with the client.
 
@@ -163,15 +163,15 @@ def classifier_similarity(rows_i: Tensor, rows_j: Tensor, similarity: str = "cod
     """The similarity of two classifiers: (3), or the order of operations of the authors' code.
 
     >>> a, b = torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-    >>> round(classifier_similarity(a, b, "paper"), 4)  # (-log(1e-4) - log(1)) / 2
-    4.6052
-    >>> round(classifier_similarity(a, a, "code"), 4)  # -log(1e-4)
-    9.2103
+    >>> round(classifier_similarity(a, b, "paper"), 4)  # (-log(2**-23) - log(1)) / 2
+    7.9712
+    >>> round(classifier_similarity(a, a, "code"), 4)  # -log(2**-23)
+    15.9424
     """
     cosines = []
     for a, b in zip(rows_i.double(), rows_j.double(), strict=True):
         cosine = float((a @ b) / (a.norm() * b.norm() + 1e-8))
-        cosines.append(min(cosine, 1 - 1e-4))
+        cosines.append(min(cosine, 1 - 2**-23))
     if similarity == "paper":
         return -sum(math.log(1 - max(0.0, cosine)) for cosine in cosines) / len(cosines)
     return -math.log(1 - max(0.0, sum(cosines) / len(cosines)))

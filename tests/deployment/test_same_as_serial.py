@@ -25,6 +25,31 @@ def test_batch_norm_ends_with_the_serial_rows(name: str, tmp_path: Path) -> None
     assert_same(agreed(METHODS[name](), join=0.67, model="resnet8", shape=(1, 8, 8), epochs=1), tmp_path)
 
 
+def test_a_site_that_never_took_part_ends_with_the_newest_model_of_pfedme(tmp_path: Path) -> None:
+    """The server's copy of its personal row and the site's own are one and the same."""
+    together = Together(agreed("pfedme", rounds=2), tmp_path)
+    together.admit()
+    while not together.server.finished:
+        together.round("site-a", "site-b")
+    together.finish()
+    newest = together.server.federation["model"].rows(torch.tensor([2]))
+    assert not torch.equal(newest[0], together.server.federation.initial)
+    for federation in (together.server.federation, together.sites["site-c"].federation):
+        assert torch.equal(federation["personal"].rows(torch.tensor([2])), newest)
+
+
+def test_a_site_that_joins_late_is_tested_with_the_newest_model_of_pfedme(tmp_path: Path) -> None:
+    together = Together(agreed("pfedme", rounds=3), tmp_path)
+    together.admit()
+    early = [together.round("site-a", "site-b") for _ in range(2)]
+    newest = together.server.federation["model"].rows(torch.tensor([2]))
+    task = together.server.open_round(list(SITES))["site-c"]
+    assert torch.equal(task.tensors["slot.personal"], newest[0])
+    late = together.server.close_round()
+    # A model for each of three sites, and once more for the one that is new.
+    assert late.bytes["down"] == 2 * early[1].bytes["down"]
+
+
 def assert_same(agreement: Agreement, tmp_path: Path) -> None:
     """Rows, bytes and final accuracies agree with the serial engine's."""
     together = Together(agreement, tmp_path)

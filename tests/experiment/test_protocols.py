@@ -9,7 +9,7 @@ import pytest
 from coterie.cli.merge import experiments, one_experiment
 from coterie.errors import CoterieError
 from coterie.experiment.protocols import PROTOCOLS, protocol
-from coterie.methods import METHODS, MOON, FedProx, FedRep, PerFedAvg, PFedCS
+from coterie.methods import METHODS, MOON, FedGen, FedProx, FedRep, PerFedAvg, PFedCS
 from coterie.partition import Dirichlet, Dominant, Iid, Pathological
 
 
@@ -29,6 +29,11 @@ def test_what_is_given_overrides_the_paper() -> None:
     assert experiment.method == PFedCS(beta=3)
 
 
+def test_what_a_paper_leaves_open_is_the_method_s_default() -> None:
+    """PFedCS never says its β, so that it follows the rounds of the run."""
+    assert protocol("pfedcs", "pfedcs").method == PFedCS(beta=None)
+
+
 def test_papers_that_set_a_baseline_s_option_differ() -> None:
     assert protocol("fedrema", "moon").method == MOON(mu=1.0)
     assert protocol("fedrema-cifar10", "moon").method == MOON(mu=5.0)
@@ -36,6 +41,8 @@ def test_papers_that_set_a_baseline_s_option_differ() -> None:
     assert protocol("pfedcs", "fedprox").method == FedProx()
     assert protocol("pfedsim", "fedrep").method == FedRep(head_epochs=4, body_epochs=1)
     assert protocol("pfedsim", "per-fedavg").method == PerFedAvg(alpha=0.01, beta=0.001)
+    assert protocol("pfedsim", "fedgen").method == FedGen(diversity=0.0)
+    assert protocol("fedtc", "fedgen").method == FedGen(diversity=1.0)
 
 
 def test_the_command_line_starts_from_a_protocol() -> None:

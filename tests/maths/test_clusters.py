@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,10 +26,32 @@ def complete_linkage(distances: list[list[float]]) -> set[frozenset[int]]:
 def test_halves_are_those_of_complete_linkage(seed: int) -> None:
     rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed))
     similarity = cosines(rows)
-    second = two_halves(similarity)
+    second = two_halves(similarity, "complete")
     halves = {frozenset(second.nonzero()[:, 0].tolist()), frozenset((~second).nonzero()[:, 0].tolist())}
     assert halves == complete_linkage((1 - similarity).tolist())
     assert 0 < int(second.sum()) <= 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_by_default_the_largest_similarity_across_is_least(seed: int) -> None:
+    """Against all ways to cut eight clients in two."""
+    similarity = cosines(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)))
+
+    def across(half: tuple[int, ...]) -> float:
+        rest = [j for j in range(8) if j not in half]
+        return float(similarity[list(half)][:, rest].max())
+
+    best = min(across(half) for size in range(1, 5) for half in combinations(range(8), size))
+    found = tuple(two_halves(similarity).nonzero()[:, 0].tolist())
+    assert across(found) == pytest.approx(best, abs=1e-12)
+
+
+def test_a_chain_holds_together_under_single_linkage_alone() -> None:
+    # A fan of directions, each 30 degrees from the next, and one that is 50 degrees from its end.
+    angles = torch.deg2rad(torch.tensor([0.0, 30.0, 60.0, 90.0, 120.0, 170.0]))
+    similarity = cosines(torch.stack([angles.cos(), angles.sin()], 1))
+    assert two_halves(similarity).tolist() == [False] * 5 + [True]
+    assert int(two_halves(similarity, "complete").sum()) > 1
 
 
 def test_equal_similarities_still_split() -> None:

@@ -15,7 +15,7 @@ from coterie.client.recipe import Recipe
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
-from coterie.engines import Trained
+from coterie.engines import Trained, base
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.result import Result
@@ -104,14 +104,14 @@ def assert_relabelling_permutes(method: Method, **options: Any) -> None:
 
 def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> None:
     """Have a client's model turn out not finite in one round."""
-    train = Worker.train
+    train = base.train
 
     def train_and_break(worker: Worker, recipe: Recipe) -> None:
         train(worker, recipe)
         if recipe and (worker.client, worker.federation.round) == (client, round):
             worker.model("model").row[3] = torch.nan
 
-    monkeypatch.setattr(Worker, "train", train_and_break)
+    monkeypatch.setattr(base, "train", train_and_break)
 
 
 class ScaleHead(nn.Module):

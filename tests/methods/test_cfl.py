@@ -98,8 +98,9 @@ def test_the_largest_mean_update_is_remembered() -> None:
     assert float(values["largest"]) == pytest.approx(2.5)
 
 
-def complete_linkage(updates: dict[int, Tensor]) -> list[list[int]]:
-    """By the definition, on the clients' ids."""
+def linked(updates: dict[int, Tensor], linkage: str) -> list[list[int]]:
+    """Two groups by the definition, on the clients' ids."""
+    apart = {"single": min, "complete": max}[linkage]
     groups = [[k] for k in updates]
     far = {
         (i, j): -float(torch.cosine_similarity(updates[i].double(), updates[j].double(), dim=0))
@@ -108,13 +109,14 @@ def complete_linkage(updates: dict[int, Tensor]) -> list[list[int]]:
     }
     while len(groups) > 2:
         pairs = [(a, b) for a in groups for b in groups if a[0] < b[0]]
-        one, other = min(pairs, key=lambda pair: max(far[i, j] for i in pair[0] for j in pair[1]))
+        one, other = min(pairs, key=lambda pair: apart(far[i, j] for i in pair[0] for j in pair[1]))
         groups = sorted([group for group in groups if group not in (one, other)] + [sorted(one + other)])
     return groups
 
 
-def test_rounds_equal_plain_loops() -> None:
-    method = CFL(eps1=1e9, eps2=0.0, warm_up=1)
+@pytest.mark.parametrize("options", [{}, {"linkage": "single"}, {"linkage": "complete"}])
+def test_rounds_equal_plain_loops(options: dict[str, str]) -> None:
+    method = CFL(eps1=1e9, eps2=0.0, warm_up=1, **options)
     clusters = [list(range(CLIENTS))]
     models = copies()
     for t in range(1, 5):
@@ -127,7 +129,7 @@ def test_rounds_equal_plain_loops() -> None:
         split: list[list[int]] = []
         for members in clusters:
             splits = t > 1 and len(members) > 2
-            split += complete_linkage({k: updates[k] for k in members}) if splits else [members]
+            split += linked({k: updates[k] for k in members}, method.linkage) if splits else [members]
         clusters = split
         for members in clusters:
             step = mean_of([updates[k] for k in members])
@@ -204,3 +206,8 @@ def test_wrong_options_are_named(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(CoterieError, match=f"^{name} = "):
         CFL(**options)
+
+
+def test_an_unknown_linkage_is_named() -> None:
+    with pytest.raises(CoterieError, match="unknown linkage 'singel'; did you mean 'single'"):
+        CFL(linkage="singel")

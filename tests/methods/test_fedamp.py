@@ -47,6 +47,25 @@ def test_attention_that_exceeds_one_is_rescaled() -> None:
     torch.testing.assert_close(weights, (torch.ones(4, 4) - torch.eye(4)).double() / 3)
 
 
+@pytest.mark.parametrize(("alpha", "lines"), [(1.0, 1), (1 / CLIENTS, 0)])
+def test_a_run_says_once_that_anchors_leave_their_own_client_out(
+    alpha: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, reports = run(FedAMP(alpha=alpha), rounds=3, lr=0.01)
+    own = torch.stack([report.mixes[0].weights.diagonal() for report in reports])
+    assert bool((own < 1e-6).all()) is (lines == 1)
+    found = [
+        record.getMessage() for record in caplog.records if record.name == "coterie" and record.levelname == "WARNING"
+    ]
+    assert len(found) == lines
+    for text in found:
+        assert text.startswith(
+            f"fedamp, round 1: the anchors of {CLIENTS} of {CLIENTS} clients leave their own models out"
+        )
+        assert "(alpha = 1, sigma = 1)" in text
+        assert f"alpha/sigma below 1/{CLIENTS - 1}" in text
+
+
 def test_a_single_client_is_its_own_anchor() -> None:
     assert FedAMP().attention(torch.zeros(1, 1)).tolist() == [[1.0]]
 

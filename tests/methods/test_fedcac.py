@@ -51,7 +51,8 @@ class TestDegenerateCases:
     @pytest.mark.parametrize("collaboration", ["threshold", "none", "top1"])
     def test_with_nothing_critical_it_is_fedavg(self, sizes: list[int], collaboration: str) -> None:
         settings: dict[str, Any] = {"data": toy_data(100), "partition": sized_partition(sizes), "rounds": 4}
-        ours = final_rows(tiny(FedCAC(tau=0.0, collaboration=collaboration), **settings).run())
+        method = FedCAC(tau=0.0, collaboration=collaboration, weights="size")
+        ours = final_rows(tiny(method, **settings).run())
         theirs = final_rows(tiny(FedAvg(), **settings).run())
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
         assert not torch.allclose(final_rows(tiny(FedCAC(), **settings).run()), theirs, atol=1e-3)
@@ -148,13 +149,14 @@ class TestCollaborators:
 
 
 class TestMixes:
-    def test_the_mean_of_all_and_under_the_mask_that_of_the_overlapping(self) -> None:
-        method = FedCAC(beta=10)
+    @pytest.mark.parametrize("weights", ["uniform", "size"])
+    def test_the_mean_of_all_and_under_the_mask_that_of_the_overlapping(self, weights: str) -> None:
+        method = FedCAC(beta=10, weights=weights)
         federation = server(method, clients=5, round=4)
         rows, masks = random_rows(federation), random_masks(5, federation.layout.width)
         masks[3] = masks[1]
         send(method, federation, rows, critical=masks)
-        mean = (federation.sizes / federation.sizes.sum()).float() @ rows
+        mean = (federation.sizes / federation.sizes.sum()).float() @ rows if weights == "size" else rows.mean(0)
         found = rows_of(federation)
         for i in range(5):
             special = rows[[1, 3]].mean(0) if i in (1, 3) else rows[i]
@@ -200,6 +202,16 @@ class TestMixes:
         assert not torch.allclose(stats[0], stats[1], atol=1e-3)
         torch.testing.assert_close(parameters[0], parameters[1])
 
+    def test_statistics_that_travel_are_shared_among_collaborators_alone(self) -> None:
+        together, alone = (
+            watch(tiny(FedCAC(tau=0.5, collaboration=how), "norm", stats="mean")) for how in ("top5", "none")
+        )
+        layout = alone.result.federation.layout
+        stats = layout.columns("stats")
+        for watched, equal in ((together, True), (alone, False)):
+            mine, others = stats.take(final_rows(watched.result))[:2]
+            assert torch.allclose(mine, others, atol=1e-3) is equal
+
 
 class TestFederationsAtTheEdges:
     def test_resting_clients_are_left_alone(self) -> None:
@@ -215,9 +227,7 @@ class TestFederationsAtTheEdges:
         assert all(mix.columns.tolist() == [0, 2, 3] for mix in mixes)
         after = rows_of(federation)
         assert torch.equal(after[[1, 4]], before[[1, 4]])
-        sizes = federation.sizes[[0, 2, 3]]
-        mean = (sizes / sizes.sum()).float() @ rows
-        torch.testing.assert_close(after[2][~masks[1]], mean[~masks[1]])
+        torch.testing.assert_close(after[2][~masks[1]], rows.mean(0)[~masks[1]])
 
     @pytest.mark.parametrize("collaboration", ["threshold", "none", "top1", "top5", "as_critical"])
     @pytest.mark.parametrize("clients", [1, 2, 3])
@@ -276,6 +286,7 @@ def test_a_first_round_starts_from_the_common_model() -> None:
         ({"tau": float("nan")}, "tau = nan"),
         ({"mask": "reversed"}, "did you mean 'reverse'"),
         ({"collaboration": "top3"}, "unknown collaboration 'top3'"),
+        ({"weights": "sizes"}, "did you mean 'size'"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

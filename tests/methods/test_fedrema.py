@@ -46,7 +46,7 @@ class TestMaximumDifference:
         assert relevant[0].tolist() == [True, False, False, True, True]
         assert float(gaps[0]) == pytest.approx(0.6)
 
-    def test_the_literal_text_adds_the_client_below_the_gap(self) -> None:
+    def test_the_client_below_the_gap_is_added_if_asked_for(self) -> None:
         relevant, gaps = most_relevant(row(self.HAND), include_lower=True)
         assert relevant[0].tolist() == [True, False, True, True, True]
         assert float(gaps[0]) == pytest.approx(0.6)
@@ -271,6 +271,20 @@ class TestMixes:
         torch.testing.assert_close(part(federation, rows_of(federation), "classifier")[[0, 3, 5]], expected @ stored)
         kept = part(federation, rows_of(federation)[[1, 2, 4]], "classifier")
         assert torch.equal(kept, part(federation, untouched, "classifier"))
+
+    @pytest.mark.parametrize("few", [[1], [0, 3]])
+    def test_a_round_with_too_few_answers_does_not_end_the_period(self, few: list[int]) -> None:
+        """There is no gap to judge by; the next round with one decides."""
+        method = FedReMa(delta=0.5)
+        federation = server(method, clients=5)
+        send(method, federation, random_rows(federation, seed=1))
+        before = federation.values["period"].clone()
+        assert bool(before[0, 0])
+        assert float(before[0, 1]) > 0
+        federation.round = 2
+        send(method, federation, random_rows(federation, len(few), seed=2), few)
+        assert torch.equal(federation.values["period"], before)
+        assert federation.values["chosen"][few[0]].tolist() != [0.0] * 5
 
     @pytest.mark.parametrize("clients", [4, 6])
     def test_equal_similarities_are_fedavg(self, monkeypatch: pytest.MonkeyPatch, clients: int) -> None:

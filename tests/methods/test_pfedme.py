@@ -1,4 +1,4 @@
-"""pFedMe: θ̃ near w_k, w_k towards θ̃, FedAvg with a rate."""
+"""pFedMe: θ̃ near w_k, w_k towards θ̃, the mean of the cohort with a rate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_steps_by_hand_give_the_same_models(join: float, beta: float) -> None:
         locals_ = {}
         for k in cohort:
             personal[k], locals_[k] = client_round(hand, k, round, shared, method)
-        shared = (1 - beta) * shared + beta * hand.mean(locals_)
+        shared = (1 - beta) * shared + beta * hand.mean(locals_, uniform=True)
         seen |= set(cohort)
         for k in set(range(hand.clients)) - seen:
             personal[k] = shared
@@ -54,7 +54,7 @@ def test_the_pull_is_towards_the_moving_local_model() -> None:
         gradient = hand.gradient(hand.initial, index)
         assert_near(ours.rows("personal")[k], hand.initial - 0.3 * gradient)
     steps = {k: hand.gradient(hand.initial, hand.batches(k, 1)[0]) for k in range(hand.clients)}
-    assert_near(ours.rows()[0], hand.initial - 0.1 * 2.0 * 0.3 * hand.mean(steps))
+    assert_near(ours.rows()[0], hand.initial - 0.1 * 2.0 * 0.3 * hand.mean(steps, uniform=True))
 
 
 def test_a_stronger_pull_keeps_personal_models_nearer() -> None:
@@ -106,8 +106,19 @@ def test_relaxing_leaves_statistics_as_trained() -> None:
 
 
 def test_bytes_and_weights() -> None:
-    ours = play(PFedMe(beta=0.5), join=0.5)
-    assert_bytes(ours, up=ours.bytes_of("all"), down=ours.bytes_of("all"))
+    whole = play(PFedMe(beta=0.5))
+    assert_bytes(whole, up=whole.bytes_of("all"), down=whole.bytes_of("all"))
+    ours = play(PFedMe(beta=0.5), join=0.5, rounds=6)
+    seen: set[int] = set()
+    late = 0
+    for report in ours.reports:
+        # Whoever joins after the first round gets the newest model as its personal one, too.
+        joined = set(report.cohort) - seen if seen else set()
+        late += len(joined)
+        assert report.bytes["up"] == ours.bytes_of("all") * len(report.cohort)
+        assert report.bytes["down"] == ours.bytes_of("all") * (len(report.cohort) + len(joined))
+        seen |= set(report.cohort)
+    assert late > 0
     for report in ours.reports:
         for mix in report.mixes:
             assert float((mix.weights.double().sum(1) - 1).abs().max()) < 1e-6

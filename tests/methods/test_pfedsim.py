@@ -34,6 +34,7 @@ from coterie.rounds.round import Rounds
 from support import final_rows, rows_of, seeded, tiny
 
 SELF = -math.log(1e-4)
+EQUAL = 23 * math.log(2)  # cosines are at most 1 − 2⁻²³
 
 
 def phi(a: list[list[float]], b: list[list[float]], similarity: str) -> float:
@@ -59,8 +60,15 @@ class TestSimilarity:
     @pytest.mark.parametrize("similarity", ["paper", "code"])
     def test_identical_classifiers_are_finite(self, similarity: str) -> None:
         a = [[3.0, 1.0, 2.0], [0.1, 7.0, 0.0]]
-        assert phi(a, a, similarity) == pytest.approx(SELF)
-        assert phi(a, [[2 * w for w in row] for row in a], similarity) == pytest.approx(SELF)
+        assert phi(a, a, similarity) == pytest.approx(EQUAL)
+        assert phi(a, [[2 * w for w in row] for row in a], similarity) == pytest.approx(EQUAL)
+
+    @pytest.mark.parametrize("similarity", ["paper", "code"])
+    def test_all_but_equal_classifiers_are_still_told_apart(self, similarity: str) -> None:
+        """At small rates all cosines are within 1e-4 of one."""
+        angles = (1e-3, 3e-3, 9e-3)  # cosines 1 − 5e-7, 1 − 4.5e-6, 1 − 4e-5
+        near, middle, far = (phi([[1.0, 0.0]], [[math.cos(x), math.sin(x)]], similarity) for x in angles)
+        assert EQUAL > near > middle + 1 > far + 2 > SELF
 
     @pytest.mark.parametrize("similarity", ["paper", "code"])
     def test_orthogonal_and_opposed_classifiers_are_not_similar(self, similarity: str) -> None:
@@ -75,15 +83,15 @@ class TestSimilarity:
 
     def test_a_row_of_zeros_is_similar_to_nothing(self) -> None:
         zero, b = [[0.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.6, 0.8]]
-        assert phi(zero, b, "paper") == pytest.approx(SELF / 2, rel=1e-4)
-        assert phi(zero, b, "code") == pytest.approx(-math.log(1 - 0.99990 / 2), rel=1e-4)
-        assert phi(zero, zero, "code") == pytest.approx(-math.log(1 - 0.99990 / 2), rel=1e-4)
+        assert phi(zero, b, "paper") == pytest.approx(EQUAL / 2, rel=1e-4)
+        assert phi(zero, b, "code") == pytest.approx(-math.log(0.5), rel=1e-4)
+        assert phi(zero, zero, "code") == pytest.approx(-math.log(0.5), rel=1e-4)
 
     def test_each_cosine_is_bounded_before_the_mean(self) -> None:
         """Otherwise one class that is all but equal would lift the others."""
-        angle = math.acos(0.9998)
+        angle = math.acos(1 - 2**-22)
         a, b = [[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [math.cos(angle), math.sin(angle)]]
-        assert phi(a, b, "code") == pytest.approx(-math.log(1 - (0.9999 + 0.9998) / 2), rel=1e-3)
+        assert phi(a, b, "code") == pytest.approx(-math.log((2**-23 + 2**-22) / 2), abs=0.05)
         assert phi(a, b, "paper") >= phi(a, b, "code")
 
     @given(seed=st.integers(0, 10**6), noise=st.sampled_from([0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0]))
@@ -96,7 +104,7 @@ class TestSimilarity:
         for found in (paper, code):
             torch.testing.assert_close(found, found.T)
             assert bool((found >= 0).all())
-            assert float(found.max()) <= SELF + 1e-6
+            assert float(found.max()) <= EQUAL + 1e-6
         assert bool((paper >= code - 1e-9).all())
 
     @pytest.mark.parametrize(

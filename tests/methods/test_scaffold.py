@@ -152,6 +152,7 @@ def test_relabelling(join: float) -> None:
     [
         ({"momentum": 0.9}, "momentum = 0.9: scaffold needs plain SGD"),
         ({"optimizer": "adam"}, "optimizer = adam: scaffold"),
+        ({"clip": 1.0}, "clip = 1.0: scaffold needs whole gradients, clip 0"),
     ],
 )
 def test_refused_runs(options: dict[str, Any], message: str) -> None:

@@ -184,12 +184,14 @@ def test_docstring_examples(name: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("join", [1.0, 0.5])
 class TestDegenerateCases:
-    def test_pfedcs_without_collaborators_and_teachers_is_fedper(
+    def test_pfedcs_without_collaborators_or_teachers_is_fedper(
         self, problem: dict[str, Any], model: str, join: float
     ) -> None:
         head = MODELS[model][1]
         fedper = reference(problem, model, lambda n: not n.startswith(head), join)
-        assert_same(run(pfedcs, problem, model, join=join, selection="none", kl=0.0, rho=0).models, fedper)
+        without = run(pfedcs, problem, model, join=join, selection="none", beta=4)
+        assert_same(without.models, fedper)
+        assert without.teachers == {}
         assert_same(run(pfedcs, problem, model, join=join, beta=1).models, fedper)
         assert differ(run(pfedcs, problem, model, join=join, beta=4).models, fedper)
 
@@ -197,14 +199,15 @@ class TestDegenerateCases:
         self, problem: dict[str, Any], model: str, join: float
     ) -> None:
         fedavg = reference(problem, model, lambda n: True, join)
-        ours = run(fedcac, problem, model, join=join, tau=0.0).models
+        ours = run(fedcac, problem, model, join=join, tau=0.0, weights="size").models
         if join == 1.0:
             assert_same(ours, fedavg)
         else:  # whoever sat out the last round keeps its own model; the others hold the mean
             last = draw_cohort(torch.arange(len(SIZES)), join, SETTINGS["seed"], SETTINGS["rounds"]).tolist()
             parameters = [n for n, _ in MODELS[model][0]().named_parameters()]
             assert all(torch.equal(ours[k][n], ours[last[0]][n]) for k in last for n in parameters)
-        assert differ(run(fedcac, problem, model, join=join, tau=0.5).models, ours)
+        assert differ(run(fedcac, problem, model, join=join, tau=0.5, weights="size").models, ours)
+        assert differ(run(fedcac, problem, model, join=join, tau=0.0).models, ours)  # the paper's mean is uniform
 
     def test_pfedsim_that_never_personalises_is_fedavg(self, problem: dict[str, Any], model: str, join: float) -> None:
         fedavg = reference(problem, model, lambda n: True, join)
@@ -229,6 +232,12 @@ def test_fedrema_with_equal_similarities_is_fedavg(problem: dict[str, Any]) -> N
     outcome = run(fedrema, problem, temperature=1e18)
     assert outcome.gaps == [0.0] * SETTINGS["rounds"]
     assert_same(outcome.models, fedavg)
+
+
+def test_fedrema_rounds_with_two_clients_say_nothing_about_gaps(problem: dict[str, Any]) -> None:
+    outcome = run(fedrema, problem, join=0.34)
+    assert outcome.gaps == []
+    assert outcome.critical == [True] * SETTINGS["rounds"]
 
 
 def test_fedrema_leaves_the_critical_period_for_good(problem: dict[str, Any]) -> None:
@@ -286,6 +295,8 @@ class TestMaximumDifference:
     def test_equal_similarities_and_too_few_clients_choose_everybody(self) -> None:
         assert fedrema.mds({0: 1.0, 1: 0.5, 2: 0.5}, k=0) == ([0, 1, 2], 0.0)
         assert fedrema.mds({3: 1.0, 5: 0.1}, k=3) == ([3, 5], 0.0)
+        below = fedrema.mds({0: 0.1, 1: 0.2, 2: 0.8, 3: 0.9, 4: 1.0}, k=4, include_lower=True)
+        assert below == ([1, 2, 3, 4], pytest.approx(0.6))
         assert fedrema.mds({3: 1.0}, k=3) == ([3], 0.0)
 
     def test_a_diverged_client_resembles_nobody(self) -> None:
@@ -378,7 +389,7 @@ class TestPFedCSServer:
     def test_teachers_are_made_for_rounds_two_to_beta(self, problem: dict[str, Any]) -> None:
         assert list(run(pfedcs, problem, beta=3).teachers) == [2, 3]
         assert list(run(pfedcs, problem, beta=9).teachers) == [2, 3, 4, 5]
-        assert list(run(pfedcs, problem).teachers) == [2]
+        assert list(run(pfedcs, problem).teachers) == [2, 3, 4]
 
     def test_random_selection_has_three_peers(self, problem: dict[str, Any]) -> None:
         P = run(pfedcs, problem, selection="random", lam=0.0, beta=4).weights[2]
@@ -393,7 +404,9 @@ class TestFedCACServer:
         assert fedcac.bottom(scores, 0.5).tolist() == [[False, True], [True, True]]
         assert not fedcac.top(scores, 0.2).any()  # int(0.8) = 0
         assert not fedcac.top(torch.ones(1), 0.9).any()
-        assert fedcac.top(torch.zeros(4), 0.5).all()
+        assert not fedcac.top(torch.zeros(4), 0.5).any()
+        assert fedcac.top(torch.zeros(4), 1.0).all()
+        assert fedcac.top(torch.tensor([1e-12, 2e-12, 3e-12, 4e-12]), 0.5).tolist() == [False, False, True, True]
         assert fedcac.top(torch.tensor([0.0, 0.0, 0.0, 1e-15, 1e-3]), 0.6).tolist() == [False] * 3 + [True] * 2
 
     def test_sensitivity_is_displacement_times_value(self) -> None:
@@ -414,6 +427,8 @@ class TestFedCACServer:
         }
         O = fedcac.overlaps(M)  # noqa: E741
         assert (O[0][1], O[0][2], O[0][3]) == (1.0, 0.0, 0.5)
+        nothing = fedcac.overlaps({0: {"w": mask}, 1: {"w": torch.zeros_like(mask)}})
+        assert (nothing[0][1], nothing[1][0]) == (0.0, 0.0)
 
     def test_threshold_grows_and_ends_with_the_best_pair(self) -> None:
         O = {0: {1: 0.9, 2: 0.2}, 1: {0: 0.9, 2: 0.3}, 2: {0: 0.2, 1: 0.3}}  # noqa: E741
@@ -443,7 +458,7 @@ class TestPFedSimServer:
         zero, one = torch.zeros(2, 3), torch.ones(2, 3)
         for similarity in ("code", "paper"):
             assert pfedsim.classifier_similarity(zero, one, similarity) == 0
-            assert pfedsim.classifier_similarity(one, one, similarity) == pytest.approx(-math.log(1e-4))
+            assert pfedsim.classifier_similarity(one, one, similarity) == pytest.approx(23 * math.log(2))
 
     @settings(max_examples=50, deadline=None)
     @given(st.integers(0, 10_000))

@@ -8,8 +8,11 @@ from torch import Tensor
 from coterie.core.mixing import among
 
 
-def two_halves(similarity: Tensor) -> Tensor:
-    """Two groups by complete linkage on `similarity [m, m]`, m ≥ 2: `[m]` bool, True in the smaller group.
+def two_halves(similarity: Tensor, method: str = "single") -> Tensor:
+    """Two groups by linkage on `similarity [m, m]`, m ≥ 2: `[m]` bool, True in the smaller group.
+
+    `single` makes the largest similarity across the two as small as can be; `complete` joins groups whose least
+    similar members are most similar.
 
     >>> two_halves(torch.tensor([[1.0, 0.9, -0.5], [0.9, 1.0, -0.6], [-0.5, -0.6, 1.0]]))
     tensor([False, False,  True])
@@ -19,7 +22,7 @@ def two_halves(similarity: Tensor) -> Tensor:
     from scipy.spatial.distance import squareform
 
     condensed = squareform(distances.numpy(), checks=False)
-    second = torch.from_numpy(cut_tree(linkage(condensed, method="complete"), n_clusters=2)[:, 0] == 1)
+    second = torch.from_numpy(cut_tree(linkage(condensed, method=method), n_clusters=2)[:, 0] == 1)
     return second if int(second.sum()) * 2 <= len(second) else ~second
 
 

@@ -15,8 +15,8 @@ from coterie.rng import torch_stream
 def critical(scores: Tensor, share: float) -> Tensor:
     """The `share` of highest scores `[n]` as a mask, ties included.
 
-    Where the cut falls among (near-)zero scores, as with dead units, it moves up to the smallest score that
-    is not zero; otherwise a tensor that hardly moved would be critical as a whole. It is if `share` is 1.
+    Where the cut falls on zero, as with dead units, it moves up to the smallest score that is not zero; otherwise
+    elements that never moved would be critical. If none did, nothing is. With `share` 1 everything is.
 
     >>> critical(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5)
     tensor([False,  True,  True, False])
@@ -27,9 +27,8 @@ def critical(scores: Tensor, share: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     cut = scores.kthvalue(scores.numel() - count + 1).values
-    if float(cut) <= 1e-10 and count < scores.numel():
-        moved = scores[scores > 1e-20]
-        cut = moved.min() if len(moved) else cut
+    if float(cut) == 0 and count < scores.numel():
+        return scores > 0
     return scores >= cut
 
 
@@ -50,7 +49,8 @@ class CriticalMask:
     """The probe: which elements of the trained model are critical, tensor by tensor; it travels as bits.
 
     Sensitivity is |Δw · w|, Δw the displacement over the round. `reverse` takes the least sensitive
-    elements instead, `random` any. Batch-norm statistics are never critical.
+    elements instead, `random` any. Batch-norm statistics that travel are critical, whatever the share: the paper
+    has clients share them as cautiously.
     """
 
     share: float
@@ -66,9 +66,10 @@ class CriticalMask:
         sensitivity = ((row - worker.received()) * row).abs()
         mask = torch.zeros(layout.width, dtype=torch.bool)
         for entry in layout.entries:
-            if entry.is_buffer:
-                continue
             part = slice(entry.start, entry.stop)
+            if entry.is_buffer:
+                mask[part] = True
+                continue
             scores = sensitivity[part]
             if self.kind == "random":
                 scores = torch.rand(len(scores), generator=stream)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.errors import require
+from coterie.errors import require, unknown
 from coterie.maths.clusters import two_halves, within_groups
 from coterie.maths.similarity import cosines
 from coterie.methods.base import Method
+
+LINKAGES = ("single", "complete")
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,9 @@ class CFL(Method):
     """Clustered federated learning: model-agnostic distributed multitask optimization (Sattler et al., 2020).
 
     Clients train from their cluster's model (at first there is one cluster) and Δ_k is what training changed.
-    After `warm_up` rounds a cluster c of more than two is split in two by complete linkage on cos(Δ_i, Δ_j) if it
-    stands still while members do not: ‖mean_c Δ‖ < ε₁ and max_c ‖Δ_k‖ > ε₂. Then w_c ← w_c + mean_c Δ, the
+    After `warm_up` rounds a cluster c of more than two is split in two if it stands still while members do not:
+    ‖mean_c Δ‖ < ε₁ and max_c ‖Δ_k‖ > ε₂. The halves are those whose largest cos(Δ_i, Δ_j) across is least, which is
+    single linkage; `linkage="complete"` is what the authors' notebook does. Then w_c ← w_c + mean_c Δ, the
     unweighted mean of the members' models, for each cluster. Tested: the cluster's model.
 
     ε₁ and ε₂ are the published code's and depend on model and learning rate; with `relative=True` they are
@@ -37,6 +40,7 @@ class CFL(Method):
     eps2: float = 1.6
     relative: bool = False
     warm_up: int = 20
+    linkage: str = "single"
 
     paper: ClassVar[str] = "Sattler et al., TNNLS 2020"
     extra_cost: ClassVar[str] = "server stores every client's last update"
@@ -46,6 +50,8 @@ class CFL(Method):
         require(self.eps1 >= 0, f"eps1 = {self.eps1}: must not be negative (0: clusters never split)")
         require(self.eps2 >= 0, f"eps2 = {self.eps2}: must not be negative")
         require(self.warm_up >= 0, f"warm_up = {self.warm_up}: must not be negative")
+        if self.linkage not in LINKAGES:
+            raise unknown("linkage", self.linkage, LINKAGES)
 
     def init(self, federation: Federation) -> None:
         """Last updates, who belongs to which cluster, and the largest mean update so far."""
@@ -78,7 +84,8 @@ class CFL(Method):
             mean, most = float(updates.mean(0).norm()), float(updates.norm(dim=1).max())
             largest = max(largest, mean)
             if self.splits(federation.round, len(members), mean, most, largest):
-                leaving = members[two_halves(cosines(updates))]  # client ids, at whatever level of splitting
+                halves = two_halves(cosines(updates), self.linkage)
+                leaving = members[halves]  # client ids, at whatever level of splitting
                 clusters[leaving] = int(clusters.max()) + 1
         here = torch.zeros_like(federation.taken_part)
         here[uploads.cohort] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import Proximal
-from coterie.core.exchange import Action, Mix, Uploads
+from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import embedded
@@ -19,14 +20,18 @@ from coterie.errors import require
 from coterie.maths.similarity import squared_distances
 from coterie.methods.base import Method
 
+log = logging.getLogger("coterie")
+
 
 @dataclass(frozen=True)
 class FedAMP(Method):
     """Personalized cross-silo federated learning on non-IID data (Huang et al., 2021).
 
     Server: u_i = (1 − Σ_{j≠i} ξ_ij) w_i + Σ_{j≠i} ξ_ij w_j with ξ_ij = α e^{−‖w_i − w_j‖²/σ} / σ; where the ξ of a
-    client sum to more than one they are divided by their sum. Client: CE(w) + (λ/2α)‖w − u_i‖², from its own w_i,
-    which never is replaced and is what is tested. In round 1 the anchor u_i is the common initial model.
+    client sum to more than one they are divided by their sum, and its own model has no part in its anchor: a run says
+    so once if most clients are in that case, as they are in most rounds at the defaults. Client: CE(w) +
+    (λ/2α)‖w − u_i‖², from its own w_i, which never is replaced and is what is tested. In round 1 the anchor u_i is the
+    common initial model.
 
     Anchors follow from everybody's last uploaded model; a client that has not taken part yet is in nobody's mix.
     The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a
@@ -50,8 +55,9 @@ class FedAMP(Method):
         require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
 
     def init(self, federation: Federation) -> None:
-        """What each client is drawn to."""
+        """What each client is drawn to, and whether the run has said that clients' own models have no part in it."""
         federation.add_slot("anchor")
+        federation.values["warned"] = torch.zeros(1)
 
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training with a pull towards the anchor."""
@@ -71,8 +77,16 @@ class FedAMP(Method):
         federation = uploads.federation
         pool = federation.everyone[federation.taken_part]
         rows = federation["model"].rows(pool, federation.layout.columns("parameters"))
-        weights = embedded(self.attention(squared_distances(rows)), pool, federation.clients)
-        yield Mix(weights, source="model", target="anchor", to="everyone")
+        attention = self.attention(squared_distances(rows))
+        yield Mix(embedded(attention, pool, federation.clients), source="model", target="anchor", to="everyone")
+        without = int((attention.diagonal() < 1e-9).sum())
+        if 2 * without > len(pool) and not bool(federation.values["warned"]):
+            log.warning(
+                f"fedamp, round {federation.round}: the anchors of {without} of {len(pool)} clients leave their own "
+                f"models out (alpha = {self.alpha:g}, sigma = {self.sigma:g}); with alpha/sigma below "
+                f"1/{len(pool) - 1} none does"
+            )
+            yield Put("warned", torch.ones(1))
 
     def attention(self, distances: Tensor) -> Tensor:
         """The weights of squared `distances [p, p]`: `[p, p]`, what the others leave going to the client itself."""

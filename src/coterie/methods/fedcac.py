@@ -13,7 +13,7 @@ from coterie.client.measures import Probe
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
-from coterie.core.mixing import by_size, normalised
+from coterie.core.mixing import by_size, normalised, uniform
 from coterie.errors import require, unknown
 from coterie.maths.critical import CriticalMask
 from coterie.maths.similarity import overlaps
@@ -21,6 +21,7 @@ from coterie.methods.base import Method
 
 MASKS = ("sensitivity", "random", "reverse")
 COLLABORATIONS = ("threshold", "none", "top1", "top5", "as_critical")
+WEIGHTS = ("uniform", "size")
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,19 @@ class FedCAC(Method):
     After training, the τ most sensitive elements of each tensor are critical (5)–(6). Every client receives
     the mean of all models where it is not critical, and where it is, the mean over itself and the clients
     whose critical elements overlap with its own at least by a threshold that rises from the mean overlap to
-    the largest by round β (7)–(8); later nobody does (9)–(11). Batch-norm statistics stay local.
+    the largest by round β (7)–(8); later nobody does (9)–(11). Batch-norm statistics stay local; with
+    `stats="mean"` they are critical, as the paper words it.
 
     Where the paper contradicts itself: its O is a difference but is used as a similarity; we take the
-    authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). With partial participation all of it is about the cohort.
+    authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). The mean of all models (9) is uniform as in the paper;
+    `weights="size"` takes it by data size as the code does. With partial participation all of it is about the cohort.
     """
 
     tau: float = 0.5
     beta: int = 100
     mask: str = "sensitivity"
     collaboration: str = "threshold"
+    weights: str = "uniform"
 
     paper: ClassVar[str] = "FedCAC, ICCV 2023"
     extra_cost: ClassVar[str] = "sorting each tensor once; masks as bits (+3 % upload)"
@@ -49,7 +53,7 @@ class FedCAC(Method):
     def __post_init__(self) -> None:
         require(0 <= self.tau <= 1, f"tau = {self.tau}: must lie in [0, 1]")
         require(self.beta >= 1, f"beta = {self.beta}: must be at least 1")
-        for option, allowed in (("mask", MASKS), ("collaboration", COLLABORATIONS)):
+        for option, allowed in (("mask", MASKS), ("collaboration", COLLABORATIONS), ("weights", WEIGHTS)):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
@@ -73,7 +77,7 @@ class FedCAC(Method):
         if self.collaboration == "as_critical":
             yield Mix(cautious)
         else:
-            yield Mix(by_size(uploads))
+            yield Mix(by_size(uploads) if self.weights == "size" else uniform(len(masks)))
             yield Mix(cautious, gate=masks)
 
     def collaborators(self, overlap: Tensor, round: int) -> Tensor:

@@ -67,8 +67,11 @@ class FedGen(Method):
     p(x)), ŷ drawn by the label counts of all clients that have taken part, both weights times `decay`^(t−1). The
     target of the KL has no gradient. Tested: the global model; α = β = 0 is FedAvg.
 
-    Sizes, steps and weights are those of the pFedSim comparison. Clients run G in evaluation mode. Adam starts anew
-    each round (the published code keeps its state). Label counts are known to the server as data sizes are.
+    The paper's G is judged by the mean of the clients' logits; here, as in the published code, by the mean of their
+    losses, each weighted by the client's share of the label. Sizes, steps, α and β are those of the pFedSim comparison,
+    which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
+    Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
+    sizes are.
     """
 
     alpha: float = 10.0

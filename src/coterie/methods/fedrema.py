@@ -35,8 +35,9 @@ class FedReMa(Method):
     to δ of its maximum (8)–(9); from then on classifiers mix by how often they were chosen (10).
 
     Where the paper contradicts itself: Algorithm 1 keeps the client below the gap; we do not
-    (`include_lower=True` does). The gap to the client itself does not count. `variant="F"` aligns features
-    with the mean class features, `"A"` trains classifier and extractor in turn, `"A&F"` does both.
+    (`include_lower=True` does). The gap to the client itself does not count, with either. A round in which at most
+    two clients answer has no gap and does not end the period. `variant="F"` aligns features with the mean class
+    features, `"A"` trains classifier and extractor in turn, `"A&F"` does both.
     """
 
     delta: float = 0.5
@@ -113,9 +114,10 @@ class FedReMa(Method):
             chosen = chosen.clone()
             chosen[cohort[:, None], cohort] += relevant
             yield Put("chosen", chosen)
-            gap, largest = float(gaps.mean()), max(largest, float(gaps.mean()))
-            lasts = largest == 0 or self.delta == 0 or gap / largest > self.delta
-            yield Put("period", torch.tensor([[float(lasts), largest]], dtype=torch.float64))
+            if len(cohort) > 2:  # two clients leave no gap to judge the period by
+                gap, largest = float(gaps.mean()), max(largest, float(gaps.mean()))
+                lasts = largest == 0 or self.delta == 0 or gap / largest > self.delta
+                yield Put("period", torch.tensor([[float(lasts), largest]], dtype=torch.float64))
         else:
             never = chosen[cohort].sum(1) == 0
             history = torch.where(never[:, None], identity(federation.clients)[cohort], chosen[cohort].double())

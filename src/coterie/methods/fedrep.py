@@ -16,7 +16,8 @@ class FedRep(FedPer):
     """Exploiting shared representations for personalized federated learning (Collins et al., 2021).
 
     φ_k ← `head_epochs` of descent on CE(θ, φ_k) with θ frozen, then θ_k ← `body_epochs` on CE(θ, φ_k) with φ_k
-    frozen; θ ← Σ_k n_k/Σn · θ_k. φ_k never leaves the client, nor do batch-norm statistics.
+    frozen; θ ← Σ_k n_k/Σn · θ_k. φ_k never leaves the client, nor do batch-norm statistics. The paper's mean is
+    uniform; this is the published code's, and FedPer's, so that the two differ in local training alone.
 
     The paper trains 10 and 1 epochs, the defaults. `body_epochs=None` stands for the run's epochs (with
     `head_epochs=1`: the widespread reading). The classifier trains on features computed once, in evaluation mode.

@@ -68,7 +68,8 @@ class PerFedAvg(FedAvg):
 
     Clients minimise L(w − α∇L(w)), the loss after one step of their own. `variant="FO"` (first order):
     w ← w − β∇L(w − α∇L(w; b₁); b₂). `"HF"` adds the Hessian as a difference of gradients:
-    g = ∇L(w − α∇L(w; b₁); b₂), w ← w − β(g − (α/2δ)[∇L(w + δg; b₃) − ∇L(w − δg; b₃)]). The server is FedAvg's.
+    g = ∇L(w − α∇L(w; b₁); b₂), w ← w − β(g − (α/2δ)[∇L(w + δg; b₃) − ∇L(w − δg; b₃)]). The server is FedAvg's,
+    by data size: the paper's mean is uniform, but a comparison with FedAvg is then about the meta-learning alone.
 
     b₁, b₂ (and b₃) are disjoint: the halves (thirds) of each batch of the run, so that clients of any size train
     and an epoch is still one pass. β is the run's lr unless given (the paper takes α = 0.01, β = 0.001); the

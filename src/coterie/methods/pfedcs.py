@@ -63,8 +63,8 @@ class PFedCS(Method):
 
     Where the paper contradicts itself: literal (7) gives the client itself an extra weight and the sum exceeds
     one. `weights="self_inclusive"` reads its sums over C̄ ∪ {k}; `"renormalised"` divides by the total;
-    `"peers_only"` leaves the client out. β and λ are not in the paper: half the rounds and 0.5. There is no
-    teacher in a client's first round. `selection` names the variants of Tables 3 and 4.
+    `"peers_only"` leaves the client out. β and λ are not in the paper: all rounds and 0.5. There is no teacher in a
+    client's first round. `selection` names the variants of Tables 3 and 4; `"none"` is FedPer.
     """
 
     beta: int | None = None
@@ -94,8 +94,10 @@ class PFedCS(Method):
                 raise unknown(option, getattr(self, option), allowed)
 
     def last_stage_one_round(self, federation: Federation) -> int:
-        """β: half the rounds unless given."""
-        return max(1, federation.rounds // 2) if self.beta is None else self.beta
+        """β: all rounds unless given. Without collaborators nobody teaches: round 1, which has no teachers, is all."""
+        if self.selection == "none":
+            return 1
+        return federation.rounds if self.beta is None else self.beta
 
     def makes_teachers(self, federation: Federation) -> bool:
         """Whether this round's uploads make teachers for the next one."""
@@ -158,4 +160,4 @@ class PFedCS(Method):
             return NEAR[self.selection](distances) & (distances <= limit[:, None] + EPS)
         if self.selection == "random":
             return three_at_random(federation, pool)
-        return apart & (self.selection == "all")
+        return apart

@@ -12,7 +12,7 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import Batches, TrainerView
 from coterie.core.exchange import Action, ClientRows, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.mixing import by_size
+from coterie.core.mixing import uniform
 from coterie.errors import require
 from coterie.methods.fedavg import FedAvg
 
@@ -52,15 +52,15 @@ class PFedMe(FedAvg):
     """Personalized federated learning with Moreau envelopes (Dinh et al., 2020).
 
     On each batch, `steps` times θ̃ ← θ̃ − inner_lr · (∇CE(θ̃) + λ(θ̃ − w_k)), then w_k ← w_k − ηλ(w_k − θ̃), η the
-    run's lr (ηλ should stay below 1). Server: w ← (1 − β)w + β Σ_k n_k/Σn · w_k; here clients send
-    w + β(w_k − w), of which the mean is the same.
+    run's lr (ηλ should stay below 1). Server: w ← (1 − β)w + β · mean w_k, uniform over the cohort as in the paper;
+    here clients send w + β(w_k − w), of which the mean is the same.
 
     The paper leaves open where θ̃ starts: in each round at w as received, then where the last batch left it.
     Published code adds a weight decay to θ̃; set the run's weight_decay, which acts on θ̃ and w_k with every outer
     step. With momentum, the outer step has it.
 
     Tested: θ̃_k as the client's last training left it, at both moments; a client that has never taken part holds
-    the newest w.
+    the newest w, which it downloads as its personal model too when it first takes part.
     """
 
     lam: float = 15.0
@@ -91,9 +91,14 @@ class PFedMe(FedAvg):
         """What clients send has gone β of the way."""
         return {} if self.beta == 1 else {"model": lambda rows: rows.relaxed(self.beta)}
 
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """The newest w as personal model, once there is one, for a client that has none of its own yet."""
+        late = bool(federation.taken_part.any()) and not bool(federation.taken_part[client])
+        return {"personal": "all"} if late else {}
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        """FedAvg; newcomers hold its result."""
-        federation, weights = uploads.federation, by_size(uploads)
+        """The mean of the cohort; newcomers hold its result."""
+        federation, weights = uploads.federation, uniform(len(uploads.cohort))
         yield Mix(weights)
         new = ~federation.taken_part
         if bool(new.any()):

@@ -19,7 +19,8 @@ from coterie.maths.similarity import class_cosines, require_weight_matrix
 from coterie.methods.base import Method
 
 SIMILARITIES = ("code", "paper")
-MOST = 1 - 1e-4  # cosines stay below 1, so that equal classifiers do not weigh infinitely much
+MOST = 1 - 2**-23  # a peer's cosine stays below 1, by what float32 resolves: an equal one weighs 15.9, not infinity
+SELF = -math.log(1e-4)  # the published code's weight of the client itself, 9.21
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class PFedSim(Method):
 
     Paper and published code differ: `similarity="paper"` is −mean_c log(1 − max(0, cos_c)) with weight 1 for
     the client itself, `"code"` is −log(1 − max(0, mean_c cos_c)) with −log 1e-4 ≈ 9.21; `self_weight`
-    overrides it. Tested as in the paper at the moment `trained`: every client with its last trained model.
+    overrides it. A peer's cosines are capped at 1 − 2⁻²³, which float32 resolves: an equal classifier weighs 15.9.
+    Tested as in the paper at the moment `trained`: every client with its last trained model.
     """
 
     rho: float = 0.5
@@ -69,7 +71,7 @@ class PFedSim(Method):
         """Φ_ii, never computed from cosines."""
         if self.self_weight is not None:
             return self.self_weight
-        return -math.log(1 - MOST) if self.similarity == "code" else 1.0
+        return SELF if self.similarity == "code" else 1.0
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model in both phases."""

@@ -28,8 +28,8 @@ class SCAFFOLD(Method):
     c + |cohort|/K · mean(c_k⁺ − c_k). All controls start at zero, so the first round is FedAvg's.
 
     Both means are uniform as in the paper; `weights="size"` takes both by data size (the two must agree, or the
-    corrections do not cancel). The estimate of c_k holds for plain SGD only: other optimisers and momentum are
-    refused. Clients send c_k⁺ itself; they receive w and c. A client that sits out keeps its c_k.
+    corrections do not cancel). The estimate of c_k holds for plain SGD only: other optimisers, momentum and
+    clipping are refused. Clients send c_k⁺ itself; they receive w and c. A client that sits out keeps its c_k.
     Tested: the global model.
     """
 
@@ -49,6 +49,7 @@ class SCAFFOLD(Method):
         training = federation.training
         require(training.optimizer == "sgd", f"optimizer = {training.optimizer}: scaffold needs 'sgd'")
         require(training.momentum == 0, f"momentum = {training.momentum}: scaffold needs plain SGD, momentum 0")
+        require(training.clip == 0, f"clip = {training.clip}: scaffold needs whole gradients, clip 0")
 
     def init(self, federation: Federation) -> None:
         """c_k of everybody, and c."""

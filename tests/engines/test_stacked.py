@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from coterie.engines.stack import Ground, Stack
 from coterie.engines.stacked_phase import StackedPhase
 from coterie.errors import CoterieError
 from coterie.experiment import Experiment
+from coterie.federation import Federation
 from coterie.layout import Layout
-from coterie.methods import METHODS, FedTC, Method
-from coterie.recipe import plain_steps
+from coterie.local import Batch
+from coterie.methods import METHODS, FedPer, FedTC, Method
+from coterie.recipe import Phase, Recipe, cross_entropy, plain_steps
 from support import PlainNet, rows_of, seeded, tiny
 
 TOLERANCE = 2e-5
@@ -147,6 +150,31 @@ def test_what_is_not_stacked_is_said_and_trained_one_by_one(
     assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
     said = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
     assert len(said) == 1
+
+
+def harder_half(batch: Batch) -> Tensor:
+    """Samples of that half of the batch count on which the model is worse."""
+    losses = [cross_entropy(half) for half in batch.split(2)]
+    heavier = torch.stack([half.sum() for half in losses]).argmax()
+    return torch.cat([loss * float(number == heavier) for number, loss in enumerate(losses)])
+
+
+@dataclass(frozen=True)
+class HarderHalf(FedPer):
+    """A method whose term splits the batch."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(terms=(harder_half,)),)
+
+
+def test_a_term_that_splits_its_batch_is_said_and_trained_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        serial, stacked = both(HarderHalf())
+    assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "stacked engine: clients are trained one by one instead, since a loss term splits its batch into 2 pieces"
+    ]
 
 
 def test_a_method_with_a_rule_of_its_own_is_declined() -> None:

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.columns import Columns
-from coterie.errors import unknown
+from coterie.errors import require, unknown
 from coterie.layout import Layout
 from coterie.recipe import Training
+from coterie.terms import RECEIVED
+
+# Words that mean something else where a slot is named: the model as downloaded, and what clients sent.
+RESERVED = (RECEIVED, "upload")
 
 
 class Slot:
@@ -117,6 +121,9 @@ class Federation:
         self, name: str, columns: str | Columns = "all", shared: str | Columns = "", fill: float | None = None
     ) -> Slot:
         """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled."""
+        require(
+            name not in RESERVED, f"slot '{name}': the word is reserved for terms and mixes; name the slot otherwise"
+        )
         initial = self.initial if fill is None else torch.full_like(self.initial, fill)
         slot = Slot(initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
         self.slots[name] = slot

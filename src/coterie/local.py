@@ -310,7 +310,8 @@ class Trainer:
         """Fill the parts' gradients with that of the phase's objective on the batch."""
         for part in self.parts:
             part.grad.zero_()
-        self._loss(batch).backward()
+        if self.phase.terms:
+            self._loss(batch).backward()
         for row_term in self.phase.row_terms:
             for part in self.parts:
                 if part.slot == self.phase.slot:

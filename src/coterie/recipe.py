@@ -50,7 +50,8 @@ class Phase:
     that move along in the same steps. `epochs` and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
-    different `stream` (by default their position in the recipe) see the samples in different orders.
+    different `stream` (by default their position in the recipe) see the samples in different orders. Without
+    `terms`, the gradient is that of `row_terms` alone.
 
     >>> Phase(train="classifier", epochs=1).slot
     'model'
@@ -66,6 +67,12 @@ class Phase:
     row_terms: tuple[RowTerm, ...] = ()
     rule: StepRule = plain_steps
     stream: int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.terms or self.row_terms),
+            f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms",
+        )
 
 
 Recipe = tuple[Phase, ...]

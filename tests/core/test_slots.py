@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.columns import Columns
+from coterie.errors import CoterieError
 from coterie.federation import Federation, Slot
 from support import rows_of, tiny
 
@@ -139,3 +140,9 @@ def test_restored_state_is_not_aliased() -> None:
     after.restore(state)
     after["model"].own.fill_(3.0)
     assert not bool((before["model"].own == 3).any())
+
+
+@pytest.mark.parametrize("word", ["received", "upload"])
+def test_words_that_terms_and_mixes_use_are_no_names_of_slots(word: str) -> None:
+    with pytest.raises(CoterieError, match=f"slot '{word}': the word is reserved"):
+        federation().add_slot(word)

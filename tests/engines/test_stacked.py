@@ -22,6 +22,7 @@ from coterie.layout import Layout
 from coterie.local import Batch
 from coterie.methods import METHODS, FedPer, FedTC, Method
 from coterie.recipe import Phase, Recipe, cross_entropy, plain_steps
+from coterie.terms import Proximal
 from support import PlainNet, rows_of, seeded, tiny
 
 TOLERANCE = 2e-5
@@ -175,6 +176,22 @@ def test_a_term_that_splits_its_batch_is_said_and_trained_one_by_one(caplog: pyt
     assert said == [
         "stacked engine: clients are trained one by one instead, since a loss term splits its batch into 2 pieces"
     ]
+
+
+@dataclass(frozen=True)
+class PulledBack(FedPer):
+    """Trains as usual, then takes steps from nothing but a pull towards what was received."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(), Phase(terms=(), row_terms=(Proximal(0.5),)))
+
+
+def test_row_terms_alone_are_an_objective(caplog: pytest.LogCaptureFixture) -> None:
+    serial, stacked = both(PulledBack())
+    assert_alike(serial, stacked)
+    assert not caplog.records
+    plain = tiny("fedper", momentum=0.5, weight_decay=1e-3, rounds=4).run()
+    assert not torch.allclose(rows_of(plain.federation), rows_of(serial.federation), atol=1e-3)
 
 
 def test_a_method_with_a_rule_of_its_own_is_declined() -> None:

@@ -82,7 +82,7 @@ class Rounds:
             clock.lap("evaluate")
 
         if len(uploads.cohort):
-            report.mixes += apply(method.exchange(uploads), federation, uploads)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, type(method).__name__)
         report.bytes = {"up": up * len(cohort), "down": down}
         clock.lap("exchange")
         if wanted:

@@ -16,12 +16,17 @@ from coterie.federation import Federation, Slot
 from coterie.layout import Layout
 from coterie.network import Network
 from coterie.optim import Optimiser, make_optimiser
-from coterie.recipe import Phase, Recipe, Training, cross_entropy
+from coterie.recipe import Phase, Recipe, Training, cross_entropy, trained_slots
 from coterie.rng import stream_seed, torch_stream
 from coterie.terms import RECEIVED
 
 if TYPE_CHECKING:
     from coterie.methods.method import Method
+
+TUNING_DIVERGED = (
+    "tuning its model for the test diverged (the tuned weights are not finite), so the model is tested untuned. "
+    "A smaller lr or clip= may help."
+)
 
 # Large enough to be efficient, small enough that several workers share the samples of a single model.
 TEST_BATCH = 128
@@ -44,11 +49,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """A model's result on test data, sample by sample."""
+    """A model's result on test data, sample by sample; `untuned` says that the copy tuned for it was not finite."""
 
     correct: Tensor  # [n] bool
     losses: Tensor  # [n]
     probabilities: Tensor | None = None  # [n, C], where asked for
+    untuned: bool = False
 
     def split(self, sizes: list[int]) -> list[Score]:
         """Cut into the scores of consecutive parts of the samples."""
@@ -224,6 +230,19 @@ class Worker:
             trainer = Trainer(self, phase, number)
             phase.rule(trainer, trainer.batches())
             trainer.finish()
+
+    def tune(self) -> bool:
+        """Tune the client's models as the method has them tested; False if that diverged and was taken back."""
+        recipe = self.method.tune(self.federation)
+        networks = [self.network(slot) for slot in trained_slots(recipe)]
+        before = [network.row.clone() for network in networks]
+        self.train(recipe)
+        if all(bool(torch.isfinite(network.row).all()) for network in networks):
+            return True
+        for network, row in zip(networks, before, strict=True):
+            network.row.copy_(row)
+        self.forget_features()
+        return False
 
     def test(self, index: Tensor, keep_scores: bool = False) -> Score:
         """Score the method's prediction on the given samples."""

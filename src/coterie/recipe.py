@@ -77,6 +77,16 @@ class Phase:
 
 Recipe = tuple[Phase, ...]
 
+
+def trained_slots(recipe: Recipe) -> tuple[str, ...]:
+    """The slots whose rows a recipe trains.
+
+    >>> trained_slots((Phase(also={"teacher": "classifier"}), Phase()))
+    ('model', 'teacher')
+    """
+    return tuple(dict.fromkeys(slot for phase in recipe for slot in (phase.slot, *phase.also)))
+
+
 SCHEDULES = ("constant", "exponential", "cosine")
 
 

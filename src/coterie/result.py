@@ -94,7 +94,7 @@ class Result:
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
         with delivered, torch.random.fork_rng(devices=[]):
             worker.seat(self.federation, client)
-            worker.train(method.tune(self.federation))
+            worker.tune()
             yield worker
 
     def _by_client(self, moment: str) -> Floats:

@@ -19,6 +19,7 @@ from coterie.evaluate import final_metrics
 from coterie.experiment import Experiment, Prepared
 from coterie.files import log_to
 from coterie.history import History, as_line
+from coterie.local import TUNING_DIVERGED
 from coterie.newcomers import onboard
 from coterie.record import LOG, RunDirectory, refuse_existing
 from coterie.result import Result
@@ -127,6 +128,8 @@ def _record(
             report.round,
             names[client],
         )
+    for client in report.tuning_diverged:
+        log.warning("round %d: client %s: %s", report.round, names[client], TUNING_DIVERGED)
     if directory is None:
         return
     directory.add_line(history.lines[-1])
@@ -164,6 +167,7 @@ def _summary(
         **quality,
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
+        "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
         "bytes": history.bytes(),
         "partition": {
             "hash": prepared.partition.hash,

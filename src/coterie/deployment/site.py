@@ -18,10 +18,10 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
-from coterie.engines.engine import Trained, Work, do_work
+from coterie.engines.engine import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.federation import Federation, Slot
-from coterie.local import Problem, Score, Worker
+from coterie.local import TUNING_DIVERGED, Problem, Score, Worker
 from coterie.rounds import collect
 
 log = logging.getLogger("coterie")
@@ -177,7 +177,7 @@ class Site:
         if diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
-            answer["trained"] = _summed(score)
+            answer["trained"] = self._told(score)
         self.store.save(note["round"], self._state() | self._values(), note["since"], self.agreement.toml())
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
@@ -253,8 +253,13 @@ class Site:
 
     def _test(self) -> Note:
         self.worker.seat(self.federation, self.client)
-        self.worker.train(self.agreement.kind.tune(self.federation))
-        return _summed(self.worker.test(self.problem.test[self.client]))
+        return self._told(tuned_score(self.worker))
+
+    def _told(self, score: Score) -> Note:
+        """A score as it is sent; the site's own log says if it is not that of the tuned model."""
+        if score.untuned:
+            log.warning("site %s: round %d: %s", self.name, self.federation.round, TUNING_DIVERGED)
+        return _summed(score)
 
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:

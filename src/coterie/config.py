@@ -103,6 +103,21 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     return Experiment(method=method, partition=rule, **plain)
 
 
+def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
+    """A configuration in which what is given wins; options of a partition rule that another one replaces are left out.
+
+    >>> overridden({"partition": "dirichlet", "alpha": 0.1, "clients": 9}, {"partition": "iid"})
+    {'partition': 'iid', 'clients': 9}
+    """
+    rule = str(given.get("partition", ""))
+    kept = dict(config)
+    if rule in PARTITIONS and rule != config.get("partition", Experiment.partition):
+        others = {name for other in PARTITIONS.values() for name in options.option_fields(other)}
+        others -= set(options.option_fields(PARTITIONS[rule]))
+        kept = {key: value for key, value in config.items() if key not in others}
+    return {**kept, **given}
+
+
 def read_toml(path: Path) -> Config:
     """The configuration in a TOML file."""
     require(path.is_file(), f"config = {path}: there is no such file")

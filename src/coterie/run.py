@@ -171,6 +171,7 @@ def _summary(
         "bytes": history.bytes(),
         "partition": {
             "hash": prepared.partition.hash,
+            "whole_hash": prepared.partition.whole().hash,
             "notes": list(prepared.partition.notes),
         },
         "engine": experiment.engine,

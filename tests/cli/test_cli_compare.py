@@ -15,7 +15,7 @@ from coterie.compare.table import COLUMNS, Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.methods import FedProx
-from coterie.partition import Dirichlet, Iid
+from coterie.partition import Dirichlet, Iid, Partition
 from coterie.report.terminal import spoken_bytes
 
 METHODS = ("local", "fedavg", "fedper")
@@ -164,3 +164,39 @@ def test_comparison_survives_a_round_trip_through_json(tmp_path: Path) -> None:
     again = Comparison.load(tmp_path)
     assert again == comparison
     assert all(again.winner(key) == comparison.winner(key) for key in COLUMNS)
+
+
+PROTOCOL = ["--protocol", "fedtc", "--data", "digits", "--model", "mlp", "--rounds", "1", "--epochs", "1"]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_protocol_s_settings_for_one_method_leave_the_others_alone(
+    jobs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["fedavg", "local", "fedfomo", "scaffold"]
+    answer = call(capsys, "compare", *methods, "--seeds", "0", "1", *PROTOCOL, "--jobs", jobs, "--out", "all")
+    assert answer.code == 0
+    assert (
+        "Not all methods ran with the same settings: momentum = 0.0 (scaffold), 0.9 (the others); "
+        "validation = 0.2 (fedfomo), unset (the others).\n" in answer.out
+    )
+    alone = call(capsys, "compare", "fedavg", "--seeds", "0", "1", *PROTOCOL, "--jobs", "1", "--json")
+    together = json.loads(Path("all/comparison.json").read_text())
+    plain = json.loads(alone.out)
+    assert together["partitions"] == plain["partitions"]
+    assert together["differing_settings"]["validation"]["fedfomo"] == 0.2
+    assert plain["differing_settings"] == {}
+    for seed in ("0", "1"):
+        whole, cut = (Partition.load(f"all/{name}-s{seed}/partition.safetensors") for name in ("fedavg", "fedfomo"))
+        assert all(map(len, cut.validation))
+        assert whole == cut.whole() == whole.whole()
+        assert whole != cut
+    assert "Not all methods ran" in call(capsys, "show", "all").out
+
+
+def test_validation_may_differ_but_test_samples_may_not() -> None:
+    small: dict[str, Any] = {"rounds": 1, "epochs": 1, "partition": Iid(clients=3)}
+    found = compare({"a": Experiment("local", **small), "b": Experiment("local", validation=0.3, **small)}, [0])
+    assert found.settings_note() == ("Not all methods ran with the same settings: validation = unset (a), 0.3 (b).")
+    with pytest.raises(CoterieError, match="seed 0: 'b' has another partition"):
+        compare({"a": Experiment("local", **small), "b": Experiment("local", test=0.3, **small)}, [0])

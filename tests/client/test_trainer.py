@@ -474,3 +474,19 @@ def test_parameters_that_their_author_froze_do_not_move() -> None:
         trained = result.model(0)
         assert torch.equal(trained.get_parameter("body.0.weight"), module.get_parameter("body.0.weight"))
         assert not torch.equal(trained.get_parameter("body.2.weight"), module.get_parameter("body.2.weight"))
+
+
+def test_row_terms_alone_give_the_whole_gradient() -> None:
+    ready = prepared(lr=0.1, epochs=2)
+    worker = seat(ready, CLIENT)
+    worker.federation.add_slot("push", fill=2.0)
+    before = worker.model("model").row.clone()
+    train(worker, (Phase(terms=(), row_terms=(Linear("push"),)),))
+    steps = int(worker.federation.steps(torch.tensor([CLIENT])))
+    assert steps > 1
+    assert torch.allclose(worker.model("model").row, before - steps * 0.1 * 2.0, atol=1e-5)
+
+
+def test_a_phase_without_any_objective_is_refused() -> None:
+    with pytest.raises(CoterieError, match="trains 'classifier' of slot 'model' has no objective; give it terms"):
+        Phase(train="classifier", terms=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -329,3 +330,27 @@ def test_an_unknown_slot_is_refused_in_words() -> None:
     whole = federation("local")
     with pytest.raises(CoterieError, match="slot 'techer'"):
         apply([Mix(torch.eye(CLIENTS), "all", source="techer", to="everyone")], whole, uploads(whole))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_the_server_computed_is_written_into_a_slot_only_if_finite(
+    bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = federation()
+    whole.round = 7
+    before = rows_of(whole)
+    value = torch.zeros(1, whole.layout.columns("extractor").size)
+    value[0, 3] = bad
+    with caplog.at_level(logging.WARNING, "coterie"):
+        apply([Put("model", value, group="extractor")], whole, uploads(whole), "FedGH")
+    assert torch.equal(rows_of(whole), before)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("round 7: the server step of FedGH gave numbers that are not finite for 'extractor' of slot")
+    assert "'model'; the old ones stay. A smaller lr" in said
+
+
+def test_values_may_hold_nan() -> None:
+    """A prototype of NaN is that of a class which nobody has."""
+    whole = federation()
+    apply([Put("prototypes", torch.full((1, 2), torch.nan))], whole, uploads(whole))
+    assert bool(whole.values["prototypes"].isnan().all())

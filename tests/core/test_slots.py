@@ -11,6 +11,7 @@ from torch import Tensor
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
+from coterie.errors import CoterieError
 from support import rows_of, tiny
 
 WIDTH, CLIENTS = 12, 3
@@ -140,3 +141,9 @@ def test_restored_state_is_not_aliased() -> None:
     after.restore(state)
     after["model"].own.fill_(3.0)
     assert not bool((before["model"].own == 3).any())
+
+
+@pytest.mark.parametrize("word", ["received", "upload"])
+def test_words_that_terms_and_mixes_use_are_no_names_of_slots(word: str) -> None:
+    with pytest.raises(CoterieError, match=f"slot '{word}': the word is reserved"):
+        federation().add_slot(word)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe
 from coterie.client.steps import plain_steps
+from coterie.client.terms import Proximal, cross_entropy
+from coterie.core.federation import Federation
 from coterie.core.layout import Layout
 from coterie.engines import Serial, Stacked, Work
 from coterie.engines.stacked.model import BatchedNet
@@ -18,7 +23,7 @@ from coterie.engines.stacked.stack import Ground, Stack
 from coterie.errors import CoterieError
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
-from coterie.methods import METHODS, FedTC, Method
+from coterie.methods import METHODS, FedPer, FedTC, Method
 from support import PlainNet, rows_of, seeded, tiny
 
 TOLERANCE = 2e-5
@@ -147,6 +152,47 @@ def test_what_is_not_stacked_is_said_and_trained_one_by_one(
     assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
     said = [record.getMessage() for record in caplog.records if reason in record.getMessage()]
     assert len(said) == 1
+
+
+def harder_half(batch: Batch) -> Tensor:
+    """Samples of that half of the batch count on which the model is worse."""
+    losses = [cross_entropy(half) for half in batch.split(2)]
+    heavier = torch.stack([half.sum() for half in losses]).argmax()
+    return torch.cat([loss * float(number == heavier) for number, loss in enumerate(losses)])
+
+
+@dataclass(frozen=True)
+class HarderHalf(FedPer):
+    """A method whose term splits the batch."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(terms=(harder_half,)),)
+
+
+def test_a_term_that_splits_its_batch_is_said_and_trained_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        serial, stacked = both(HarderHalf())
+    assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "stacked engine: clients are trained one by one instead, since a loss term splits its batch into 2 pieces"
+    ]
+
+
+@dataclass(frozen=True)
+class PulledBack(FedPer):
+    """Trains as usual, then takes steps from nothing but a pull towards what was received."""
+
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(), Phase(terms=(), row_terms=(Proximal(0.5),)))
+
+
+def test_row_terms_alone_are_an_objective(caplog: pytest.LogCaptureFixture) -> None:
+    serial, stacked = both(PulledBack())
+    assert_alike(serial, stacked)
+    assert not caplog.records
+    plain = tiny("fedper", momentum=0.5, weight_decay=1e-3, rounds=4).run()
+    assert not torch.allclose(rows_of(plain.federation), rows_of(serial.federation), atol=1e-3)
 
 
 def test_a_method_with_a_rule_of_its_own_is_declined() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedgh import FedGH
 from coterie.rng import torch_stream
+from support import final_rows, tiny
 
 
 @pytest.mark.parametrize("options", [{}, {"server_epochs": 3, "server_batch": 2}])
@@ -144,3 +146,13 @@ def test_means_that_overflowed_or_do_not_exist_teach_nothing() -> None:
     apply(method.exchange(uploads), federation, uploads)
     head = federation.layout.columns("classifier")
     assert torch.equal(federation["model"].rows(federation.everyone[:1], head)[0], head.take(federation.initial))
+
+
+def test_a_server_step_that_overflows_is_not_blamed_on_clients(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "coterie"):
+        result = tiny(FedGH(server_lr=1e39)).run()
+    assert result.summary["diverged"] == {}
+    assert bool(final_rows(result).isfinite().all())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert all(text.startswith(f"round {t}: the server step of FedGH") for t, text in enumerate(said, 1))

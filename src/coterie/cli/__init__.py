@@ -197,9 +197,17 @@ def methods(
 
 
 @app.command(group=LOOK)
-def protocols() -> None:
-    """List the papers' protocols, for --protocol."""
-    _list("protocols")
+def protocols(
+    name: Annotated[str | None, Parameter(help="A protocol to tell all about.", show_default=False)] = None, /
+) -> None:
+    """List the papers' protocols, for --protocol; or one's settings, with what its paper does not state."""
+    if name is None:
+        _list("protocols")
+        return
+    from coterie.cli.listing import protocol_details
+    from coterie.report.terminal import print_result
+
+    print_result(*protocol_details(name))
 
 
 @app.command(group=LOOK)

@@ -94,6 +94,8 @@ def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> No
     seeds = ", ".join(map(str, comparison.seeds))
     spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
     print_result(comparison_table(comparison), "", f"Accuracy in %: {spread} {seeds}. {comparison.note()}")
+    if comparison.settings_note():
+        print_result(comparison.settings_note())
     if out is not None:
         print_result(f"The runs are kept in {out}")
 

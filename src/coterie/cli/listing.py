@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import MISSING
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from coterie.data import DATASETS
 from coterie.errors import unknown
-from coterie.experiment.protocols import PROTOCOLS
+from coterie.experiment.protocols import PROTOCOLS, find
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import option_fields
@@ -64,6 +66,33 @@ def method_details(name: str) -> str:
         f"Extra cost: {cls.extra_cost}",
     ]
     return f"{name}: {text}\n\n" + "\n".join(lines)
+
+
+def protocol_details(name: str) -> list[Table | str]:
+    """All about one protocol: its settings, what methods and data sets change, and what the paper does not state."""
+    found = find(name)
+    settings = plain_table("setting", "value", "for")
+    for key, value in found.settings.items():
+        settings.add_row(key, Text(str(value)), "")
+    for method, own in found.for_method.items():
+        for key, value in own.items():
+            settings.add_row(key, Text(str(value)), f"method {method}")
+    for data, changes in found.for_data.items():
+        for key, value in changes.settings.items():
+            settings.add_row(key, Text(str(value)), f"data {data}")
+    options = plain_table("method", "options", "for")
+    for method, own in found.options.items():
+        options.add_row(method, Text(_spoken(own)), "")
+    for data, changes in found.for_data.items():
+        for method, own in changes.options.items():
+            options.add_row(method, Text(_spoken(own)), f"data {data}")
+    assumed = [f"  {sentence}" for sentence in found.assumed]
+    about = [f"{name}: {found.description}", f"The paper reports: {found.reports}"]
+    return [*about, "", settings, "", options, "", "Assumed, since the paper does not state it:", *assumed]
+
+
+def _spoken(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def first_line(documented: type) -> str:

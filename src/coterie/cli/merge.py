@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.config import Config, read_toml
+from coterie.experiment.config import Config, overridden, read_toml
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.protocols import find
+from coterie.experiment.protocols import Protocol, find
 from coterie.methods import METHODS
 from coterie.options import option_fields
-from coterie.partition import PARTITIONS
 
 Sets = dict[str, Any]
 """Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""
@@ -36,41 +35,35 @@ def read_sets(texts: Sequence[str]) -> Sets:
     return sets
 
 
-def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, Sets]:
-    """The protocol's configuration, overridden by the file's, overridden by what was given; and the protocol's options.
+def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, Protocol | None]:
+    """The file's configuration, overridden by what was given; and the protocol that it starts from, if any.
 
     Options of a partition rule that a rule chosen instead does not have are left aside.
     """
     config = {} if file is None else read_toml(file)
     sets = config.get("set", {})
     require(isinstance(sets, dict), f"set = {sets!r}: must be a table of method options")
-    config = _overridden(config, given)
+    config = overridden(config, given)
     name = config.pop("protocol", None)
-    if name is None:
-        return config, {}
-    protocol = find(str(name))
-    return _overridden(dict(protocol.settings), config), dict(protocol.options)
+    return config, None if name is None else find(str(name))
 
 
-def _overridden(config: Config, given: Mapping[str, Any]) -> Config:
-    rule = str(given.get("partition", ""))
-    if rule in PARTITIONS and rule != config.get("partition", Experiment.partition):
-        others = {name for other in PARTITIONS.values() for name in option_fields(other)}
-        others -= set(option_fields(PARTITIONS[rule]))
-        config = {key: value for key, value in config.items() if key not in others}
-    return {**config, **given}
+def _start(protocol: Protocol | None, method: str, config: Config) -> tuple[Config, Sets]:
+    """A method's configuration, the protocol's overridden by `config`, and the protocol's options for it."""
+    return (config, {}) if protocol is None else protocol.start(method, config)
 
 
 def one_experiment(method: str | None, file: Path | None, given: Mapping[str, Any], texts: Sequence[str]) -> Experiment:
     """The experiment of `run`. A method given on the command line does not take over the file's method options."""
-    config, preset = merged(file, given)
+    config, protocol = merged(file, given)
     named = config.pop("method", None)
     chosen = method or named
     if chosen is None:
-        experiment_from(config)  # a misspelt key in the file is the likelier mistake
+        experiment_from(_start(protocol, "", config)[0])  # a misspelt key in the file is the likelier mistake
         raise CoterieError(f"method: name one (allowed: {', '.join(sorted(METHODS))})")
     sets = config.pop("set", {}) if chosen == named else {}
-    joined = _joined(preset, sets, read_sets(texts), [chosen])
+    config, preset = _start(protocol, chosen, config)
+    joined = _joined({chosen: preset}, sets, read_sets(texts), [chosen])
     return experiment_from({**config, "method": chosen, "set": joined[chosen]})
 
 
@@ -80,14 +73,19 @@ def experiments(
     """The experiments of `compare`, by method."""
     for method in methods:
         require(methods.count(method) == 1, f"method '{method}' is given twice")
-    config, preset = merged(file, given)
+    config, protocol = merged(file, given)
     named = config.pop("method", None)
     sets = config.pop("set", {})
     if named in METHODS:
         # A run's configuration: its options are those of its method.
         sets = {named: sets} if named in methods else {}
-    by_method = _joined(preset, sets, read_sets(texts), methods)
-    return {method: experiment_from({**config, "method": method, "set": by_method[method]}) for method in methods}
+    starts = {method: _start(protocol, method, config) for method in methods}
+    presets = {method: preset for method, (_, preset) in starts.items()}
+    by_method = _joined(presets, sets, read_sets(texts), methods)
+    return {
+        method: experiment_from({**own, "method": method, "set": by_method[method]})
+        for method, (own, _) in starts.items()
+    }
 
 
 def _joined(preset: Sets, file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:

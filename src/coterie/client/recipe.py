@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from coterie.client.steps import StepRule, plain_steps
 from coterie.client.terms import RowTerm, Term, cross_entropy
+from coterie.errors import require
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Phase:
     that move along in the same steps. `epochs` and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
-    different `stream` (by default their position in the recipe) see the samples in different orders.
+    different `stream` (by default their position in the recipe) see the samples in different orders. Without
+    `terms`, the gradient is that of `row_terms` alone.
 
     >>> Phase(train="classifier", epochs=1).slot
     'model'
@@ -34,5 +36,20 @@ class Phase:
     rule: StepRule = plain_steps
     stream: int | None = None
 
+    def __post_init__(self) -> None:
+        require(
+            bool(self.terms or self.row_terms),
+            f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms",
+        )
+
 
 Recipe = tuple[Phase, ...]
+
+
+def trained_slots(recipe: Recipe) -> tuple[str, ...]:
+    """The slots whose rows a recipe trains.
+
+    >>> trained_slots((Phase(also={"teacher": "classifier"}), Phase()))
+    ('model', 'teacher')
+    """
+    return tuple(dict.fromkeys(slot for phase in recipe for slot in (phase.slot, *phase.also)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.client.optim import Optimiser, make_optimiser
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Phase, Recipe, trained_slots
 from coterie.client.terms import RECEIVED, cross_entropy
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
@@ -73,7 +73,8 @@ class Trainer:
         """Fill the parts' gradients with that of the phase's objective on the batch."""
         for part in self.parts:
             part.grad.zero_()
-        self._loss(batch).backward()
+        if self.phase.terms:
+            self._loss(batch).backward()
         for row_term in self.phase.row_terms:
             for part in self.parts:
                 if part.slot == self.phase.slot:
@@ -138,3 +139,17 @@ def train(worker: Worker, recipe: Recipe) -> None:
         trainer = Trainer(worker, phase, number)
         phase.rule(trainer, trainer.batches())
         trainer.finish()
+
+
+def tune(worker: Worker) -> bool:
+    """Tune the models of the client in the seat as the method has them tested; False if that diverged: it is undone."""
+    recipe = worker.method.tune(worker.federation)
+    models = [worker.model(slot) for slot in trained_slots(recipe)]
+    before = [model.row.clone() for model in models]
+    train(worker, recipe)
+    if all(bool(torch.isfinite(model.row).all()) for model in models):
+        return True
+    for model, row in zip(models, before, strict=True):
+        model.row.copy_(row)
+    worker.forget_features()
+    return False

@@ -36,6 +36,11 @@ COMPARISON = "comparison.json"
 RULE = "a winner's mean lies above the runner-up's by more than the larger of their standard deviations over the seeds"
 
 
+# What a run's configuration holds besides settings, and settings that do not change results.
+NOT_COMPARED = {"method", "set", "seed", "engine", "device", "workers", "ray_address", "ray_gpus", "threads", "memory"}
+NOT_COMPARED |= {"record_every", "checkpoint_every"}
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of the table: its title says which moment, which mean and which round."""
@@ -131,10 +136,30 @@ class Comparison:
             return f"* {RULE}."
         return f"No winner is marked: {RULE}; here none does."
 
+    def differing(self) -> dict[str, dict[str, Any]]:
+        """The settings that are not the same for all methods: `[setting][method]`; none where one was left out.
+
+        Methods' own options and settings that cannot change results (engine, threads, recording) are no settings here.
+        """
+        configs = {method: runs[0].get("config", {}) for method, runs in self.summaries.items()}
+        settings = sorted({key for config in configs.values() for key in config} - NOT_COMPARED)
+        values = {key: {method: config.get(key) for method, config in configs.items()} for key in settings}
+        return {key: found for key, found in values.items() if any(v != found[self.methods[0]] for v in found.values())}
+
+    def settings_note(self) -> str:
+        """Which methods ran with other settings than the others, in words; empty if none did.
+
+        >>> runs = {name: [{"config": {"momentum": m}}] for name, m in (("fedavg", 0.9), ("scaffold", 0.0))}
+        >>> Comparison((0,), runs).settings_note()
+        'Not all methods ran with the same settings: momentum = 0.9 (fedavg), 0.0 (scaffold).'
+        """
+        spoken = [f"{key} = {_by_value(found)}" for key, found in self.differing().items()]
+        return f"Not all methods ran with the same settings: {'; '.join(spoken)}." if spoken else ""
+
     def partitions(self) -> dict[int, str]:
-        """The hash of the partition of each seed, which all methods share."""
+        """The hash of the partition of each seed, which all methods share before they set validation samples aside."""
         runs = next(iter(self.summaries.values()))
-        return {seed: summary["partition"]["hash"] for seed, summary in zip(self.seeds, runs, strict=True)}
+        return {seed: _whole_hash(summary) for seed, summary in zip(self.seeds, runs, strict=True)}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values: the table, the winners, and every run's summary."""
@@ -156,6 +181,7 @@ class Comparison:
             },
             "winners": {column: self.winner(column) for column in COLUMNS},
             "note": self.note(),
+            "differing_settings": self.differing(),
             "runs": {method: list(runs) for method, runs in self.summaries.items()},
         }
 
@@ -168,6 +194,17 @@ class Comparison:
         return cls(tuple(content["seeds"]), content["runs"])
 
 
+def _by_value(found: Mapping[str, Any]) -> str:
+    """Which methods have which value; the most, if they are two or more and no others are as many, are the others."""
+    takers: dict[str, list[str]] = {}
+    for method, value in found.items():
+        takers.setdefault("unset" if value is None else str(value), []).append(method)
+    first, *rest = sorted(takers.values(), key=len, reverse=True)
+    most = first if len(first) > max(map(len, rest)) else None
+    few_first = sorted(takers.items(), key=lambda item: item[1] is most)
+    return ", ".join(f"{value} ({'the others' if who is most else ', '.join(who)})" for value, who in few_first)
+
+
 def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
@@ -176,6 +213,8 @@ def compare(
     jobs: int = 0,
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
+
+    Only what they set aside of their training samples for validation may differ.
 
     With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The
     `watcher` is told of every run and round.
@@ -228,7 +267,7 @@ class _Collector:
             self._watcher.round_done(run, round, received)
 
     def ended(self, run: Run, summary: Summary) -> None:
-        _same_partition(self._partitions[run.seed], summary["partition"]["hash"], run.name, run.seed)
+        _same_partition(self._partitions[run.seed], _whole_hash(summary), run.name, run.seed)
         self.summaries[run.name, run.seed] = summary
         if self._watcher is not None:
             self._watcher.ended(run, summary)
@@ -261,7 +300,8 @@ def _check(
 ) -> tuple[dict[int, str], dict[str, float]]:
     """Meet every mistake before the first run starts.
 
-    Gives the hash of each seed's partition and, for a `guess`, the seconds that a run of each method may take.
+    Gives the hash of each seed's partition, before samples were set aside for validation, and, for a `guess`, the
+    seconds that a run of each method may take.
     """
     names = list(experiments)
     partitions: dict[int, str] = {}
@@ -270,7 +310,7 @@ def _check(
         # A seed can only spoil the partition, which is the same for all; a method is checked once.
         for name in names if seed == seeds[0] else names[:1]:
             prepared = replace(experiments[name], seed=seed).prepare()
-            digest = prepared.partition.hash
+            digest = prepared.partition.whole().hash
             _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
             if guess and name not in seconds:
                 seconds[name] = expected_seconds(prepared)
@@ -283,3 +323,9 @@ def _same_partition(expected: str, found: str, name: str, seed: int) -> None:
             f"seed {seed}: '{name}' has another partition ({found[:12]}) than the others ({expected[:12]}); "
             "compare methods on the same data, partition rule and split"
         )
+
+
+def _whole_hash(summary: Summary) -> str:
+    """The hash of a run's partition before samples were set aside for validation (older runs tell the plain one)."""
+    partition = summary["partition"]
+    return str(partition.get("whole_hash", partition["hash"]))

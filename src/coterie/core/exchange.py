@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,8 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
 from coterie.errors import CoterieError
+
+log = logging.getLogger("coterie")
 
 # Elements mixed at a time: bounds the memory of an exchange to a few such blocks, however many clients and columns.
 BLOCK = 1 << 22
@@ -105,7 +108,8 @@ class Mix:
 class Put:
     """What the server computed itself: a value (prototypes, statistics, a generator), or shared columns of a slot.
 
-    With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns.
+    With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns, unless it is not
+    finite: then the old value stays, and the log says so.
     """
 
     name: str
@@ -146,8 +150,12 @@ def check_weights(weights: Tensor) -> None:
         raise CoterieError(f"each row of mixing weights must sum to 1; one is off by {worst:.3g}")
 
 
-def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -> list[Applied]:
+def apply(
+    actions: Iterable[Action], federation: Federation, uploads: Uploads, method: str = "the method"
+) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
+
+    `method` is who the log names as the origin of what cannot be written.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
     products are computed first and written afterwards, in order.
@@ -167,8 +175,23 @@ def apply(actions: Iterable[Action], federation: Federation, uploads: Uploads) -
         if action.group is None:
             federation.values[action.name] = action.value
         else:
-            federation[action.name].write_shared(federation.layout.columns(action.group), action.value)
+            _put(action.name, action.group, action.value, federation, method)
     return [one.applied for one in bound]
+
+
+def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, method: str) -> None:
+    """Write what the server computed into shared columns: everybody would train on from there, so finite rows only."""
+    if bool(torch.isfinite(value).all()):
+        federation[slot].write_shared(federation.layout.columns(group), value)
+        return
+    log.warning(
+        "round %d: the server step of %s gave numbers that are not finite for %s of slot '%s'; the old ones stay. "
+        "A smaller lr (or server_lr, where the method has one) may help.",
+        federation.round,
+        method,
+        f"'{group}'" if isinstance(group, str) else "columns",
+        slot,
+    )
 
 
 class _BoundMix:

@@ -13,7 +13,10 @@ from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.core.slots import Slot
 from coterie.core.training import Training
-from coterie.errors import unknown
+from coterie.errors import require, unknown
+
+# Words that mean something else where a slot is named: the model as downloaded, and what clients sent.
+RESERVED = ("received", "upload")
 
 
 @dataclass
@@ -70,6 +73,9 @@ class Federation:
         self, name: str, columns: str | Columns = "all", shared: str | Columns = "", fill: float | None = None
     ) -> Slot:
         """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled."""
+        require(
+            name not in RESERVED, f"slot '{name}': the word is reserved for terms and mixes; name the slot otherwise"
+        )
         initial = self.initial if fill is None else torch.full_like(self.initial, fill)
         slot = Slot(initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
         self.slots[name] = slot

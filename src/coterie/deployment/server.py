@@ -236,7 +236,7 @@ class Server:
         if report.answered:
             trained, sent = self._gathered(counted, [round.answers[name] for name in report.answered])
             uploads, _ = collect(method, federation, counted, trained, sent)
-            report.mixes += apply(method.exchange(uploads), federation, uploads)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, type(method).__name__)
         for name in report.answered:
             self.standing[name].since = report.round
         report.seconds["exchange"] = time.perf_counter() - begin

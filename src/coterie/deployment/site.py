@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
-from coterie.client.scores import Score
-from coterie.client.trainer import train
+from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
@@ -24,7 +23,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
-from coterie.engines.base import Trained, Work, do_work
+from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect
 
@@ -181,7 +180,7 @@ class Site:
         if diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
-            answer["trained"] = _summed(score)
+            answer["trained"] = self._told(score)
         self.store.save(note["round"], self._state() | self._values(), note["since"], self.agreement.toml())
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
@@ -257,8 +256,13 @@ class Site:
 
     def _test(self) -> Note:
         self.worker.seat(self.federation, self.client)
-        train(self.worker, self.agreement.kind.tune(self.federation))
-        return _summed(self.worker.test(self.problem.test[self.client]))
+        return self._told(tuned_score(self.worker))
+
+    def _told(self, score: Score) -> Note:
+        """A score as it is sent; the site's own log says if it is not that of the tuned model."""
+        if score.untuned:
+            log.warning("site %s: round %d: %s", self.name, self.federation.round, TUNING_DIVERGED)
+        return _summed(score)
 
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.client.measures import Probe
-from coterie.client.recipe import Recipe
+from coterie.client.recipe import Recipe, trained_slots
 from coterie.client.scores import Score
-from coterie.client.trainer import train
+from coterie.client.trainer import train, tune
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
@@ -31,7 +31,7 @@ class Work:
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots whose rows the recipe trains."""
-        return tuple(dict.fromkeys(slot for phase in self.recipe for slot in (phase.slot, *phase.also)))
+        return trained_slots(self.recipe)
 
 
 @dataclass
@@ -82,7 +82,7 @@ def do_work(
     if not work.test:
         return probes, None, 0.0
     begin = time.perf_counter()
-    score = _tuned_score(worker, federation, client, keep_scores=False)
+    score = tuned_score(worker, keep_scores=False)
     return probes, score, time.perf_counter() - begin
 
 
@@ -96,10 +96,11 @@ def do_test(worker: Worker, federation: Federation, clients: list[int], keep_sco
     scores = []
     for client in clients:
         worker.seat(federation, client)
-        scores.append(_tuned_score(worker, federation, client, keep_scores))
+        scores.append(tuned_score(worker, keep_scores))
     return scores
 
 
-def _tuned_score(worker: Worker, federation: Federation, client: int, keep_scores: bool) -> Score:
-    train(worker, worker.method.tune(federation))
-    return worker.test(worker.problem.test[client], keep_scores)
+def tuned_score(worker: Worker, keep_scores: bool = False) -> Score:
+    """Test the client in the seat, tuned if the method says so; a model that tuning ruined is tested as it was."""
+    tuned = tune(worker)
+    return replace(worker.test(worker.problem.test[worker.client], keep_scores), untuned=not tuned)

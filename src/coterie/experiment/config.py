@@ -20,7 +20,7 @@ from coterie.data import Dataset
 from coterie.errors import CoterieError, require
 from coterie.experiment.settings import Settings
 from coterie.methods import METHODS, Method
-from coterie.partition import Partition, Rule
+from coterie.partition import PARTITIONS, Partition, Rule
 
 Config = dict[str, Any]
 
@@ -65,6 +65,21 @@ def complete(experiment: Settings) -> Config:
     config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
     config["set"] = {name: value for name, value in config["set"].items() if value is not None}
     return config
+
+
+def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
+    """A configuration in which what is given wins; options of a partition rule that another one replaces are left out.
+
+    >>> overridden({"partition": "dirichlet", "alpha": 0.1, "clients": 9}, {"partition": "iid"})
+    {'partition': 'iid', 'clients': 9}
+    """
+    rule = str(given.get("partition", ""))
+    kept = dict(config)
+    if rule in PARTITIONS and rule != config.get("partition", Settings.partition):
+        others = {name for other in PARTITIONS.values() for name in options.option_fields(other)}
+        others -= set(options.option_fields(PARTITIONS[rule]))
+        kept = {key: value for key, value in config.items() if key not in others}
+    return {**kept, **given}
 
 
 def read_toml(path: Path) -> Config:

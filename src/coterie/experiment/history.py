@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ def as_line(report: RoundReport) -> Line:
         "round": report.round,
         "cohort": report.cohort,
         "diverged": report.diverged,
+        "tuning_diverged": report.tuning_diverged,
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
@@ -96,10 +97,12 @@ class History:
             "per_client_round": {"up": up / client_rounds, "down": down / client_rounds},
         }
 
-    def diverged(self, names: Mapping[int, str]) -> dict[str, list[int]]:
-        """The rounds in which clients diverged, by client name."""
+    def diverged(
+        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged"] = "diverged"
+    ) -> dict[str, list[int]]:
+        """The rounds in which clients (or their tuning before a test) diverged, by client name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
-            for client in line["diverged"]:
+            for client in line.get(what, ()):  # lines of older runs do not tell of tuning
                 found.setdefault(names[client], []).append(line["round"])
         return found

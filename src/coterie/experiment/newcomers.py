@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
+from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.engines import Work
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.evaluate import Evaluation
+
+log = logging.getLogger("coterie")
 
 
 def welcome(prepared: Prepared, trained: Federation) -> Federation:
@@ -40,9 +45,16 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     method = prepared.method
     engine = prepared.engine(problem)
     try:
-        received = Evaluation.of(engine.test(newcomers, newcomers.everyone))
+        received = engine.test(newcomers, newcomers.everyone)
         work = Work(method.recipe(newcomers), test=True)
-        personalised = Evaluation.of(engine.train(newcomers, work, newcomers.everyone).scores)
+        personalised = engine.train(newcomers, work, newcomers.everyone).scores
     finally:
         engine.close()
-    return {"received": received, "trained": personalised}
+    _warn_of_untuned(prepared, received, personalised)
+    return {"received": Evaluation.of(received), "trained": Evaluation.of(personalised)}
+
+
+def _warn_of_untuned(prepared: Prepared, *moments: list[Score]) -> None:
+    for client, *scores in zip(prepared.partition.held_out, *moments, strict=True):
+        if any(score.untuned for score in scores):
+            log.warning("newcomer %s: %s", prepared.partition.names[client], TUNING_DIVERGED)

@@ -1,7 +1,8 @@
 """The five papers' protocols: data, partition, model, training, and the baselines' options where a paper sets them.
 
 A protocol is a configuration to start from; whatever is given besides overrides it. Papers run several data sets
-and partitions: each protocol holds one, and its description says what else the paper varies.
+and partitions: each protocol holds one, its description says what else the paper varies, and another data set of
+the paper brings what the paper changes with it. What a paper does not say is assumed, and each protocol lists that.
 """
 
 from __future__ import annotations
@@ -11,22 +12,63 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.errors import unknown
-from coterie.experiment.config import Config
+from coterie.experiment.config import Config, overridden
 from coterie.experiment.experiment import Experiment, experiment_from
+
+Keys = Mapping[str, Any]
+Options = Mapping[str, Keys]
+"""Options of methods, by method."""
+
+
+@dataclass(frozen=True)
+class OnDataSet:
+    """What a paper sets otherwise on another of its data sets."""
+
+    settings: Keys = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Protocol:
     """A paper's experiment: `settings` are keys of a run's configuration, `options` the methods' own, by method.
 
-    `reports` says which of the recorded numbers the paper's tables show: moment, mean, round.
+    `reports` says which of the recorded numbers the paper's tables show: moment, mean, round. `for_method` are
+    settings of one method alone, `for_data` what another data set changes, and `assumed` says, a sentence each, what
+    stands here though the paper does not state it.
+
+    >>> find("pfedcs").settings_of("fedfomo", "tiny_imagenet")["model"]
+    'resnet18'
     """
 
     description: str
     reports: str
-    settings: Mapping[str, Any]
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Keys
+    options: Options = field(default_factory=dict)
+    for_method: Mapping[str, Keys] = field(default_factory=dict)
+    for_data: Mapping[str, OnDataSet] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
 
+    def settings_of(self, method: str, data: str) -> Config:
+        """The settings of a method on a data set."""
+        changes = self.for_data.get(data, OnDataSet())
+        return {**self.settings, **changes.settings, **self.for_method.get(method, {})}
+
+    def options_of(self, method: str, data: str) -> dict[str, Any]:
+        """The options of a method on a data set."""
+        changes = self.for_data.get(data, OnDataSet())
+        return {**self.options.get(method, {}), **changes.options.get(method, {})}
+
+    def start(self, method: str, given: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+        """A method's configuration, in which what is given (data among it) wins, and its options to start from."""
+        data = str(given.get("data", self.settings["data"]))
+        return overridden(self.settings_of(method, data), given), self.options_of(method, data)
+
+
+VALIDATED: Mapping[str, Keys] = {"fedfomo": {"validation": 0.2}}
+PLAIN_SCAFFOLD: Mapping[str, Keys] = {"scaffold": {"momentum": 0.0}}
+FEDFOMO_ASSUMED = "FedFomo: a fifth of each client's training samples is for validation, as the method needs some."
+SCAFFOLD_ASSUMED = "SCAFFOLD: momentum 0, which is not the paper's: its controls are defined for plain SGD."
+BASELINES_ASSUMED = "Options of other methods: Coterie's defaults."
 
 _FEDREMA = {
     "partition": "dominant",
@@ -47,6 +89,14 @@ _FEDREMA_OPTIONS = {
     "fedproto": {"lam": 1.0},
     "fedpac": {"lam": 1.0},
 }
+_FEDREMA_ASSUMED = (
+    "Clients: 20, four in each of five groups, as in the authors' code.",
+    "Training and test images are pooled before clients draw, as in the authors' code.",
+    "No momentum and no clipping: the paper says plain SGD, the authors' code has momentum 0.9 and clips at 10.",
+    "Models are tested as received, as in the authors' code.",
+    FEDFOMO_ASSUMED,
+    BASELINES_ASSUMED,
+)
 _FEDREMA_REPORTS = "received, best round (final: mean of the last five); all clients have one size; 5 seeds"
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -66,18 +116,36 @@ PROTOCOLS: dict[str, Protocol] = {
             "lr": 0.005,
         },
         {"pfedcs": {"lam": 0.5, "tune_epochs": 1}},
+        VALIDATED,
+        {
+            "cifar100": OnDataSet({"classes_per_client": 10}),
+            "tiny_imagenet": OnDataSet({"classes_per_client": 20, "model": "resnet18", "lr": 0.1}),
+        },
+        (
+            "beta and lam of PFedCS: the paper names no values; beta is Coterie's default.",
+            "Classes go to clients in order and in unequal amounts, as PFLlib does it; the paper's figure looks alike.",
+            "No momentum and no weight decay: the paper mentions none.",
+            "Models are tested as received and the best round counts, as in PFLlib.",
+            "resnet18: batch-norm statistics are each method's default.",
+            FEDFOMO_ASSUMED,
+            "Options of other methods: Coterie's defaults, where the paper takes those of the original papers.",
+        ),
     ),
     "fedrema": Protocol(
         "FedReMa on MNIST, five overlapping groups (also Fashion-MNIST; see fedrema-cifar10)",
         _FEDREMA_REPORTS,
         {"data": "mnist", "model": "cnn", **_FEDREMA},
         _FEDREMA_OPTIONS,
+        VALIDATED,
+        assumed=_FEDREMA_ASSUMED,
     ),
     "fedrema-cifar10": Protocol(
         "FedReMa on CIFAR-10 with its small AlexNet (also 100 samples per client with iid 0.2, 0.4, 0.6, 0.8)",
         _FEDREMA_REPORTS,
         {"data": "cifar10", "model": "alexnet_small", **_FEDREMA},
         {**_FEDREMA_OPTIONS, "moon": {"mu": 5.0}},
+        VALIDATED,
+        assumed=_FEDREMA_ASSUMED,
     ),
     "fedcac": Protocol(
         "FedCAC on CIFAR-10, Dirichlet 0.1 per client (also 0.5, 1.0, two_class; CIFAR-100, Tiny-ImageNet)",
@@ -97,6 +165,19 @@ PROTOCOLS: dict[str, Protocol] = {
             "momentum": 0.9,
         },
         {"fedcac": {"tau": 0.5, "beta": 100}},
+        {**VALIDATED, **PLAIN_SCAFFOLD},
+        {
+            "cifar100": OnDataSet({"model": "resnet10"}, {"fedcac": {"beta": 170}}),
+            "tiny_imagenet": OnDataSet({"model": "resnet10"}, {"fedcac": {"beta": 170}}),
+        },
+        (
+            "Momentum 0.9, begun anew every round, as in the authors' configurations; the paper gives the rate alone.",
+            "alpha is that of each class, as in the authors' code.",
+            "Models are tested as received.",
+            FEDFOMO_ASSUMED,
+            SCAFFOLD_ASSUMED,
+            BASELINES_ASSUMED,
+        ),
     ),
     "pfedsim": Protocol(
         "pFedSim on CIFAR-10, Dirichlet 0.1, a tenth of 100 clients each round (0.5; EMNIST, CINIC-10, Tiny-ImageNet)",
@@ -134,6 +215,18 @@ PROTOCOLS: dict[str, Protocol] = {
             "fedfomo": {"models": 5},
             "fedap": {"warm_up": 0.5, "m": 0.5},
         },
+        VALIDATED,
+        {"tiny_imagenet": OnDataSet({"model": "mobilenet_v2"})},
+        (
+            "At least 40 samples a client, as in the authors' code.",
+            "Who holds an even share of all samples gets no further class: sizes are then those of the paper.",
+            "Batch-norm statistics stay at the client, as in the authors' code at the time.",
+            "No momentum and no weight decay, as in the authors' code.",
+            "Stored models are tested, samples count alike, and the last round counts, as in the authors' code.",
+            "Five seeds: the paper states them for one data set only.",
+            "mobilenet_v2 starts from random weights; the paper's starts from pretrained ones.",
+            BASELINES_ASSUMED,
+        ),
     ),
     "fedtc": Protocol(
         "FedTC on CIFAR-10, Dirichlet 0.1 over 10 clients (also 0.5 and 5.0; CIFAR-100 with resnet18)",
@@ -156,6 +249,19 @@ PROTOCOLS: dict[str, Protocol] = {
             "decay": 0.9,
         },
         {"fedtc": {"lr_classifier": 1e-4}},
+        {**VALIDATED, **PLAIN_SCAFFOLD},
+        {"cifar100": OnDataSet({"model": "resnet18"})},
+        (
+            "Rounds: 100; the paper gives no number.",
+            "The rates decay by 0.9 every round, for all methods; the paper does not say per what.",
+            "At least 40 samples a client, and no further class for who holds an even share of all, as in PFLlib.",
+            "Momentum and weight decay are for both of FedTC's rates, and momentum begins anew every round.",
+            "The best round counts.",
+            "The other methods train all layers at rate 0.01.",
+            FEDFOMO_ASSUMED,
+            SCAFFOLD_ASSUMED,
+            BASELINES_ASSUMED,
+        ),
     ),
 }
 
@@ -174,7 +280,5 @@ def protocol(name: str, method: str, **given: Any) -> Experiment:
     >>> experiment.method, experiment.join, experiment.rounds
     (FedProx(mu=1.0), 0.1, 10)
     """
-    found = find(name)
-    config: Config = {**found.settings, **given, "method": method}
-    config["set"] = {**found.options.get(method, {}), **given.get("set", {})}
-    return experiment_from(config)
+    config, options = find(name).start(method, given)
+    return experiment_from({**config, "method": method, "set": {**options, **given.get("set", {})}})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH
-from coterie.client.trainer import train
+from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.experiment.history import History
@@ -98,7 +98,7 @@ class Result:
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
         with delivered, torch.random.fork_rng(devices=[]):
             worker.seat(self.federation, client)
-            train(worker, method.tune(self.federation))
+            tune(worker)
             yield worker
 
     def _by_client(self, moment: str) -> Floats:

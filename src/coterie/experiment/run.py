@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from coterie.client.scores import TUNING_DIVERGED
 from coterie.engines import ENGINES
 from coterie.errors import require
 from coterie.experiment.choose_engine import with_choice
@@ -112,6 +113,8 @@ def _record(
             report.round,
             names[client],
         )
+    for client in report.tuning_diverged:
+        log.warning("round %d: client %s: %s", report.round, names[client], TUNING_DIVERGED)
     if directory is None:
         return
     directory.add_line(history.lines[-1])
@@ -149,9 +152,11 @@ def _summary(
         **quality,
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
+        "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
         "bytes": history.bytes(),
         "partition": {
             "hash": prepared.partition.hash,
+            "whole_hash": prepared.partition.whole().hash,
             "notes": list(prepared.partition.notes),
         },
         "engine": experiment.engine,

@@ -26,7 +26,8 @@ class FedBABU(Method):
 
     Tested: after the last round every client tunes a copy of (θ, φ₀) on its own data, for `tune_epochs` at the
     run's rate, and the copy is tested; rounds before show the model that is not tuned. `tune_epochs=0` never
-    tunes; `tune_group` names what moves. Clients who never took part get θ and tune it like everybody else.
+    tunes; `tune_group` names what moves. Clients who never took part get θ and tune it like everybody else. Whose
+    tuned copy is not finite is named and tested without tuning.
     """
 
     tune_epochs: int = 5

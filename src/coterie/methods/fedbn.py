@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,13 +12,16 @@ from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size
 from coterie.methods.base import Method
 
+log = logging.getLogger("coterie")
+
 
 @dataclass(frozen=True)
 class FedBN(Method):
     """Federated learning on non-IID features via local batch normalization (Li et al., 2021).
 
     FedAvg on everything but the batch-norm layers, whose affine parameters and running statistics are
-    personal. Layers are found by type. A model without batch norm makes it FedAvg.
+    personal. Layers are found by type. A model without batch norm makes it FedAvg,
+    of which the log warns.
     """
 
     paper: ClassVar[str] = "Li et al., ICLR 2021"
@@ -26,4 +30,7 @@ class FedBN(Method):
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mix all but batch norm by data size."""
+        federation = uploads.federation
+        if federation.round == 1 and not federation.layout.columns("norm"):
+            log.warning("fedbn: the model has no batch-norm layers, so nothing is personal and this is FedAvg")
         yield Mix(by_size(uploads), self.shared)

@@ -115,6 +115,14 @@ class Partition:
     def __hash__(self) -> int:
         return int(self.hash[:15], 16)
 
+    def whole(self) -> Partition:
+        """The same before samples were set aside for validation: they count as training samples again."""
+        if not any(map(len, self.validation)) and not self.parameters.get("validation"):
+            return self
+        joined = (np.sort(np.concatenate(parts)) for parts in zip(self.train, self.validation, strict=True))
+        parameters = {**self.parameters, "validation": 0.0} if "validation" in self.parameters else self.parameters
+        return replace(self, train=tuple(joined), validation=(), parameters=parameters)
+
     def permuted(self, order: Sequence[int]) -> Partition:
         """The same clients under new labels: client i of the result is client `order[i]` of this one."""
         require(

@@ -209,6 +209,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"newcomers, mean: received {means['received']:.4f}, after local training {means['trained']:.4f}"
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
+    for client, rounds in summary.get("tuning_diverged", {}).items():
+        yield f"client {client} was tested untuned in {len(rounds)} of {summary['rounds']} rounds: its tuning diverged"
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
     seconds = sum(summary["seconds"]["per_round"].values())
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"

@@ -33,6 +33,7 @@ class RoundReport:
     trained: Evaluation | None = None
     mixes: list[Applied] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
+    tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
 
@@ -52,11 +53,13 @@ class Rounds:
         self.join, self.evaluate_every = join, evaluate_every
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
+        self._tuning_diverged: set[int] = set()
 
     def run_round(self) -> RoundReport:
         """One round: draw the cohort, train, exchange, evaluate at both moments."""
         method, federation = self.method, self.federation
         federation.round += 1
+        self._tuning_diverged.clear()
         clock = _Clock()
         cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round)
         report = RoundReport(federation.round, cohort.tolist())
@@ -82,7 +85,7 @@ class Rounds:
             clock.lap("evaluate")
 
         if len(uploads.cohort):
-            report.mixes += apply(method.exchange(uploads), federation, uploads)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, type(method).__name__)
         report.bytes = {"up": up * len(cohort), "down": down}
         clock.lap("exchange")
         if wanted:
@@ -90,12 +93,21 @@ class Rounds:
             clock.lap("evaluate")
         else:
             self.latest = None
+        report.tuning_diverged = sorted(self._tuning_diverged)
         report.seconds = clock.seconds
         return report
 
     def evaluate_received(self) -> Evaluation:
         """Test everybody with what they would download now."""
-        return Evaluation.of(self.scores_received())
+        scores = self.scores_received()
+        self._notice_tuning(self.federation.everyone, scores)
+        return Evaluation.of(scores)
+
+    def _notice_tuning(self, clients: Tensor, scores: list[Score]) -> None:
+        """Take note of clients whose tuning diverged."""
+        self._tuning_diverged |= {
+            client for client, score in zip(clients.tolist(), scores, strict=True) if score.untuned
+        }
 
     def scores_received(self, keep_scores: bool = False) -> list[Score]:
         """Every client's score with what it would download now."""
@@ -113,6 +125,7 @@ class Rounds:
         if diverged:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
+        self._notice_tuning(cohort, scores)
         newest = Evaluation.of(scores)
         if len(cohort) == self.federation.clients:
             return newest
@@ -121,7 +134,9 @@ class Rounds:
             resting = torch.ones(self.federation.clients, dtype=torch.bool)
             resting[cohort] = False
             others = self.federation.everyone[resting]
-            by_client = dict(zip(others.tolist(), self.engine.test(self.federation, others), strict=True))
+            rested = self.engine.test(self.federation, others)
+            self._notice_tuning(others, rested)
+            by_client = dict(zip(others.tolist(), rested, strict=True))
             by_client |= dict(zip(cohort.tolist(), scores, strict=True))
             return Evaluation.of([by_client[client] for client in range(self.federation.clients)])
         return self.latest.updated(cohort.numpy(), newest)

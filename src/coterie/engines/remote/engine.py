@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import torch
@@ -116,7 +117,11 @@ def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict
         tensors = load(done.tensors) if done.tensors else {}
         if "correct" in tensors:
             whole = Score(tensors.pop("correct"), tensors.pop("losses"), tensors.pop("probabilities", None))
-            scores |= zip(task, whole.split([tests[position] for position in task]), strict=True)
+            parts = whole.split([tests[position] for position in task])
+            untuned = tensors.pop("untuned").tolist()
+            scores |= {
+                position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
+            }
         for name, rows in tensors.items():
             probes.setdefault(name.removeprefix("probe."), {}).update(zip(task, rows, strict=True))
     return {name: _in_order(found) for name, found in probes.items()}, _in_order(scores)

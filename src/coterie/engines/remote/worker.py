@@ -252,6 +252,7 @@ def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:
     joined = {
         "correct": torch.cat([score.correct for score in scores]),
         "losses": torch.cat([score.losses for score in scores]),
+        "untuned": torch.tensor([score.untuned for score in scores]),
     }
     kept = [score.probabilities for score in scores if score.probabilities is not None]
     return joined | ({"probabilities": torch.cat(kept)} if kept else {})

@@ -120,6 +120,10 @@ class OneClient:
         """A value of the server's as this client got it."""
         return self._values[name]
 
+    def split(self, pieces: int) -> list[OneClient]:
+        """Batches of unequal size are padded here, so their pieces would be other samples: the recipe is declined."""
+        raise RuntimeError(f"a loss term splits its batch into {pieces} pieces")
+
     def stream(self, purpose: str) -> torch.Generator:
         """Random numbers of a client's own cannot be drawn for all clients at once: the recipe is declined."""
         raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Recipe
+from coterie.client.recipe import Recipe, trained_slots
 from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
 from coterie.core.federation import Federation
@@ -110,7 +110,7 @@ class Stacked(Engine):
         return {name: torch.stack(values) for name, values in found.items()}
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
-        _train_together(stack, self.method.tune(stack.federation))
+        untuned = _tune_together(stack, self.method.tune(stack.federation)).tolist()
         scores: list[Score] = []
         tests = [self.problem.test[client] for client in stack.clients.tolist()]
         with torch.no_grad():
@@ -122,10 +122,10 @@ class Stacked(Engine):
                 correct = logits.argmax(-1) == batch.labels
                 flat = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
                 correct, losses, logits = correct.cpu(), flat.view(index.shape).cpu(), logits.cpu()
-                for row, test in enumerate(tests[part]):
+                for row, (test, flag) in enumerate(zip(tests[part], untuned[part], strict=True)):
                     n = len(test)
                     kept = logits[row, :n].softmax(-1) if keep_scores else None
-                    scores.append(Score(correct[row, :n], losses[row, :n], kept))
+                    scores.append(Score(correct[row, :n], losses[row, :n], kept, flag))
         return scores
 
 
@@ -133,3 +133,15 @@ def _train_together(stack: Stack, recipe: Recipe) -> None:
     """Run the phases of a recipe on all rows of a stack."""
     for number, phase in enumerate(recipe):
         StackedPhase(stack, phase, number).run()
+
+
+def _tune_together(stack: Stack, recipe: Recipe) -> Tensor:
+    """Tune all clients of a stack; whose rows are not finite afterwards gets the old ones back: `[m]` says who."""
+    before = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}
+    _train_together(stack, recipe)
+    ruined = torch.zeros(len(stack.clients), dtype=torch.bool, device=stack.ground.device)
+    for slot in before:
+        ruined |= ~torch.isfinite(stack.rows(slot)).all(1)
+    for slot, rows in before.items():
+        stack.trained[slot][ruined] = rows[ruined]
+    return ruined

@@ -155,6 +155,8 @@ class StackedPhase:
 
     def _gradients(self, batch: StackedBatch, shares: Tensor) -> list[Tensor]:
         """Gradients of every part `[k, n]`; `shares [k, B]` sum to one per client."""
+        if not self.phase.terms:
+            return [torch.zeros_like(part.rows[batch.part]) for part in self.parts]
         slots = (self.phase.slot, *self.phase.also)
         leaves = {slot: self.stack.trained[slot][batch.part].detach().requires_grad_() for slot in slots}
         batch.leaves = leaves

@@ -65,8 +65,13 @@ class Batch:
             for index, part in zip(self._index.tensor_split(pieces), features, strict=True)
         ]
 
+    @property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds the client has taken part before: a number."""
+        return self._client.rounds_taken
+
     def value(self, name: str) -> Tensor:
-        """A value of the server's as this client got it: its own row, or the one for everybody."""
+        """A value as this client has it: its own, or the one for everybody."""
         return self._client.value(name)
 
     def stream(self, purpose: str) -> torch.Generator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,29 +12,14 @@ from coterie.client.views import ClientView
 from coterie.core.exchange import Uploads
 
 
-class Probe(Protocol):
-    """A measurement at one client: the same shape at every client, sent with the upload.
-
-    `moment` says when it is taken: on the model as `received`, or once it is `trained`.
-    """
-
-    name: ClassVar[str]
-    moment: ClassVar[Literal["received", "trained"]]
-
-    def __call__(self, worker: ClientView) -> Tensor:
-        """Measure at the client that `worker` stands for just now."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClassMeans:
     """The mean feature of each class in the client's training data, NaN for classes that it does not have: `[C, d]`."""
 
     name: ClassVar[str] = "class_means"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: ClientView) -> Tensor:
-        """Measure with the trained extractor, in evaluation mode."""
+        """Measure with the extractor as it is, in evaluation mode."""
         own = worker.problem.train[worker.client]
         return mean_by_class(worker.train_features(), worker.problem.labels[own], worker.federation.classes)
 
@@ -66,12 +51,12 @@ def mean_of_owners(means: Tensor, before: Tensor) -> Tensor:
 
 
 def class_mean_of_clients(uploads: Uploads) -> Tensor:
-    """The clients' class means averaged by their class counts, NaN where nobody has the class: `[1, C, d]`.
+    """The clients' class means averaged by their class counts, NaN where nobody has the class: `[C, d]`.
 
     A class that nobody of this cohort has keeps its last mean.
     """
-    means = uploads.probes["class_means"]
+    means = uploads.measured["class_means"]
     counts = uploads.federation.class_counts[uploads.cohort].float()[:, :, None]
     total = (means.nan_to_num() * counts).sum(0) / counts.sum(0)
-    before = uploads.federation.values["prototypes"][0]
-    return torch.where(counts.sum(0) > 0, total, before)[None]
+    before = uploads.federation.values["prototypes"]
+    return torch.where(counts.sum(0) > 0, total, before)

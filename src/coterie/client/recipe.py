@@ -1,12 +1,17 @@
-"""How a row is trained locally: phases, each with the groups it trains, its rates and its loss."""
+"""What happens at a client in a round, in order: it trains, it measures, it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from torch import Tensor
 
 from coterie.client.steps import StepRule, plain_steps
 from coterie.client.terms import RowTerm, Term, cross_entropy
+from coterie.client.views import ClientView
+from coterie.core.exchange import ClientRows
 from coterie.errors import require
 
 
@@ -18,7 +23,7 @@ class Phase:
     that move along in the same steps. `epochs` and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
-    different `stream` (by default their position in the recipe) see the samples in different orders. Without
+    different `stream` (by default their position among the phases) see the samples in different orders. Without
     `terms`, the gradient is that of `row_terms` alone.
 
     >>> Phase(train="classifier", epochs=1).slot
@@ -43,7 +48,60 @@ class Phase:
         )
 
 
-Recipe = tuple[Phase, ...]
+class Measurement(Protocol):
+    """Something that every client measures: a tensor of the same shape at every client."""
+
+    name: ClassVar[str]
+
+    def __call__(self, worker: ClientView) -> Tensor:
+        """Measure at the client that `worker` stands for just now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measurement at this point of the recipe: before the first phase on the model as received, later as trained.
+
+    It is sent with the upload (`Uploads.measured`); with `keep` it never leaves the client, and becomes its row of
+    the value of that name.
+    """
+
+    take: Measurement
+    keep: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in uploads and values."""
+        return self.take.name
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A slot whose rows follow from training: `rows` makes the cohort's new ones, `[m, slot width]`.
+
+    It changes what clients keep and send, never the model that is tested as `trained`.
+    """
+
+    slot: str
+    rows: Callable[[ClientRows], Tensor]
+
+
+Recipe = tuple[Phase | Measure | Keep, ...]
+
+
+def phases(recipe: Recipe) -> Iterator[Phase]:
+    """The phases of a recipe, in order."""
+    return (step for step in recipe if isinstance(step, Phase))
+
+
+def measures(recipe: Recipe) -> Iterator[Measure]:
+    """The measurements of a recipe, in order."""
+    return (step for step in recipe if isinstance(step, Measure))
+
+
+def keeps(recipe: Recipe) -> Iterator[Keep]:
+    """What a recipe keeps, in order."""
+    return (step for step in recipe if isinstance(step, Keep))
 
 
 def trained_slots(recipe: Recipe) -> tuple[str, ...]:
@@ -52,4 +110,4 @@ def trained_slots(recipe: Recipe) -> tuple[str, ...]:
     >>> trained_slots((Phase(also={"teacher": "classifier"}), Phase()))
     ('model', 'teacher')
     """
-    return tuple(dict.fromkeys(slot for phase in recipe for slot in (phase.slot, *phase.also)))
+    return tuple(dict.fromkeys(slot for phase in phases(recipe) for slot in (phase.slot, *phase.also)))

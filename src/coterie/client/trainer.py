@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.client.optim import Optimiser, make_optimiser
-from coterie.client.recipe import Phase, Recipe, trained_slots
+from coterie.client.recipe import Measure, Phase, Recipe, trained_slots
 from coterie.client.terms import RECEIVED, cross_entropy
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
@@ -133,12 +133,22 @@ class Trainer:
         return groups
 
 
-def train(worker: Worker, recipe: Recipe) -> None:
-    """Run the phases of a recipe on the rows of the client in the seat."""
-    for number, phase in enumerate(recipe):
-        trainer = Trainer(worker, phase, number)
-        phase.rule(trainer, trainer.batches())
-        trainer.finish()
+def train(worker: Worker, recipe: Recipe) -> dict[str, Tensor]:
+    """Do what a recipe says at the client in the seat; what was measured, by name.
+
+    What clients keep of it follows from the rows and is left to whoever collects them.
+    """
+    measured: dict[str, Tensor] = {}
+    number = 0
+    for step in recipe:
+        if isinstance(step, Phase):
+            trainer = Trainer(worker, step, number)
+            step.rule(trainer, trainer.batches())
+            trainer.finish()
+            number += 1
+        elif isinstance(step, Measure):
+            measured[step.name] = step.take(worker)
+    return measured
 
 
 def tune(worker: Worker) -> bool:

@@ -52,8 +52,13 @@ class BatchView(Protocol):
         """The samples in disjoint batches of (nearly) the same size."""
         ...
 
+    @property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds the client has taken part before: a number."""
+        ...
+
     def value(self, name: str) -> Tensor:
-        """A value of the server's as this client got it: its own row, or the one for everybody."""
+        """A value as this client has it: its own, or the one for everybody."""
         ...
 
     def stream(self, purpose: str) -> torch.Generator:
@@ -83,8 +88,13 @@ class ClientView(Protocol):
         """The client's row as it was before training here: `[P]`, the slot's columns filled."""
         ...
 
+    @property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds this client has taken part before: a number."""
+        ...
+
     def value(self, name: str) -> Tensor:
-        """A server value as this client sees it."""
+        """A value as this client has it: its own, or the one for everybody."""
         ...
 
     def stream(self, purpose: str) -> torch.Generator:

@@ -38,10 +38,6 @@ class MethodAtClient(Protocol):
         """Which groups of which slots a client sends."""
         ...
 
-    def peers(self, federation: Federation, client: int) -> Sequence[int]:
-        """The clients whose models `client` downloads besides its own."""
-        ...
-
     def tune(self, federation: Federation) -> Recipe:
         """What a client trains on a copy of its model just before it is tested."""
         ...
@@ -58,14 +54,16 @@ class Worker:
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._features: dict[str, Tensor] = {}
+        self._peers: list[int] = []
         self._streams: dict[str, torch.Generator] = {}
         # What step rules found out about the client in the seat, for later phases and for probes.
         self.notes: dict[str, Tensor] = {}
         self.optimisers: dict[object, Optimiser] = {}
 
-    def seat(self, federation: Federation, client: int) -> None:
-        """Let a client take the seat: whatever is used of its slots is read from the federation."""
+    def seat(self, federation: Federation, client: int, peers: Sequence[int] = ()) -> None:
+        """Let a client take the seat: whatever is used of its slots (and of its peers') is read from the federation."""
         self.federation, self.client = federation, client
+        self._peers = list(peers)
         self.key = int(federation.keys[client])
         self._present.clear()
         self._anchors.clear()
@@ -102,10 +100,14 @@ class Worker:
             self._anchors[slot] = row
         return self._anchors[slot]
 
+    @property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds this client has taken part before: a number."""
+        return self.federation.rounds_taken[self.client]
+
     def value(self, name: str) -> Tensor:
-        """A server value as this client sees it (first dimension: one for everybody, or one per client)."""
-        value = self.federation.values[name]
-        return value[0 if len(value) == 1 else self.client]
+        """A value as this client has it: the one for everybody, or its own."""
+        return self.federation.value_of(name, self.client)
 
     def stream(self, purpose: str) -> torch.Generator:
         """This client's stream of random numbers for a purpose, begun anew every round."""
@@ -115,12 +117,15 @@ class Worker:
 
     def peers(self) -> tuple[list[int], Tensor]:
         """The other clients whose models this one downloaded, and their rows `[n, P]`."""
-        chosen = list(self.method.peers(self.federation, self.client))
-        rows = self.received()[None].repeat(len(chosen), 1)
+        rows = self.received()[None].repeat(len(self._peers), 1)
         # What peers do not upload, such as local running statistics, is the client's own.
         sent = self.problem.layout.columns(self.method.uploads(self.federation).get("model", ""))
-        sent.put(rows, self.federation["model"].rows(torch.tensor(chosen, dtype=torch.int64), sent))
-        return chosen, rows
+        sent.put(rows, self._peer_rows(sent))
+        return self._peers, rows
+
+    def _peer_rows(self, columns: Columns) -> Tensor:
+        """Columns of the peers' models: `[n, |columns|]`."""
+        return self.federation["model"].rows(torch.tensor(self._peers, dtype=torch.int64), columns)
 
     def train_features(self, slot: str = "model") -> Tensor:
         """The extractor's output on all of the client's training samples; kept until the extractor trains: `[n, d]`."""

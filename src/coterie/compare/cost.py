@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from coterie.client.recipe import phases
 from coterie.experiment.prepared import Prepared
 
 # Of an ordinary core, to the nearest round number: small models are bound by the first, large ones by the second.
@@ -29,7 +30,7 @@ def expected_seconds(prepared: Prepared) -> float:
     experiment, federation = prepared.experiment, prepared.federation()
     federation.round = 1
     recipe = prepared.method.recipe(federation)
-    epochs = sum(experiment.epochs if phase.epochs is None else phase.epochs for phase in recipe)
+    epochs = sum(experiment.epochs if phase.epochs is None else phase.epochs for phase in phases(recipe))
     sizes = [int(prepared.partition.sizes[client]) for client in prepared.participants]
     steps = [-(-size // experiment.batch) for size in sizes]
     layers, multiplications = _cost_of_model(prepared.problem_base.module, prepared.problem_base.inputs[:1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.slots import Slot
+from coterie.core.slots import Slot, require_known
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
@@ -32,7 +32,7 @@ def block_width(rows: int) -> int:
 
 @dataclass(frozen=True)
 class ClientRows:
-    """The cohort's rows around local training, for what clients keep of it (`Method.keeps`)."""
+    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it."""
 
     federation: Federation
     cohort: Tensor  # [m] client ids
@@ -61,13 +61,16 @@ class ClientRows:
 
 @dataclass(frozen=True)
 class Uploads:
-    """What the clients of this round sent: their trained rows (declared columns only) and their probes."""
+    """What the clients of this round sent: their trained rows (declared columns only) and their measurements.
+
+    `federation` is the server's view: rows and values that have not travelled cannot be read from it.
+    """
 
     federation: Federation
     cohort: Tensor  # [m] client ids
     trained: Mapping[str, Tensor]  # slot -> [m, slot width]
     declared: Mapping[str, Columns]  # slot -> columns that travel
-    probes: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
+    measured: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
 
     @property
     def sizes(self) -> Tensor:
@@ -91,8 +94,9 @@ class Mix:
     `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
     that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
     For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
-    names, with a row of weights for each of them, or one row for all (`[1, ·]`). With `gate` (bool, one row
-    per client written, `[·, |group|]`) only the gated elements are written.
+    names (the cohort, everyone, or ids `[r]`), with a row of weights for each of them, or one row for all
+    (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
+    client of whom nothing is gated receives nothing. Rows of weight zero are not read.
     """
 
     weights: Tensor
@@ -100,8 +104,25 @@ class Mix:
     source: str = "upload"
     target: str = "model"
     of: str = "model"
-    to: Literal["cohort", "everyone"] = "cohort"
+    to: Literal["cohort", "everyone"] | Tensor = "cohort"
     gate: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Whose uploaded models clients download besides their own (`ClientView.peers`); `of(client)` gives their ids.
+
+    It is asked for one client at a time, and only where somebody trains.
+    """
+
+    of: Callable[[int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A slot that has served its purpose: nothing of it is owed to anybody any longer."""
+
+    slot: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +138,7 @@ class Put:
     group: str | Columns | None = None
 
 
-Action = Mix | Put
+Action = Mix | Put | Drop
 
 
 @dataclass(frozen=True)
@@ -151,14 +172,15 @@ def check_weights(weights: Tensor) -> None:
 
 
 def apply(
-    actions: Iterable[Action], federation: Federation, uploads: Uploads, method: str = "the method"
+    actions: Iterable[Action], federation: Federation, uploads: Uploads, mark: int, method: str = "the method"
 ) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
 
     `method` is who the log names as the origin of what cannot be written.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
-    products are computed first and written afterwards, in order.
+    products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
+    was written for.
     """
     listed = list(actions)
     bound = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
@@ -169,20 +191,24 @@ def apply(
         results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
         for one, part, values in results:
             one.write(part, values)
+    for one in bound:
+        one.target.tracks.wrote(one.columns, one.receivers, mark)
     for action in listed:
-        if isinstance(action, Mix):
-            continue
-        if action.group is None:
-            federation.values[action.name] = action.value
-        else:
-            _put(action.name, action.group, action.value, federation, method)
+        if isinstance(action, Drop):
+            federation[action.slot].tracks.forget_marks()
+        elif isinstance(action, Put) and action.group is None:
+            federation.write_value(action.name, action.value, mark)
+        elif isinstance(action, Put) and action.group is not None:
+            _put(action.name, action.group, action.value, federation, mark, method)
     return [one.applied for one in bound]
 
 
-def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, method: str) -> None:
+def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, mark: int, method: str) -> None:
     """Write what the server computed into shared columns: everybody would train on from there, so finite rows only."""
     if bool(torch.isfinite(value).all()):
-        federation[slot].write_shared(federation.layout.columns(group), value)
+        columns = federation.layout.columns(group)
+        federation[slot].write_shared(columns, value)
+        federation[slot].tracks.wrote(columns, None, mark)
         return
     log.warning(
         "round %d: the server step of %s gave numbers that are not finite for %s of slot '%s'; the old ones stay. "
@@ -192,6 +218,13 @@ def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation,
         f"'{group}'" if isinstance(group, str) else "columns",
         slot,
     )
+
+
+def _written(to: Literal["cohort", "everyone"] | Tensor, cohort: Tensor, everyone: Tensor) -> Tensor:
+    """The clients that a mix is written for."""
+    if isinstance(to, Tensor):
+        return to
+    return cohort if to == "cohort" else everyone
 
 
 class _BoundMix:
@@ -212,20 +245,27 @@ class _BoundMix:
         elif not self.columns <= self.source.columns:
             raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
         rows, sources = mix.weights.shape
+        if not self.from_upload and sources == federation.clients:
+            read = federation.everyone[(self.weights != 0).any(0)]
+            require_known(mix.source, self.source, read, self.columns)
         learned_from = uploads.cohort if self.from_upload else federation.everyone
         if sources != len(learned_from):
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
-        self.clients = uploads.cohort if mix.to == "cohort" else federation.everyone
+        self.clients = _written(mix.to, uploads.cohort, federation.everyone)
         personal = self.columns <= self.target.own_columns
         if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
             raise CoterieError(
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
-                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients ({mix.to})"
+                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
+        # Whom the result is for: everybody who shares it, or those of whom anything is written.
+        self.receivers = None if self.to_shared else self.clients
+        if self.gate is not None and not self.to_shared:
+            self.receivers = self.clients[self.gate.any(1)]
         self.applied = Applied(
             weights=self.weights,
             group=mix.group if isinstance(mix.group, str) else "columns",

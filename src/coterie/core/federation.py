@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
-from coterie.core.slots import Slot
+from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
+from coterie.core.tracks import delivery_mark
 from coterie.core.training import Training
-from coterie.errors import require, unknown
+from coterie.errors import CoterieError, require, unknown
 
 # Words that mean something else where a slot is named: the model as downloaded, and what clients sent.
 RESERVED = ("received", "upload")
@@ -25,10 +26,10 @@ class Federation:
 
     `keys [K]` say who a client is to the random streams; its row index is its id here. Relabelling the
     clients permutes rows and keys together and changes nothing else. `round` is the number of the round
-    under way, counted from 1 (0 before the first), and `rounds` the planned total. `taken_part [K]` says
-    which clients have ever uploaded: rows of the others are not evidence of anything. `validation_sizes [K]`
-    (none if unknown) counts the samples that clients set aside to judge models by, and `skip_single_samples`
-    says whether a batch of one sample is passed over in training.
+    under way, counted from 1 (0 before the first), and `rounds` the planned total. `rounds_taken [K]` counts the
+    rounds in which a client's upload counted: rows of those without any are not evidence of anything; `last_round
+    [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
+    judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
     """
 
     layout: Layout
@@ -50,8 +51,12 @@ class Federation:
         self.head = copy.deepcopy(self.head).eval()
         self.slots: dict[str, Slot] = {}
         self.values: dict[str, Tensor] = {}
+        self.kinds: dict[str, ValueKind] = {}
+        self.value_marks: dict[str, Tensor] = {}  # [K]: when the server last wrote a value for a client
         self.everyone: Tensor = torch.arange(self.clients)
-        self.taken_part: Tensor = torch.zeros(self.clients, dtype=torch.bool)
+        self.rounds_taken: Tensor = torch.zeros(self.clients, dtype=torch.int64)
+        self.last_round: Tensor = torch.zeros(self.clients, dtype=torch.int64)
+        self.asks_class_counts = False
 
     @property
     def clients(self) -> int:
@@ -64,22 +69,92 @@ class Federation:
         return self.class_counts.shape[1]
 
     @property
+    def taken_part(self) -> Tensor:
+        """Which clients have ever uploaded: `[K]` bool."""
+        return self.rounds_taken > 0
+
+    @property
     def is_uniform(self) -> bool:
-        """Whether all clients hold the same model: nothing is personal."""
-        own = any(slot.own.shape[1] for slot in self.slots.values())
-        return not own and all(len(value) == 1 for value in self.values.values())
+        """Whether all clients hold the same: nothing is personal."""
+        own = any(slot.own_columns for slot in self.slots.values() if slot.held_by != "server")
+        return not own and not any(kind.per_client for kind in self.kinds.values() if kind.held_by != "server")
 
     def add_slot(
-        self, name: str, columns: str | Columns = "all", shared: str | Columns = "", fill: float | None = None
+        self,
+        name: str,
+        columns: str | Columns = "all",
+        shared: str | Columns = "",
+        fill: float | None = None,
+        held_by: HeldBy = "both",
+        follows: Follows = None,
     ) -> Slot:
-        """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled."""
+        """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled.
+
+        `held_by="server"` is memory of the server's that never travels; with `follows` it takes on what clients
+        upload of another slot, or what a function makes of their `ClientRows`, before each exchange.
+        """
         require(
             name not in RESERVED, f"slot '{name}': the word is reserved for terms and mixes; name the slot otherwise"
         )
         initial = self.initial if fill is None else torch.full_like(self.initial, fill)
-        slot = Slot(initial, self.clients, self.layout.columns(columns), self.layout.columns(shared))
-        self.slots[name] = slot
-        return slot
+        held, common = self.layout.columns(columns), self.layout.columns(shared)
+        self.slots[name] = self._new_slot(initial, held, common, held_by, follows)
+        return self.slots[name]
+
+    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
+        return Slot(initial, self.clients, columns, shared, held_by, follows)
+
+    def add_value(
+        self, name: str, start: Tensor, per_client: bool = False, held_by: HeldBy = "both", told: bool = False
+    ) -> None:
+        """Declare a value and what it starts as: one for everybody (`start [...]`) or one per client (`[K, ...]`).
+
+        Its shape and kind stay. `told` says that clients cannot work its start out by themselves, since it depends
+        on others: they are sent it once.
+        """
+        require(
+            not per_client or (start.ndim > 0 and len(start) == self.clients),
+            f"value '{name}': has the shape {tuple(start.shape)}, but {self.clients} clients are to have one each",
+        )
+        self.values[name] = start
+        self.kinds[name] = ValueKind(per_client, held_by)
+        self.value_marks[name] = torch.full((self.clients,), delivery_mark(1) if told else 0)
+
+    def value_of(self, name: str, client: int) -> Tensor:
+        """A value as one client has it."""
+        if name not in self.values:
+            raise unknown("value", name, self.values)
+        return self.values[name][client] if self.kinds[name].per_client else self.values[name]
+
+    def write_value(self, name: str, value: Tensor, mark: int) -> None:
+        """Let the server replace a value."""
+        if name not in self.values:
+            raise unknown("value", name, self.values)
+        old = self.values[name]
+        if value.shape != old.shape or value.dtype != old.dtype:
+            raise CoterieError(
+                f"value '{name}': {value.dtype} {tuple(value.shape)} was put where {old.dtype} {tuple(old.shape)} was "
+                "declared"
+            )
+        self.values[name] = value
+        self.value_marks[name].fill_(mark)
+
+    def keep_value(self, name: str, clients: Tensor, rows: Tensor) -> None:
+        """Let clients keep something: their rows `[m, ...]` of a value of their own."""
+        self.values[name] = self.values[name].index_copy(0, clients, rows)
+
+    def ask_class_counts(self) -> None:
+        """Have clients tell the server how many samples of each class they train on (asked in a method's `init`)."""
+        self.asks_class_counts = True
+
+    def as_seen_by_server(self) -> Federation:
+        """The same state as the server sees it: what clients changed and did not send cannot be read."""
+        view = copy.copy(self)
+        view.slots = {name: ServerSlot(name, slot) for name, slot in self.slots.items()}
+        view.values = {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}
+        if not self.asks_class_counts:
+            view.class_counts = self.class_counts[:0]
+        return view
 
     def steps(self, clients: Tensor) -> Tensor:
         """How many steps a plain phase of the run's epochs takes at the given clients: `[m]`."""
@@ -112,20 +187,33 @@ class Federation:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that changes from round to round, by name."""
-        yield "taken_part", self.taken_part
+        yield "rounds_taken", self.rounds_taken
+        yield "last_round", self.last_round
         for name, slot in self.slots.items():
             yield f"slot.{name}.shared", slot.shared
             yield f"slot.{name}.own", slot.own
+            for part, tensor in slot.tracks.state():
+                yield f"tracks.{name}.{part}", tensor
         for name, value in self.values.items():
             yield f"value.{name}", value
+            yield f"marks.{name}", self.value_marks[name]
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` once gave."""
-        self.taken_part.copy_(state["taken_part"])
+        self.rounds_taken.copy_(state["rounds_taken"])
+        self.last_round.copy_(state["last_round"])
         for name, slot in self.slots.items():
             slot.shared.copy_(state[f"slot.{name}.shared"])
             slot.own.copy_(state[f"slot.{name}.own"])
-        # Values may appear in the course of a run: the state says which there are.
-        for name, value in state.items():
-            if name.startswith("value."):
-                self.values[name.removeprefix("value.")] = value
+            slot.tracks.restore(**{part: state[f"tracks.{name}.{part}"] for part in ("spans", "marks", "known")})
+        for name in self.values:
+            self.values[name] = state[f"value.{name}"]
+            self.value_marks[name].copy_(state[f"marks.{name}"])
+
+
+@dataclass(frozen=True)
+class ValueKind:
+    """Whether a value is one per client, and who has it."""
+
+    per_client: bool
+    held_by: HeldBy

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any, Literal
+
 from torch import Tensor
 
 from coterie.core.columns import Columns
+from coterie.core.tracks import Tracks
+from coterie.errors import CoterieError
+
+HeldBy = Literal["server", "client", "both"]
+# A slot, or what makes rows of the `ClientRows` of an upload (which are defined further up).
+Follows = str | Callable[[Any], Tensor] | None
 
 
 class Slot:
     """Named rows: some columns held once for everybody (`shared [1, ·]`), the others per client (`own [K, ·]`).
 
-    Memory follows what is personal: a slot whose columns are all shared costs one row.
+    Memory follows what is personal: a slot whose columns are all shared costs one row. `held_by` says who has it:
+    a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
+    *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
     """
 
-    def __init__(self, initial: Tensor, clients: int, columns: Columns, shared: Columns) -> None:
+    def __init__(
+        self,
+        initial: Tensor,
+        clients: int,
+        columns: Columns,
+        shared: Columns,
+        held_by: HeldBy = "both",
+        follows: Follows = None,
+    ) -> None:
         self.columns = columns
         self.shared_columns = shared & columns
         self.own_columns = columns - shared
+        self.held_by: HeldBy = held_by
+        self.follows = follows
         self.shared = self.shared_columns.take(initial)[None].clone()
         self.own = self.own_columns.take(initial)[None].repeat(clients, 1)
+        self.tracks = Tracks(self.shared_columns, self.own_columns, clients)
 
     @property
     def width(self) -> int:
@@ -43,6 +66,12 @@ class Slot:
         self.shared_columns.put(out, self.shared[0])
         self.own_columns.put(out, self.own[client])
 
+    def rows_alone(self) -> Slot:
+        """The same rows without what the server knows about them: all that whoever trains needs."""
+        alone = copy.copy(self)
+        alone.follows, alone.tracks = None, Tracks(Columns(), Columns(), clients=0)
+        return alone
+
     def write_shared(self, columns: Columns, values: Tensor) -> None:
         """Write `values [1, |columns|]` into shared columns."""
         columns.within(self.shared_columns).put(self.shared, values)
@@ -53,3 +82,29 @@ class Slot:
         for start, stop in columns.within(self.own_columns).spans:
             self.own[clients, start:stop] = values[:, offset : offset + stop - start]
             offset += stop - start
+
+
+class ServerSlot(Slot):
+    """A slot as the server sees it: of a client's own columns just what it sent, or was sent."""
+
+    def __init__(self, name: str, slot: Slot) -> None:
+        self.__dict__.update(slot.__dict__)
+        self._name, self._whole = name, slot
+        self.own = slot.own[:0]  # a client's columns are read with `rows`, which looks at what has travelled
+
+    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
+        """Rows `[m, |columns|]` of the given clients; an error in words if the server cannot know them."""
+        require_known(self._name, self._whole, clients, self.columns if columns is None else columns)
+        return self._whole.rows(clients, columns)
+
+
+def require_known(name: str, slot: Slot, clients: Tensor, columns: Columns) -> None:
+    """An error if the server reads columns that clients changed and did not send."""
+    if slot.held_by == "client":
+        raise CoterieError(f"slot '{name}' is held by clients alone, but is read on the server; upload it")
+    stranger = slot.tracks.unknown(clients, columns)
+    if stranger is not None:
+        raise CoterieError(
+            f"slot '{name}' of client {stranger} is read on the server, but what the client trained of it is not among "
+            "its uploads; upload it, or read what was uploaded"
+        )

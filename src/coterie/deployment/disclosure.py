@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 
 import torch
 
+from coterie.client.recipe import keeps, measures
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Server
-from coterie.deployment.wire import Expected, Note, Parcel, pack
+from coterie.deployment.site import columns_of
+from coterie.deployment.wire import Expected, Parcel, pack
 from coterie.engines.base import Work
 from coterie.methods import METHODS
 from coterie.methods.base import Method
+from coterie.report.facts import spoken_columns
 
 SITES = ("a", "b", "c", "d")
 LATE = SITES[-1]  # may join when the others are in their last round
 # Enough for every phase: methods that change in the course of a federation do so at half-time.
 ROUNDS = 8
-GROUPS = {"all": "model", "all - norm": "model without batch norm"}
 NAMES = {"personal": "personal model", "critical": "critical mask"}
 HEADER = (
     "| method | goes up each round | comes down each round | told once, besides the numbers of samples | never sent |",
@@ -57,14 +59,14 @@ def disclosure(method: Method) -> Disclosure:
     while not server.finished:
         tasks = server.open_round(list(SITES))
         task = tasks[SITES[0]]
-        _add(found.down, _spoken(_down(task)))
-        _add(found.up, _spoken(_up(task, server.expected_answer())))
+        _add(found.down, _spoken(_down(server, task)))
+        _add(found.up, _spoken(_up(server, task, server.expected_answer())))
         for slot, group in task.note["uploads"].items():
             sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
         trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
         _answer(server, tasks)
     found.down_late = _late(method, found.down[-1])
-    found.told = "how many of each class" if method.counts_classes else "nothing"
+    found.told = "how many of each class" if server.federation.asks_class_counts else "nothing"
     found.stays = _spoken(_stays(server, sent, trained), ", ")
     return found
 
@@ -115,29 +117,26 @@ def _late(method: Method, usual: str) -> str:
     server = _server(method)
     while server.federation.round < ROUNDS - 1:
         _answer(server, server.open_round([name for name in SITES if name != LATE]))
-    received = _spoken(_down(server.open_round(list(SITES))[LATE]))
+    received = _spoken(_down(server, server.open_round(list(SITES))[LATE]))
     return received if received != usual else ""
 
 
-def _up(task: Parcel, expected: Mapping[str, Expected]) -> list[str]:
+def _up(server: Server, task: Parcel, expected: Mapping[str, Expected]) -> list[str]:
     """What an answer holds: groups of slots, then what is measured."""
-    uploads: Note = task.note["uploads"]
-    groups = [_group(slot, group) for slot, group in uploads.items() if expected[f"slot.{slot}"].shape != (0,)]
-    return groups + [key.removeprefix("probe.") for key in expected if key.startswith("probe.")]
+    layout, uploads = server.federation.layout, task.note["uploads"]
+    sent = {slot: layout.columns(group) for slot, group in uploads.items()}
+    return _groups(layout, sent) + [key.removeprefix("measured.") for key in expected if key.startswith("measured.")]
 
 
-def _down(task: Parcel) -> list[str]:
-    """What a task holds: groups of slots, values, others' models, and small numbers in its note."""
-    downloads: Note = task.note["downloads"]
-    sizes = {key.partition(".")[2]: tensor.numel() for key, tensor in task.tensors.items()}
-    words = [_group(name, group) for name, group in downloads.items() if sizes.get(name)]
-    words += ["other sites' models"] if task.note["peers"] else []
-    words += ["all sites' numbers of samples"] if task.note["sizes"] else []
-    return words + list(task.note["values"])
+def _down(server: Server, task: Parcel) -> list[str]:
+    """What a task holds: columns of slots, values, others' models."""
+    due = {name: columns_of(spans) for name, spans in task.note["slots"].items()}
+    words = _groups(server.federation.layout, due) + list(task.note["values"])
+    return words + (["other sites' models"] if task.note["peers"] else [])
 
 
-def _group(slot: str, group: str) -> str:
-    return GROUPS.get(group, group) if slot == "model" else slot
+def _groups(layout: Layout, slots: Mapping[str, Columns]) -> list[str]:
+    return [spoken_columns(layout, one) if slot == "model" else slot for slot, one in slots.items() if one]
 
 
 def _spoken(words: Iterable[str], joint: str = " + ") -> str:
@@ -155,11 +154,13 @@ def _stays(server: Server, sent: Mapping[str, Columns], trained: Iterable[str]) 
     model = sent.get("model", Columns())
     words = _model_words(federation.layout, federation["model"].own_columns - model)
     # Rows that are kept follow from training; if all of that is sent, the server could work them out.
-    kept = [slot for slot in method.keeps(federation) if not federation[slot].columns <= model]
+    recipe = method.recipe(federation)
+    kept = [keep.slot for keep in keeps(recipe) if not federation[keep.slot].columns <= model]
     for slot in dict.fromkeys([*trained, *kept]):
         if slot != "model" and federation[slot].own_columns - sent.get(slot, Columns()):
             words.append(slot)
-    return [*words, *method.remembers, *(["the model as tuned for its test"] if method.tune(federation) else [])]
+    remembered = [measure.name for measure in measures(recipe) if measure.keep]
+    return [*words, *remembered, *(["the model as tuned for its test"] if method.tune(federation) else [])]
 
 
 def _model_words(layout: Layout, columns: Columns) -> list[str]:

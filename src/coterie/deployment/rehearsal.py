@@ -15,11 +15,11 @@ from coterie.errors import CoterieError
 SAMPLES = 4  # of each class
 
 
-def probe_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> dict[str, Expected]:
+def measured_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> dict[str, Expected]:
     """The shape and kind of everything that a site measures in a round.
 
     >>> two = Agreement(name="trial", sites=("a", "b"), shape=(4,), classes=3, method="fedproto")
-    >>> probe_shapes(two, two.build(), round=1)["class_means"].shape
+    >>> measured_shapes(two, two.build(), round=1)["class_means"].shape
     (3, 64)
     """
     labels = torch.arange(agreement.classes).repeat(SAMPLES)
@@ -42,11 +42,11 @@ def probe_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> dict
     federation.round = round
     method = agreement.kind
     method.init(federation)
-    work = Work(method.recipe(federation), method.probes(federation))
+    work = Work(method.recipe(federation))
     rows = [(slot, torch.empty(federation[slot].width)) for slot in work.slots]
     with torch.random.fork_rng(devices=[]):
         measured, _, _ = do_work(Worker(problem, method, agreement.seed), federation, 0, work, rows)
     for name, value in measured.items():
         if value.dtype not in (torch.float32, torch.float64, torch.int64, torch.bool):
-            raise CoterieError(f"probe '{name}' gives {value.dtype}, which messages do not carry")
+            raise CoterieError(f"measurement '{name}' gives {value.dtype}, which messages do not carry")
     return {name: Expected.like(value) for name, value in measured.items()}

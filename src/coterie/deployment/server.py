@@ -9,19 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Applied, apply
+from coterie.client.recipe import keeps, measures, trained_slots
+from coterie.core.downloads import owed
+from coterie.core.exchange import Applied, Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.rehearsal import probe_shapes
+from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, unpack
-from coterie.engines.base import Trained, Work
-from coterie.methods.base import Method
-from coterie.rounds.collect import collect
+from coterie.rounds.collect import receive
 from coterie.rounds.delivery import Delivery, as_delivered
 from coterie.rounds.sampling import draw_cohort
 
@@ -35,7 +35,6 @@ class Standing:
     samples: int = 0
     validation: int = 0
     test: int = 0
-    since: int = 0  # the last round in which its answer counted
 
 
 @dataclass
@@ -46,6 +45,7 @@ class Report:
     asked: list[str]
     answered: list[str] = field(default_factory=list)
     diverged: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)  # sites that had lost what they kept
     refused: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     received: dict[str, Note] = field(default_factory=dict)  # of the round before
@@ -96,13 +96,25 @@ class Server:
             raise RefusedError(f"site {name} says it has {sizes} samples")
         samples, validation, test = (int(size or 0) for size in sizes)
         self._learn(name, samples, validation, self._counted(name, hello, samples))
-        known = self.standing.get(name, Standing())
-        self.standing[name] = Standing(samples, validation, test, known.since)
+        self._require_snapshot(name, hello)
+        self.standing[name] = Standing(samples, validation, test)
         return name
+
+    def _require_snapshot(self, name: str, hello: Note) -> None:
+        """A site that lost its disk says so: it is sent everything anew."""
+        kept, last = hello.get("snapshots"), int(self.federation.last_round[self.agreement.sites.index(name)])
+        if not isinstance(kept, list) or not all(type(round) is int for round in kept):
+            raise RefusedError(f"site {name} does not say which rounds are on its disk")
+        if last and last not in kept:
+            self._begin_anew(name)
+
+    def _begin_anew(self, name: str) -> None:
+        log.warning("site %s has lost what it kept: it begins anew, and is sent all that it is owed", name)
+        self.federation.last_round[self.agreement.sites.index(name)] = 0
 
     def _counted(self, name: str, hello: Note, samples: int) -> Tensor | None:
         """How many samples of each class the site has, where the method needs that."""
-        if not self.agreement.kind.counts_classes:
+        if not self.federation.asks_class_counts:
             return None
         counts = hello.get("class_counts")
         whole = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
@@ -133,53 +145,44 @@ class Server:
         cohort = here[drawn]
         names = [self.agreement.sites[client] for client in cohort.tolist()]
         begin = time.perf_counter()
-        self._open = _OpenRound(cohort, Delivery(method, federation, cohort), Report(federation.round, names))
-        tasks = {name: self._task(client) for name, client in zip(names, cohort.tolist(), strict=True)}
+        delivery = Delivery(method, federation, cohort)
+        self._open = _OpenRound(cohort, delivery, Report(federation.round, names))
+        tasks = self._tasks(delivery)
         self._open.report.bytes["down"] = sum(task.bytes for task in tasks.values())
         self._open.report.seconds["tasks"] = time.perf_counter() - begin
         return tasks
 
-    def _task(self, client: int) -> Parcel:
+    def _tasks(self, delivery: Delivery) -> dict[str, Parcel]:
+        """What the delivery's clients are to do, and all that they are owed for it."""
+        peers = delivery.peers()
+        return {
+            self.agreement.sites[client]: self._task(client, list(peers.get(client, ())))
+            for client in delivery.clients.tolist()
+        }
+
+    def _task(self, client: int, peers: list[int]) -> Parcel:
         federation, method = self.federation, self.agreement.kind
-        name = self.agreement.sites[client]
-        downloads, uploads = method.received_by(federation, client), dict(method.uploads(federation))
-        me = torch.tensor([client])
-        tensors: dict[str, Tensor] = {}
-        for source, group in downloads.items():
-            if source in federation.slots:
-                tensors[f"slot.{source}"] = federation[source].rows(me, federation.layout.columns(group))[0]
-            else:
-                value = federation.values[source]
-                tensors[f"value.{source}"] = value[0 if len(value) == 1 else client]
-        peers = list(method.peers(federation, client))
+        uploads, me, due = dict(method.uploads(federation)), torch.tensor([client]), owed(federation, client)
+        tensors = {f"slot.{name}": federation[name].rows(me, columns)[0] for name, columns in due.slots.items()}
+        tensors |= {f"value.{name}": federation.value_of(name, client) for name in due.values}
         if peers:
             sent = federation.layout.columns(uploads.get("model", ""))
             tensors["peers"] = federation["model"].rows(torch.tensor(peers), sent)
-        since = self.standing[name].since
+        since = int(federation.last_round[client])
         note: Note = {
             "round": federation.round,
             "since": since,
+            "rounds_taken": int(federation.rounds_taken[client]) if since else 0,
             "client": client,
             "test": True,
-            "downloads": downloads,
+            "slots": {name: [list(span) for span in columns.spans] for name, columns in due.slots.items()},
+            "values": list(due.values),
             "uploads": uploads,
-            "probes": [probe.name for probe in method.probes(federation)],
+            "measures": [measure.name for measure in measures(method.recipe(federation))],
             "peers": peers,
-            "sizes": federation.sizes.tolist() if type(method).peers is not Method.peers else [],
-            "values": self._small_values(client, downloads, first=since == 0),
             "fingerprint": self.agreement.fingerprint,
         }
         return Parcel(tensors, note)
-
-    def _small_values(self, client: int, downloads: dict[str, str], first: bool) -> dict[str, Any]:
-        """The client's number in values that hold one for each client; in its first round, what it is to remember."""
-        federation, method = self.federation, self.agreement.kind
-        found = {}
-        for name, value in federation.values.items():
-            for_each = len(value) == federation.clients and name not in downloads
-            if for_each and (value[client].numel() == 1 if name not in method.remembers else first):
-                found[name] = value[client].tolist()
-        return found
 
     def receive(self, name: str, packed: Packed) -> None:
         """Take a site's answer to its task; one that is not as agreed is refused and named."""
@@ -187,11 +190,15 @@ class Server:
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            answer = unpack(packed, {} if _says_diverged(packed) else self.expected_answer())
-            _check_answer(answer.note, round.report.round)
+            answer = unpack(packed, {} if _is_bare(packed) else self.expected_answer())
+            _check_answer(answer.note, round.report.round, bare=_is_bare(packed))
         except RefusedError as error:
             round.report.refused[name] = str(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, error)
+            return
+        if answer.note.get("lost"):
+            round.report.lost.append(name)
+            self._begin_anew(name)
             return
         if answer.note["diverged"]:
             round.report.diverged.append(name)
@@ -211,10 +218,10 @@ class Server:
             round.expected = {
                 f"slot.{slot}": Expected((federation.layout.columns(group).size,)) for slot, group in uploads.items()
             }
-            names = [probe.name for probe in method.probes(federation) if probe.name not in method.remembers]
+            names = [measure.name for measure in measures(method.recipe(federation)) if not measure.keep]
             if not self._shapes.keys() >= set(names):
-                self._shapes |= probe_shapes(self.agreement, self._blueprint, federation.round)
-            round.expected |= {f"probe.{name}": self._shapes[name] for name in names}
+                self._shapes |= measured_shapes(self.agreement, self._blueprint, federation.round)
+            round.expected |= {f"measured.{name}": self._shapes[name] for name in names}
         return round.expected
 
     @property
@@ -228,38 +235,33 @@ class Server:
         begin = time.perf_counter()
         report = round.report
         report.answered = [name for name in report.asked if name in round.answers]
-        handled = {*report.answered, *report.diverged, *report.refused}
+        handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
         report.missing = [name for name in report.asked if name not in handled]
         counted = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
         round.delivery.undo(round.cohort[~torch.isin(round.cohort, counted)])
         report.mixes += round.delivery.applied
         if report.answered:
-            trained, sent = self._gathered(counted, [round.answers[name] for name in report.answered])
-            uploads, _ = collect(method, federation, counted, trained, sent)
-            report.mixes += apply(method.exchange(uploads), federation, uploads, type(method).__name__)
-        for name in report.answered:
-            self.standing[name].since = report.round
+            uploads = self._received(counted, [round.answers[name] for name in report.answered])
+            name, mark = type(method).__name__, exchange_mark(federation.round)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
 
-    def _gathered(self, cohort: Tensor, answers: list[Parcel]) -> tuple[Trained, dict[str, Tensor]]:
-        """The answers as a simulation's training gives them: the uploaded columns are new, all others as they were."""
+    def _received(self, cohort: Tensor, answers: list[Parcel]) -> Uploads:
+        """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""
         federation, method = self.federation, self.agreement.kind
-        work = Work(method.recipe(federation))
-        rows = {slot: federation[slot].rows(cohort) for slot in work.slots}
-        sent = {}
-        for slot, group in method.uploads(federation).items():
-            uploaded = torch.stack([answer.tensors[f"slot.{slot}"] for answer in answers])
-            if slot in rows:
-                federation.layout.columns(group).within(federation[slot].columns).put(rows[slot], uploaded)
-            else:
-                sent[slot] = uploaded
-        names = [name for name in answers[0].tensors if name.startswith("probe.")]
-        probes = {
-            name.removeprefix("probe."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
+        recipe, uploads = method.recipe(federation), method.uploads(federation)
+        changed = {*trained_slots(recipe), *(keep.slot for keep in keeps(recipe)), *uploads}
+        held = {slot: federation[slot].rows(cohort) for slot in sorted(changed)}
+        for slot, group in uploads.items():
+            sent = torch.stack([answer.tensors[f"slot.{slot}"] for answer in answers])
+            federation.layout.columns(group).within(federation[slot].columns).put(held[slot], sent)
+        names = [name for name in answers[0].tensors if name.startswith("measured.")]
+        measured = {
+            name.removeprefix("measured."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
         }
-        return Trained(rows, probes), sent
+        return receive(federation, uploads, cohort, held, measured)
 
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""
@@ -272,8 +274,8 @@ class Server:
     def farewells(self, present: list[str]) -> dict[str, Parcel]:
         """The last download of every present site that ever took part or could."""
         clients = torch.tensor([self.agreement.sites.index(name) for name in present])
-        with as_delivered(self.agreement.kind, self.federation, clients):
-            return {name: self._task(client) for name, client in zip(present, clients.tolist(), strict=True)}
+        with as_delivered(self.agreement.kind, self.federation, clients) as delivery:
+            return self._tasks(delivery)
 
     def part(self, name: str, packed: Packed) -> None:
         """Take note of how good a site's finished model is."""
@@ -300,15 +302,17 @@ class _OpenRound:
     expected: dict[str, Expected] | None = None
 
 
-def _says_diverged(packed: Packed) -> bool:
-    """Whether an answer only says that training diverged, and so carries no tensors."""
-    return not packed.buffers and '"diverged": true' in packed.text
+def _is_bare(packed: Packed) -> bool:
+    """Whether an answer carries no tensors: it says that training diverged, or that what the site kept is lost."""
+    return not packed.buffers and any(f'"{word}": true' in packed.text for word in ("diverged", "lost"))
 
 
-def _check_answer(note: Note, round: int) -> None:
+def _check_answer(note: Note, round: int, bare: bool) -> None:
     """Refuse an answer whose note is malformed or of another round."""
     if note.get("round") != round or type(note.get("diverged")) is not bool:
         raise RefusedError(f"it answers round {note.get('round')}, not {round}")
+    if bare and not (note["diverged"] or note.get("lost") is True):
+        raise RefusedError("it carries no tensors and does not say why")
     for moment in ("received", "trained"):
         score = note.get(moment)
         if score is not None and not _is_score(score):

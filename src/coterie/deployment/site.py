@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
+from coterie.client.recipe import Measure
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.slots import Slot
+from coterie.core.slots import Follows, HeldBy, Slot
+from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
@@ -32,9 +33,6 @@ log = logging.getLogger("coterie")
 
 class SiteSlot(Slot):
     """A slot of which only one client's row is here, whatever client is asked for."""
-
-    def __init__(self, initial: Tensor, columns: Columns, shared: Columns) -> None:
-        super().__init__(initial, 1, columns, shared)
 
     def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
         """The row of this site, as often as clients are asked for."""
@@ -52,38 +50,22 @@ class SiteSlot(Slot):
 class SiteFederation(Federation):
     """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
 
-    def add_slot(
-        self, name: str, columns: str | Columns = "all", shared: str | Columns = "", fill: float | None = None
-    ) -> Slot:
-        """Create a slot with one row."""
-        initial = self.initial if fill is None else torch.full_like(self.initial, fill)
-        self.slots[name] = SiteSlot(initial, self.layout.columns(columns), self.layout.columns(shared))
-        return self.slots[name]
-
-
-@dataclass
-class _Visit:
-    """Other clients' models that came with a task."""
-
-    peers: list[int]
-    rows: Tensor | None = None
+    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
+        slot = SiteSlot(initial, 1, columns, shared, held_by)
+        slot.tracks = Tracks(slot.shared_columns, slot.own_columns, self.clients)
+        return slot
 
 
 class SiteWorker(Worker):
     """A worker whose peers' models came by message."""
 
-    visit = _Visit([])
+    visitors: Tensor | None = None  # [n, |what peers upload|]
 
-    def peers(self) -> tuple[list[int], Tensor]:
-        """The other clients whose models came with this round's task, and their rows `[n, P]`."""
-        rows = self.received()[None].repeat(len(self.visit.peers), 1)
-        if self.visit.rows is not None:
-            sent = self.problem.layout.columns(self.method.uploads(self.federation).get("model", ""))
-            sent.put(rows, self.visit.rows)
-        return self.visit.peers, rows
+    def _peer_rows(self, columns: Columns) -> Tensor:
+        return torch.empty(0, columns.size) if self.visitors is None else self.visitors
 
-    def rows(self) -> dict[str, Tensor]:
-        """What the seat holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
+    def held(self) -> dict[str, Tensor]:
+        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
         slots = self.federation.slots
         used = sorted(self._present & slots.keys())
         return {name: slots[name].columns.take(self._models[name].row) for name in used}
@@ -125,7 +107,7 @@ class Site:
 
     def hello(self) -> Note:
         """What the server needs to know before the first round."""
-        counts = self._counts.tolist() if self.agreement.kind.counts_classes else None
+        counts = self._counts.tolist() if self.federation.asks_class_counts else None
         return {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
@@ -135,23 +117,23 @@ class Site:
             "validation": len(self.problem.validation[self.client]),
             "test": len(self.problem.test[self.client]),
             "class_counts": counts,
+            "snapshots": self.store.rounds(),
         }
 
     def expected(self, note: Note) -> dict[str, Expected]:
-        """What a task with this note must carry: just what the method downloads."""
+        """What a task with this note must carry: just what it says that this site is owed."""
         self._enter(note)
         federation, layout = self.federation, self.federation.layout
         wanted: dict[str, Expected] = {}
-        for name, group in note["downloads"].items():
-            if name in federation.slots:
-                columns = layout.columns(group)
-                if not columns <= federation[name].columns:
-                    raise RefusedError(f"'{group}' of slot '{name}' is offered, which the slot does not hold")
-                wanted[f"slot.{name}"] = Expected((columns.size,))
-            elif name in federation.values:
-                wanted[f"value.{name}"] = Expected.like(federation.values[name][0])
-            else:
-                raise RefusedError(f"'{name}' is offered, which the method does not have")
+        for name, spans in note["slots"].items():
+            columns = columns_of(spans)
+            if name not in federation.slots or not columns <= federation[name].columns:
+                raise RefusedError(f"columns of slot '{name}' are offered that the method does not have")
+            wanted[f"slot.{name}"] = Expected((columns.size,))
+        for name in note["values"]:
+            if name not in federation.values:
+                raise RefusedError(f"value '{name}' is offered, which the method does not have")
+            wanted[f"value.{name}"] = Expected.like(federation.value_of(name, self.client))
         if note["peers"]:
             sent = layout.columns(self.agreement.kind.uploads(federation).get("model", ""))
             wanted["peers"] = Expected((len(note["peers"]), sent.size))
@@ -161,41 +143,45 @@ class Site:
         """A round: take what the server sends, train, keep what is personal, and answer with the method's uploads."""
         note, federation, method = task.note, self.federation, self.agreement.kind
         begin = time.perf_counter()
-        self._take(task)
         answer: Note = {"round": note["round"], "diverged": False}
+        if not self._take(task):
+            return Parcel({}, answer | {"lost": True})
         if note["test"]:
             answer["received"] = self._test()
-        wanted = set(note["probes"])
-        probes = tuple(
-            probe for probe in method.probes(federation) if probe.name in wanted or probe.name in method.remembers
+        # The server says which measurements it wants; those that stay here are this site's own business.
+        recipe = tuple(
+            step
+            for step in method.recipe(federation)
+            if not isinstance(step, Measure) or step.keep or step.name in note["measures"]
         )
-        work = Work(method.recipe(federation), probes, test=bool(note["test"]))
+        work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
         rows = {slot: torch.empty(1, federation[slot].width) for slot in work.slots}
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
         me = torch.tensor([self.client])
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
-        uploads, diverged = collect(method, federation, me, trained)
+        uploads, diverged = collect(federation, recipe, note["uploads"], me, trained)
         answer["seconds"] = time.perf_counter() - begin
         if diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
             answer["trained"] = self._told(score)
-        self.store.save(note["round"], self._state() | self._values(), note["since"], self.agreement.toml())
+        self.store.save(note["round"], self._state(), note["since"], self.agreement.toml())
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
         }
-        tensors |= {f"probe.{name}": value[0] for name, value in uploads.probes.items()}
+        tensors |= {f"measured.{name}": value[0] for name, value in uploads.measured.items()}
         return Parcel(tensors, answer)
 
     def finish(self, task: Parcel) -> Parcel:
         """The end: take the last download, keep the finished state, and say how good it is."""
-        self._take(task)
+        if not self._take(task):
+            log.warning("site %s: what it kept is lost; its finished model begins from what the server sent", self.name)
         result = self._test()
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
-        tested = {f"tested.{name}": row for name, row in self.worker.rows().items()}
-        self.store.save_final(self._state() | self._values() | tested, about)
+        tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
+        self.store.save_final(self._state() | tested, about)
         return Parcel({}, {"round": task.note["round"], "received": result})
 
     def _enter(self, note: Note) -> None:
@@ -203,25 +189,21 @@ class Site:
         check_task(note, self.agreement)
         self.federation.round = note["round"]
 
-    def _take(self, task: Parcel) -> None:
-        """Go on from the snapshot that counts, with what the server sent on top."""
+    def _take(self, task: Parcel) -> bool:
+        """Go on from the snapshot that counts, with what the server sent on top; False if the snapshot is lost."""
         note, federation = task.note, self.federation
         self._enter(note)
-        self._restore(note["since"])
-        federation.taken_part[self.client] = note["since"] > 0
-        if note["sizes"]:
-            federation.sizes.copy_(torch.tensor(note["sizes"]))
-        for name, row in note["values"].items():
-            kept = federation.values[name]
-            kept[self.client] = torch.tensor(row, dtype=kept.dtype).reshape(kept[self.client].shape)
-        for name, group in note["downloads"].items():
-            if name in federation.slots:
-                self._write(name, federation.layout.columns(group), task.tensors[f"slot.{name}"])
+        found = self._restore(note["since"])
+        federation.rounds_taken[self.client] = note["rounds_taken"]
+        for name, spans in note["slots"].items():
+            self._write(name, columns_of(spans), task.tensors[f"slot.{name}"])
+        for name in note["values"]:
+            if federation.kinds[name].per_client:
+                federation.values[name][self.client] = task.tensors[f"value.{name}"]
             else:
-                value = federation.values[name]
-                row = task.tensors[f"value.{name}"]
-                value[0 if len(value) == 1 else self.client] = row
-        self.worker.visit = _Visit(list(note["peers"]), task.tensors.get("peers"))
+                federation.values[name] = task.tensors[f"value.{name}"]
+        self.worker.visitors = task.tensors.get("peers")
+        return found
 
     def _write(self, name: str, columns: Columns, row: Tensor) -> None:
         slot, me = self.federation[name], torch.tensor([self.client])
@@ -229,30 +211,30 @@ class Site:
         slot.write_shared(shared, shared.within(columns).take(row)[None])
         slot.write_own(me, own, own.within(columns).take(row)[None])
 
-    def _restore(self, since: int) -> None:
-        """The rows after the round that the server counted last (0: none)."""
+    def _restore(self, since: int) -> bool:
+        """The state after the round that the server counted last (0: none); False if it is not on the disk."""
         saved = self.store.snapshot(since) if since else None
-        if since and saved is None:
-            log.warning("site %s: its rows after round %d are not on its disk; it begins anew", self.name, since)
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
-        for name, tensor in self._state().items():
-            tensor.copy_(state[name])
+        federation = self.federation
+        for name, slot in federation.slots.items():
+            slot.shared.copy_(state[f"slot.{name}.shared"])
+            slot.own.copy_(state[f"slot.{name}.own"])
+        for name, kind in federation.kinds.items():
+            if kind.per_client:
+                federation.values[name][self.client] = state[f"value.{name}"]
+            else:
+                federation.values[name] = state[f"value.{name}"].clone()
+        return not since or saved is not None
 
     def _state(self) -> dict[str, Tensor]:
-        """What outlives a round here: all slots, and the values that never leave."""
+        """What outlives a round here: all slots, and all values as this site has them."""
         federation = self.federation
         rows = {
             f"slot.{name}.{part}": getattr(slot, part)
             for name, slot in federation.slots.items()
             for part in ("shared", "own")
         }
-        remembered = {f"value.{name}": federation.values[name][self.client] for name in self.agreement.kind.remembers}
-        return rows | remembered
-
-    def _values(self) -> dict[str, Tensor]:
-        """The server's values as this site has them, for whoever predicts with the finished model."""
-        values = self.federation.values
-        return {f"value.{name}": value[0 if len(value) == 1 else self.client] for name, value in values.items()}
+        return rows | {f"value.{name}": federation.value_of(name, self.client) for name in federation.values}
 
     def _test(self) -> Note:
         self.worker.seat(self.federation, self.client)
@@ -282,16 +264,31 @@ def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor,
 TASK: dict[str, Any] = {
     "round": int,
     "since": int,
+    "rounds_taken": int,
     "client": int,
     "test": bool,
-    "downloads": dict,
+    "slots": dict,
+    "values": list,
     "uploads": dict,
-    "probes": list,
+    "measures": list,
     "peers": list,
-    "sizes": list,
-    "values": dict,
     "fingerprint": str,
 }
+
+
+def columns_of(spans: object) -> Columns:
+    """The columns that a task names as `[[start, stop], …]`.
+
+    >>> columns_of([[0, 3], [5, 6]]).size
+    4
+    """
+    ordered = isinstance(spans, list) and all(
+        isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span) and 0 <= span[0] < span[1]
+        for span in spans
+    )
+    if not isinstance(spans, list) or not ordered:
+        raise RefusedError("the task names columns that are none")
+    return Columns.of(*((start, stop) for start, stop in spans))
 
 
 def check_task(note: Note, agreement: Agreement) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.downloads import tensor_bytes
 from coterie.errors import CoterieError
-from coterie.rounds.ledger import tensor_bytes
 
 Note = dict[str, Any]
 

@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.measures import Probe
-from coterie.client.recipe import Recipe, trained_slots
+from coterie.client.recipe import Recipe, measures, trained_slots
 from coterie.client.scores import Score
 from coterie.client.trainer import train, tune
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 
+PeersOf = Mapping[int, Sequence[int]]
+"""Whose models each client downloaded, by client."""
+NOBODY: PeersOf = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Work:
-    """What each client of a cohort does in one round."""
+    """What each client of a cohort does in one round; `peers` are those whose models a client downloaded."""
 
     recipe: Recipe
-    probes: tuple[Probe, ...] = ()
     test: bool = False
+    peers: PeersOf = field(default_factory=dict)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots whose rows the recipe trains."""
         return trained_slots(self.recipe)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of what the recipe measures."""
+        return tuple(measure.name for measure in measures(self.recipe))
 
 
 @dataclass
@@ -39,7 +48,7 @@ class Trained:
     """What came out of a round of local work, a row per client of the cohort."""
 
     rows: Mapping[str, Tensor]  # slot -> [m, slot width]
-    probes: dict[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
+    measured: dict[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
     scores: list[Score] = field(default_factory=list)  # at the moment `trained`, if asked for
     test_seconds: float = 0.0
 
@@ -56,8 +65,13 @@ class Engine(ABC):
         """Have every client of the cohort do the work, starting from the federation's slots."""
 
     @abstractmethod
-    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
-        """Score the clients' models as the federation holds them, on their own test data."""
+    def test(
+        self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY
+    ) -> list[Score]:
+        """Score the clients' models as the federation holds them, on their own test data.
+
+        `peers` matter to methods alone that tune before they are tested.
+        """
 
     def close(self) -> None:  # noqa: B027 (engines without workers have nothing to release)
         """Release workers and memory."""
@@ -71,22 +85,22 @@ def empty_rows(federation: Federation, work: Work, count: int) -> dict[str, Tens
 def do_work(
     worker: Worker, federation: Federation, client: int, work: Work, rows: Iterable[tuple[str, Tensor]]
 ) -> tuple[dict[str, Tensor], Score | None, float]:
-    """One client's round: fills its `rows` (slot, `[slot width]`); returns probes, score and testing time."""
-    worker.seat(federation, client)
-    probes = {probe.name: probe(worker) for probe in work.probes if probe.moment == "received"}
-    train(worker, work.recipe)
-    probes |= {probe.name: probe(worker) for probe in work.probes if probe.moment == "trained"}
+    """One client's round: fills its `rows` (slot, `[slot width]`); returns what it measured, score and testing time."""
+    worker.seat(federation, client, work.peers.get(client, ()))
+    measured = train(worker, work.recipe)
     for slot, row in rows:
         columns: Columns = federation[slot].columns
         row.copy_(columns.take(worker.model(slot).row))
     if not work.test:
-        return probes, None, 0.0
+        return measured, None, 0.0
     begin = time.perf_counter()
     score = tuned_score(worker, keep_scores=False)
-    return probes, score, time.perf_counter() - begin
+    return measured, score, time.perf_counter() - begin
 
 
-def do_test(worker: Worker, federation: Federation, clients: list[int], keep_scores: bool) -> list[Score]:
+def do_test(
+    worker: Worker, federation: Federation, clients: list[int], keep_scores: bool, peers: PeersOf = NOBODY
+) -> list[Score]:
     """Test the clients' models as the federation holds them; a model that all share is run once, in large batches."""
     if federation.is_uniform and not worker.method.tune(federation):
         tests = [worker.problem.test[client] for client in clients]
@@ -95,7 +109,7 @@ def do_test(worker: Worker, federation: Federation, clients: list[int], keep_sco
         return whole.split([len(index) for index in tests])
     scores = []
     for client in clients:
-        worker.seat(federation, client)
+        worker.seat(federation, client, peers.get(client, ()))
         scores.append(tuned_score(worker, keep_scores))
     return scores
 

@@ -9,7 +9,7 @@ from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
-from coterie.engines.base import Engine, Trained, Work, do_test, do_work, empty_rows
+from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work, do_test, do_work, empty_rows
 from coterie.methods.base import Method
 
 
@@ -24,18 +24,20 @@ class Serial(Engine):
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have every client of the cohort do the work."""
         trained = Trained(empty_rows(federation, work, len(cohort)))
-        probes: dict[str, list[Tensor]] = {probe.name: [] for probe in work.probes}
+        found: dict[str, list[Tensor]] = {name: [] for name in work.measured}
         for position, client in enumerate(cohort.tolist()):
             rows = [(slot, matrix[position]) for slot, matrix in trained.rows.items()]
             measured, score, seconds = do_work(self.worker, federation, client, work, rows)
             for name, value in measured.items():
-                probes[name].append(value)
+                found[name].append(value)
             if score is not None:
                 trained.scores.append(score)
             trained.test_seconds += seconds
-        trained.probes = {name: torch.stack(values) for name, values in probes.items()}
+        trained.measured = {name: torch.stack(values) for name, values in found.items()}
         return trained
 
-    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+    def test(
+        self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY
+    ) -> list[Score]:
         """Score the clients' models, one after the other."""
-        return do_test(self.worker, federation, clients.tolist(), keep_scores)
+        return do_test(self.worker, federation, clients.tolist(), keep_scores, peers)

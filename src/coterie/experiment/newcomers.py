@@ -32,8 +32,8 @@ def welcome(prepared: Prepared, trained: Federation) -> Federation:
             mean = source.rows(veterans, uploaded).mean(0, keepdim=True)
             slot.write_own(newcomers.everyone, uploaded, mean.expand(newcomers.clients, -1))
     for name, value in trained.values.items():
-        # One row is for everybody, unless it is the row of the only client and newcomers have theirs.
-        if len(value) == 1 and len(newcomers.values.get(name, value)) == 1:
+        # What is about all clients, such as their shares of the data, newcomers have of their own.
+        if not trained.kinds[name].per_client and newcomers.values[name].shape == value.shape:
             newcomers.values[name] = value.clone()
     return newcomers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,12 @@ def channel_count(layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """The probe: mean and standard deviation of every output channel over samples and positions, `[2, channels]`.
+    """The measurement: mean and standard deviation of every output channel over samples and positions, `[2, channels]`.
 
     Taken on the client's training data with the model as received, in evaluation mode.
     """
 
     name: ClassVar[str] = "channel_statistics"
-    moment: ClassVar[Literal["received", "trained"]] = "received"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Run the data through the extractor and listen to its layers."""

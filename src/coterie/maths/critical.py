@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def uncritical(scores: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class CriticalMask:
-    """The probe: which elements of the trained model are critical, tensor by tensor; it travels as bits.
+    """The measurement: which elements of the trained model are critical, tensor by tensor; it travels as bits.
 
     Sensitivity is |Δw · w|, Δw the displacement over the round. `reverse` takes the least sensitive
     elements instead, `random` any. Batch-norm statistics that travel are critical, whatever the share: the paper
@@ -57,7 +57,6 @@ class CriticalMask:
     kind: str = "sensitivity"
 
     name: ClassVar[str] = "critical"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """The mask over the columns of `all`: `[|all|]` bool."""

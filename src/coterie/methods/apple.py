@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.measures import Probe
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.views import Batches, ClientView, TrainedPart, TrainerView
+from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.errors import require
@@ -28,11 +28,12 @@ class FollowingSteps:
 
     def __call__(self, trainer: TrainerView, batches: Batches) -> None:
         """The personal model is mixed anew for every batch."""
-        worker, federation = trainer.worker, trainer.worker.federation
+        worker = trainer.worker
         peers, rows = worker.peers()
         known = [*peers, worker.client]
-        relations = worker.value("relations").clone()
-        target = (federation.sizes / federation.sizes.sum())[known]
+        shares = worker.value("shares")
+        relations = (worker.value("relations") if int(worker.rounds_taken) else shares).clone()
+        target = shares[known]
         # Nobody has heard of these yet: what they would weigh goes to the client's own core.
         strangers = torch.ones_like(relations, dtype=torch.bool)
         strangers[known] = False
@@ -71,10 +72,9 @@ def _mix(pairs: Sequence[tuple[TrainedPart, TrainedPart]], rows: Tensor, relatio
 
 @dataclass(frozen=True)
 class Relations:
-    """The probe: a client's relations after training, `[K]`."""
+    """The measurement: a client's relations after training, `[K]`."""
 
     name: ClassVar[str] = "relations"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """As the step rule left them."""
@@ -107,7 +107,6 @@ class APPLE(Method):
     shared: ClassVar[str] = ""
     stats: ClassVar[StatsPolicy] = "local"
     tested: ClassVar[str] = "personal"
-    remembers: ClassVar[tuple[str, ...]] = ("relations",)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, f"mu = {self.mu}: must not be negative")
@@ -115,9 +114,11 @@ class APPLE(Method):
         require(0 <= self.horizon <= 1, f"horizon = {self.horizon}: must lie in [0, 1]")
 
     def init(self, federation: Federation) -> None:
-        """Personal models besides the cores; relations by data size."""
-        federation.add_slot("personal", federation.layout.everything)
-        federation.values["relations"] = (federation.sizes / federation.sizes.sum()).repeat(federation.clients, 1)
+        """Personal models besides the cores; everybody's share of the data, from which relations start."""
+        federation.add_slot("personal", federation.layout.everything, held_by="client")
+        federation.add_value("shares", federation.sizes / federation.sizes.sum(), told=True)
+        nobody = torch.zeros(federation.clients, federation.clients)
+        federation.add_value("relations", nobody, per_client=True, held_by="client")
 
     def pull(self, federation: Federation) -> float:
         """λ(r)μ: how strongly relations are held near the data sizes."""
@@ -125,18 +126,22 @@ class APPLE(Method):
         return self.mu * (math.cos(math.pi * elapsed / horizon) + 1) / 2 if elapsed < horizon else 0.0
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Core and personal model in the same steps."""
+        """Core and personal model in the same steps; the client keeps its relations."""
         rule = FollowingSteps(self.lr_relations, self.pull(federation))
-        return (Phase(slot="personal", also={"model": "all"}, rule=rule),)
-
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """The relations, which the client keeps."""
-        return (Relations(),)
+        return (Phase(slot="personal", also={"model": "all"}, rule=rule), Measure(Relations(), keep=True))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The core model."""
         return {"model": "all"}
 
-    def peers(self, federation: Federation, client: int) -> Sequence[int]:
-        """Everybody else who has a core to show."""
-        return [peer for peer in federation.everyone[federation.taken_part].tolist() if peer != client]
+    def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix | Peers]:
+        """The cores of everybody else who has one to show."""
+        shown = federation.everyone[federation.taken_part].tolist()
+        yield Peers(lambda client: [peer for peer in shown if peer != client])
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        """Nothing is mixed here; whoever joined changes the shares."""
+        sizes = uploads.federation.sizes
+        shares = sizes / sizes.sum()
+        if not torch.equal(shares, uploads.federation.values["shares"]):
+            yield Put("shares", shares)

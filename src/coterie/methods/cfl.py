@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,11 @@ from coterie.maths.similarity import cosines
 from coterie.methods.base import Method
 
 LINKAGES = ("single", "complete")
+
+
+def displacement(rows: ClientRows) -> Tensor:
+    """Δ_k: the trained model minus the cluster's, which the client started from, `[m, |parameters|]`."""
+    return rows.after(group="parameters") - rows.before(group="parameters")
 
 
 @dataclass(frozen=True)
@@ -55,20 +60,13 @@ class CFL(Method):
 
     def init(self, federation: Federation) -> None:
         """Last updates, who belongs to which cluster, and the largest mean update so far."""
-        federation.add_slot("update", "parameters", fill=0.0)
-        federation.values["clusters"] = torch.zeros(federation.clients, dtype=torch.int64)
-        federation.values["largest"] = torch.zeros(1, dtype=torch.float64)
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """Δ_k = the trained model minus the cluster's, which the client started from."""
-        return {"update": lambda rows: rows.after(group="parameters") - rows.before(group="parameters")}
+        federation.add_slot("update", "parameters", fill=0.0, held_by="server", follows=displacement)
+        clusters = torch.zeros(federation.clients, dtype=torch.int64)
+        federation.add_value("clusters", clusters, per_client=True, held_by="server")
+        federation.add_value("largest", torch.zeros((), dtype=torch.float64), held_by="server")
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model."""
-        return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The cluster's model."""
         return {"model": "all"}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
@@ -91,7 +89,7 @@ class CFL(Method):
         here[uploads.cohort] = True
         yield Mix(within_groups(clusters, here), source="model", to="everyone")
         yield Put("clusters", clusters)
-        yield Put("largest", torch.tensor([largest], dtype=torch.float64))
+        yield Put("largest", torch.tensor(largest, dtype=torch.float64))
 
     def splits(self, round: int, members: int, mean: float, most: float, largest: float) -> bool:
         """Whether a cluster stands still (`mean` update) while a member does not (`most`)."""

@@ -42,7 +42,7 @@ class Ditto(FedAvg):
 
     def init(self, federation: Federation) -> None:
         """A whole model for everybody, statistics included."""
-        federation.add_slot("personal", federation.layout.everything)
+        federation.add_slot("personal", federation.layout.everything, held_by="client")
 
     def recipe(self, federation: Federation) -> Recipe:
         """The global model as in FedAvg, then one's own with a pull towards what was received."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Keep, Phase, Recipe
 from coterie.client.terms import cross_entropy
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.columns import Columns
-from coterie.core.exchange import Action, ClientRows, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
 from coterie.errors import require
@@ -37,7 +36,7 @@ class AdaptiveAggregation:
     def __call__(self, trainer: TrainerView, _: Batches) -> None:
         """At most once a visit: a model that was trained since is tested as it is."""
         worker = trainer.worker
-        rounds = int(worker.value("rounds_taken"))
+        rounds = int(worker.rounds_taken)
         if rounds == 0 or "blended" in worker.notes:
             return
         worker.notes["blended"] = torch.ones(1)
@@ -123,11 +122,10 @@ class FedALA(FedAvg):
         require(bool(self.columns(federation.layout)), f"adapted = {self.adapted}: holds no parameters")
 
     def init(self, federation: Federation) -> None:
-        """w_k and a of everybody, and in how many rounds each has taken part."""
+        """w_k and a of everybody."""
         columns = self.columns(federation.layout)
-        federation.add_slot("previous", columns)
-        federation.add_slot("blend", columns, fill=1.0)
-        federation.values["rounds_taken"] = torch.zeros(federation.clients, 1)
+        federation.add_slot("previous", columns, held_by="client")
+        federation.add_slot("blend", columns, fill=1.0, held_by="client")
 
     def tune(self, federation: Federation) -> Recipe:
         """The aggregation."""
@@ -135,16 +133,6 @@ class FedALA(FedAvg):
         return (Phase(train=self.adapted, also={"blend": self.adapted}, rule=rule),)
 
     def recipe(self, federation: Federation) -> Recipe:
-        """The aggregation, then plain training."""
-        return (*self.tune(federation), Phase(stream=0))
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """What was trained is blended with the next model that is received."""
-        return {"previous": lambda rows: rows.after(group=self.columns(federation.layout))}
-
-    def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        """FedAvg; counts who took part."""
-        yield from super().exchange(uploads)
-        taken = uploads.federation.values["rounds_taken"].clone()
-        taken[uploads.cohort] += 1
-        yield Put("rounds_taken", taken)
+        """The aggregation, then plain training; what was trained is blended with the next model that is received."""
+        columns = self.columns(federation.layout)
+        return (*self.tune(federation), Phase(stream=0), Keep("previous", lambda rows: rows.after(group=columns)))

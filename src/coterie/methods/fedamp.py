@@ -57,7 +57,7 @@ class FedAMP(Method):
     def init(self, federation: Federation) -> None:
         """What each client is drawn to, and whether the run has said that clients' own models have no part in it."""
         federation.add_slot("anchor")
-        federation.values["warned"] = torch.zeros(1)
+        federation.add_value("warned", torch.zeros(()), held_by="server")
 
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training with a pull towards the anchor."""
@@ -67,10 +67,6 @@ class FedAMP(Method):
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The client's model."""
         return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The client's anchor."""
-        return {"anchor": "all"}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Everybody's anchor from all models known."""
@@ -86,7 +82,7 @@ class FedAMP(Method):
                 f"models out (alpha = {self.alpha:g}, sigma = {self.sigma:g}); with alpha/sigma below "
                 f"1/{len(pool) - 1} none does"
             )
-            yield Put("warned", torch.ones(1))
+            yield Put("warned", torch.ones(()))
 
     def attention(self, distances: Tensor) -> Tensor:
         """The weights of squared `distances [p, p]`: `[p, p]`, what the others leave going to the client itself."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.measures import Probe
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
@@ -63,8 +63,9 @@ class FedAP(Method):
     def init(self, federation: Federation) -> None:
         """Nobody is measured yet."""
         channels = channel_count(federation.layout)
-        federation.values["statistics"] = torch.full((federation.clients, 2, channels), torch.nan)
-        federation.values["mixing"] = identity(federation.clients)
+        unknown = torch.full((federation.clients, 2, channels), torch.nan)
+        federation.add_value("statistics", unknown, per_client=True, held_by="server")
+        federation.add_value("mixing", identity(federation.clients), per_client=True, held_by="server")
 
     def warming_up(self, federation: Federation) -> bool:
         """Whether the round belongs to FedBN."""
@@ -74,15 +75,11 @@ class FedAP(Method):
         """Whether this round's clients send statistics: after FedBN, while somebody's are missing."""
         return not self.warming_up(federation) and not bool(federation.values["statistics"].isfinite().all())
 
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Channel statistics, where they are missing."""
-        return (ChannelStatistics(),) if self.measures(federation) else ()
+    def recipe(self, federation: Federation) -> Recipe:
+        """Plain training; before it channel statistics, where the server lacks them."""
+        return (Measure(ChannelStatistics()), Phase()) if self.measures(federation) else (Phase(),)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
-        """All but batch norm."""
-        return {"model": TRAVELS}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
         """All but batch norm."""
         return {"model": TRAVELS}
 
@@ -99,7 +96,7 @@ class FedAP(Method):
         elif self.measures(federation):
             statistics = federation.values["statistics"].clone()
             missing = ~statistics[cohort].isfinite().flatten(1).all(1)
-            statistics[cohort[missing]] = uploads.probes["channel_statistics"][missing]
+            statistics[cohort[missing]] = uploads.measured["channel_statistics"][missing]
             known = federation.everyone[statistics.isfinite().flatten(1).all(1)]
             near = self.nearness(channel_distances(statistics[known], federation.layout))
             yield Put("statistics", statistics)

@@ -52,10 +52,6 @@ class FedBABU(Method):
         """The extractor."""
         return {"model": "extractor"}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The extractor; everybody knows the initial classifier."""
-        return {"model": "extractor"}
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor."""
         yield Mix(by_size(uploads) if self.average == "size" else uniform(len(uploads.cohort)), "extractor")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.measures import Probe
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
@@ -57,21 +57,17 @@ class FedCAC(Method):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Which elements are critical."""
-        return (CriticalMask(self.tau, self.mask),)
+    def recipe(self, federation: Federation) -> Recipe:
+        """Plain training, then: which elements are critical."""
+        return (Phase(), Measure(CriticalMask(self.tau, self.mask)))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model (and the mask)."""
         return {"model": "all"}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The client's own mix (11), which the server makes since it has the mask."""
-        return {"model": "all"}
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """The mean of everybody, then under the mask the mean of the overlapping."""
-        masks = uploads.probes["critical"]
+        masks = uploads.measured["critical"]
         partners = self.collaborators(overlaps(masks), uploads.federation.round)
         cautious = normalised(partners | torch.eye(len(masks), dtype=torch.bool))
         if self.collaboration == "as_critical":

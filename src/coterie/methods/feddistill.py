@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
-from coterie.client.measures import Probe, mean_by_class, mean_of_owners
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.measures import mean_by_class, mean_of_owners
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import cross_entropy
 from coterie.client.views import BatchView, ClientView
 from coterie.core.exchange import Action, Put, Uploads
@@ -26,7 +26,6 @@ class ClassLogits:
     """The mean logits of each class in the client's training data, NaN for classes that it does not have: `[C, C]`."""
 
     name: ClassVar[str] = "class_logits"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the trained model, in evaluation mode."""
@@ -77,30 +76,24 @@ class FedDistill(Method):
 
     def init(self, federation: Federation) -> None:
         """Nothing to teach yet."""
-        rows = federation.clients if self.leave_out_own else 1
-        federation.values["class_logits"] = torch.full((rows, federation.classes, federation.classes), torch.nan)
+        own = (federation.clients,) if self.leave_out_own else ()
+        nothing = torch.full((*own, federation.classes, federation.classes), torch.nan)
+        federation.add_value("class_logits", nothing, per_client=self.leave_out_own)
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Everything trains, taught by the others' logits."""
-        return (Phase(terms=(cross_entropy, ClassTeacher(self.lam)) if self.lam else (cross_entropy,)),)
-
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Mean logits by class."""
-        return (ClassLogits(),)
+        """Everything trains, taught by the others' logits; then mean logits by class."""
+        terms = (cross_entropy, ClassTeacher(self.lam)) if self.lam else (cross_entropy,)
+        return (Phase(terms=terms), Measure(ClassLogits()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """No parameters."""
         return {}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The global logits."""
-        return {"class_logits": ""}
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean logits, for everybody or for each client without its own."""
-        logits, before = uploads.probes["class_logits"], uploads.federation.values["class_logits"]
+        logits, before = uploads.measured["class_logits"], uploads.federation.values["class_logits"]
         if not self.leave_out_own:
-            yield Put("class_logits", mean_of_owners(logits, before[0])[None])
+            yield Put("class_logits", mean_of_owners(logits, before))
             return
         has = (~logits.isnan()).float()
         own, own_has = torch.zeros_like(before), torch.zeros_like(before)

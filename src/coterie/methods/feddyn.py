@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Keep, Phase, Recipe
 from coterie.client.terms import Linear, Proximal
 from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.core.federation import Federation
@@ -39,21 +39,17 @@ class FedDyn(Method):
 
     def init(self, federation: Federation) -> None:
         """g_k of everybody, and h."""
-        federation.add_slot("dual", "parameters", fill=0.0)
-        federation.add_slot("server_dual", "parameters", shared="parameters", fill=0.0)
+        federation.add_slot("dual", "parameters", fill=0.0, held_by="client")
+        federation.add_slot("server_dual", "parameters", shared="parameters", fill=0.0, held_by="server")
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Plain training with the linear and the quadratic term."""
-        return (Phase(row_terms=(Linear("dual", -1.0), Proximal(self.alpha))),)
+        """Plain training with the linear and the quadratic term; the dual then goes against the displacement."""
+        return (Phase(row_terms=(Linear("dual", -1.0), Proximal(self.alpha))), Keep("dual", self.new_duals))
 
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """The client's dual goes against its displacement."""
-
-        def new_duals(rows: ClientRows) -> Tensor:
-            displacement = rows.after(group="parameters") - rows.before(group="parameters")
-            return rows.before("dual", "parameters") - self.alpha * displacement
-
-        return {"dual": new_duals}
+    def new_duals(self, rows: ClientRows) -> Tensor:
+        """g_k − α(w_k − w_t): `[m, |parameters|]`."""
+        displacement = rows.after(group="parameters") - rows.before(group="parameters")
+        return rows.before("dual", "parameters") - self.alpha * displacement
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """The mean model, moved by the server's dual."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.measures import Probe
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.steps import plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
-from coterie.core.exchange import Action, Put, Uploads
+from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import require
 from coterie.methods.base import Method
@@ -51,10 +51,9 @@ def helpfulness(worker: ClientView, own: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gains:
-    """The probe: how much each model that the client received would help it, `[K]`; 0 for the others."""
+    """The measurement: how much each model that the client received would help it, `[K]`; 0 for the others."""
 
     name: ClassVar[str] = "gains"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """As the step rule found them."""
@@ -98,21 +97,21 @@ class FedFomo(Method):
 
     def init(self, federation: Federation) -> None:
         """Nobody has a preference yet."""
-        federation.values["preference"] = torch.eye(federation.clients)
+        federation.add_value("preference", torch.eye(federation.clients), per_client=True, held_by="server")
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Plain training from the mix."""
-        return (Phase(rule=mix_then_train),)
-
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """How much the models helped."""
-        return (Gains(),)
+        """Plain training from the mix; then, how much the models helped."""
+        return (Phase(rule=mix_then_train), Measure(Gains()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model."""
         return {"model": "all"}
 
-    def peers(self, federation: Federation, client: int) -> Sequence[int]:
+    def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix | Peers]:
+        """The models of those that a client prefers."""
+        yield Peers(partial(self.preferred, federation))
+
+    def preferred(self, federation: Federation, client: int) -> Sequence[int]:
         """The M others that the client prefers, in that order."""
         sizes = federation.validation_sizes
         if sizes is None or sizes[client] == 0:
@@ -126,4 +125,4 @@ class FedFomo(Method):
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Add up what clients found."""
         preference = uploads.federation.values["preference"]
-        yield Put("preference", preference.index_add(0, uploads.cohort, uploads.probes["gains"]))
+        yield Put("preference", preference.index_add(0, uploads.cohort, uploads.measured["gains"]))

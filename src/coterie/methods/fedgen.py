@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,8 +98,9 @@ class FedGen(Method):
 
     def init(self, federation: Federation) -> None:
         """The generator's tensors, and how frequent labels are among the clients seen so far."""
-        federation.values["generator"] = self.shape(federation).initial(stream_seed(federation.seed, "generator"))[None]
-        federation.values["label_shares"] = torch.full((1, federation.classes), 1 / federation.classes)
+        federation.ask_class_counts()
+        federation.add_value("generator", self.shape(federation).initial(stream_seed(federation.seed, "generator")))
+        federation.add_value("label_shares", torch.full((federation.classes,), 1 / federation.classes))
 
     def shape(self, federation: Federation) -> GeneratorShape:
         """The generator's sizes for this federation's classes and features."""
@@ -116,29 +117,20 @@ class FedGen(Method):
                 terms.append(GeneratedTeacher(factor * self.beta, shape))
         return (Phase(terms=tuple(terms)),)
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The model, and the generator once it has been trained."""
-        return {"model": "all"} | ({"generator": "", "label_shares": ""} if federation.round > 1 else {})
-
-    @property
-    def counts_classes(self) -> bool:
-        """The generator is trained for the labels that clients have."""
-        return True
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mix whole models by data size; train the generator on this round's classifiers."""
         federation = uploads.federation
         seen = federation.class_counts[federation.taken_part].sum(0)
         yield Mix(by_size(uploads))
-        yield Put("generator", self.trained_generator(uploads)[None])
-        yield Put("label_shares", (seen / seen.sum()).float()[None])
+        yield Put("generator", self.trained_generator(uploads))
+        yield Put("label_shares", (seen / seen.sum()).float())
 
     def trained_generator(self, uploads: Uploads) -> Tensor:
         """The generator's row after this round's steps."""
         federation = uploads.federation
         shape = self.shape(federation)
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced at once
-            module = shape.layout.load(shape.build(), federation.values["generator"][0]).train()
+            module = shape.layout.load(shape.build(), federation.values["generator"]).train()
         heads, counts = uploads.rows("classifier"), federation.class_counts[uploads.cohort].float()
         optimiser = torch.optim.Adam(module.parameters(), lr=self.server_lr)
         stream = torch_stream(federation.seed, "generator training", federation.round)
@@ -152,7 +144,7 @@ class FedGen(Method):
             optimiser.step()
         trained = shape.layout.row(module)
         # Classifiers about to diverge may overflow on its features: then it stays as it was.
-        return trained if bool(trained.isfinite().all()) else federation.values["generator"][0]
+        return trained if bool(trained.isfinite().all()) else federation.values["generator"]
 
 
 def ensemble_loss(logits: Iterable[Tensor], labels: Tensor, counts: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from coterie.client.measures import ClassMeans, Probe
+from coterie.client.measures import ClassMeans
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
@@ -52,9 +53,9 @@ class FedGH(Method):
             f"server_batch = {self.server_batch}: must be at least 1",
         )
 
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Mean features by class."""
-        return (ClassMeans(),)
+    def recipe(self, federation: Federation) -> Recipe:
+        """Plain training, then mean features by class."""
+        return (Phase(), Measure(ClassMeans()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """No parameters."""
@@ -63,7 +64,7 @@ class FedGH(Method):
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Train the classifier on the class means, in an order that does not depend on the clients' labels."""
         federation = uploads.federation
-        means = uploads.probes["class_means"][torch.argsort(federation.keys[uploads.cohort])]
+        means = uploads.measured["class_means"][torch.argsort(federation.keys[uploads.cohort])]
         known = means.isfinite().all(2)  # NaN: a class that the client does not have
         row = federation["model"].rows(federation.everyone[:1], federation.layout.columns("classifier"))[0]
         row = self.trained_head(federation, row, means[known], known.nonzero()[:, 1])

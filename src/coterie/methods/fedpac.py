@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.measures import ClassMeans, class_mean_of_clients
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import PrototypeDistance, cross_entropy
 from coterie.client.views import ClientView
 from coterie.core.exchange import Action, Mix, Put, Uploads
@@ -24,14 +24,13 @@ from coterie.methods.base import Method
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """The probe: what the received extractor makes of the client's training data, `[1 + C·d]`.
+    """The measurement: what the received extractor makes of the client's training data, `[1 + C·d]`.
 
     First v = (mean ‖z‖² − Σ_c p_c²‖μ_c‖²) / n, then h_c = p_c μ_c for every class c (zero for classes that the
     client does not have); p_c are the class shares and μ_c the mean features.
     """
 
     name: ClassVar[str] = "feature_statistics"
-    moment: ClassVar[Literal["received", "trained"]] = "received"
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the received extractor, in evaluation mode."""
@@ -74,38 +73,28 @@ class FedPAC(Method):
 
     def init(self, federation: Federation) -> None:
         """Nobody's class means are known yet."""
-        federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
+        federation.ask_class_counts()
+        federation.add_value("prototypes", torch.full((federation.classes, federation.feature_width), torch.nan))
 
     def recipe(self, federation: Federation) -> Recipe:
-        """The classifier on frozen features, then the extractor under the frozen classifier."""
+        """The classifier on frozen features, then the extractor under it; statistics before, class means after."""
         aligned = (PrototypeDistance("prototypes", self.lam),) if self.lam and federation.round > 1 else ()
         return (
+            Measure(FeatureStatistics()),
             Phase(train="classifier", epochs=self.head_epochs, lr=self.head_lr),
             Phase(train="extractor", terms=(cross_entropy, *aligned)),
+            Measure(ClassMeans()),
         )
 
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Statistics before training, class means after it."""
-        return (FeatureStatistics(), ClassMeans())
-
     def uploads(self, federation: Federation) -> Mapping[str, str]:
-        """The whole model (and the probes)."""
+        """The whole model."""
         return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The mean extractor, the client's own combination, and the prototypes once there are some."""
-        return {"model": "all"} | ({"prototypes": ""} if federation.round > 1 else {})
-
-    @property
-    def counts_classes(self) -> bool:
-        """Class means are averaged by class sizes."""
-        return True
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor, mean prototypes, combined classifiers."""
         yield Mix(by_size(uploads), "extractor")
         yield Put("prototypes", class_mean_of_clients(uploads))
-        statistics = uploads.probes["feature_statistics"].double()
+        statistics = uploads.measured["feature_statistics"].double()
         # Whoever's features overflow keeps its own classifier, which is in nobody's mix.
         sound = statistics.isfinite().all(1).nonzero()[:, 0]
         weights = combinations(statistics[sound, 0], statistics[sound, 1:])

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients, mean_of_owners
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.measures import ClassMeans, class_mean_of_clients, mean_of_owners
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import PrototypeDistance, cross_entropy
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Put, Uploads
@@ -56,37 +56,26 @@ class FedProto(Method):
 
     def init(self, federation: Federation) -> None:
         """No prototypes yet."""
-        federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
+        federation.add_value("prototypes", torch.full((federation.classes, federation.feature_width), torch.nan))
+        if self.average == "samples":
+            federation.ask_class_counts()
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Everything trains, features near their prototypes."""
-        term = PrototypeDistance("prototypes", self.lam)
-        return (Phase(terms=(cross_entropy, term) if self.lam else (cross_entropy,)),)
-
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Mean features by class."""
-        return (ClassMeans(),)
+        """Everything trains, features near their prototypes; then mean features by class."""
+        near = (PrototypeDistance("prototypes", self.lam),) if self.lam else ()
+        return (Phase(terms=(cross_entropy, *near)), Measure(ClassMeans()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """No parameters."""
         return {}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The prototypes."""
-        return {"prototypes": ""}
-
-    @property
-    def counts_classes(self) -> bool:
-        """A mean over samples weighs each client's class by its size."""
-        return self.average == "samples"
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean prototypes."""
         if self.average == "samples":
             yield Put("prototypes", class_mean_of_clients(uploads))
         else:
-            before = uploads.federation.values["prototypes"][0]
-            yield Put("prototypes", mean_of_owners(uploads.probes["class_means"], before)[None])
+            before = uploads.federation.values["prototypes"]
+            yield Put("prototypes", mean_of_owners(uploads.measured["class_means"], before))
 
     def predict(self, batch: BatchView) -> Tensor:
         """Minus the mean squared difference to each prototype; a class that has none is farther than all others."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.measures import ClassMeans, class_mean_of_clients
+from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import PrototypeDistance, cross_entropy
-from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import among, by_size, identity, normalised
@@ -66,40 +66,26 @@ class FedReMa(Method):
 
     def init(self, federation: Federation) -> None:
         """Last uploads; how often each was chosen; whether the period lasts, and the largest gap; class means."""
-        federation.add_slot("uploaded", "classifier")
-        federation.values["chosen"] = torch.zeros(federation.clients, federation.clients)
-        federation.values["period"] = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        federation.add_slot("uploaded", "classifier", held_by="server", follows="model")
+        chosen = torch.zeros(federation.clients, federation.clients)
+        federation.add_value("chosen", chosen, per_client=True, held_by="server")
+        federation.add_value("period", torch.tensor([1.0, 0.0], dtype=torch.float64), held_by="server")
         if "F" in self.variant:
-            federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
+            federation.ask_class_counts()
+            federation.add_value("prototypes", torch.full((federation.classes, federation.feature_width), torch.nan))
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Plain training, or with alignment, or in turn."""
-        aligned = (cross_entropy, PrototypeDistance("prototypes", self.alignment)) if "F" in self.variant else None
-        terms = aligned or (cross_entropy,)
+        """Plain training, or with alignment (then mean features of the client's classes too), or in turn."""
+        aligned = "F" in self.variant
+        terms = (cross_entropy, *((PrototypeDistance("prototypes", self.alignment),) if aligned else ()))
+        means = (Measure(ClassMeans()),) if aligned else ()
         if "A" in self.variant:
-            return (Phase(train="classifier"), Phase(train="extractor", terms=terms))
-        return (Phase(terms=terms),)
-
-    def probes(self, federation: Federation) -> tuple[Probe, ...]:
-        """Mean features of the client's classes, where they are aligned."""
-        return (ClassMeans(),) if "F" in self.variant else ()
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """The server keeps everybody's last uploaded classifier."""
-        return {"uploaded": lambda rows: rows.after(group="classifier")}
+            return (Phase(train="classifier"), Phase(train="extractor", terms=terms), *means)
+        return (Phase(terms=terms), *means)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model."""
         return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The mean extractor and the client's own mix of classifiers."""
-        return {"model": "all"} | ({"prototypes": ""} if "F" in self.variant else {})
-
-    @property
-    def counts_classes(self) -> bool:
-        """Class means are averaged by class sizes."""
-        return "F" in self.variant
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor; classifiers by relevance, now or as remembered."""
@@ -107,7 +93,7 @@ class FedReMa(Method):
         yield Mix(by_size(uploads), "extractor")
         if "F" in self.variant:
             yield Put("prototypes", class_mean_of_clients(uploads))
-        chosen, (lasts, largest) = federation.values["chosen"], federation.values["period"][0].tolist()
+        chosen, (lasts, largest) = federation.values["chosen"], federation.values["period"].tolist()
         if lasts:
             relevant, gaps = most_relevant(self.answers_alike(uploads), self.include_lower)
             yield Mix(among(relevant, uploads.sizes), "classifier")
@@ -117,7 +103,7 @@ class FedReMa(Method):
             if len(cohort) > 2:  # two clients leave no gap to judge the period by
                 gap, largest = float(gaps.mean()), max(largest, float(gaps.mean()))
                 lasts = largest == 0 or self.delta == 0 or gap / largest > self.delta
-                yield Put("period", torch.tensor([[float(lasts), largest]], dtype=torch.float64))
+                yield Put("period", torch.tensor([float(lasts), largest], dtype=torch.float64))
         else:
             never = chosen[cohort].sum(1) == 0
             history = torch.where(never[:, None], identity(federation.clients)[cohort], chosen[cohort].double())

@@ -62,8 +62,9 @@ class FedRod(Method):
 
     def init(self, federation: Federation) -> None:
         """A personal classifier for everybody; what clients know of their own classes."""
-        federation.add_slot("personal_head", "classifier")
-        federation.values["log_counts"] = federation.class_counts.float().log()
+        federation.add_slot("personal_head", "classifier", held_by="client")
+        counts = federation.class_counts.float()
+        federation.add_value("log_counts", counts.log(), per_client=True, held_by="client")
 
     def recipe(self, federation: Federation) -> Recipe:
         """One forward and one backward pass for both classifiers."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -66,22 +65,12 @@ class FedTC(Method):
         """Extractor and local classifier."""
         return {"model": "all"}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """Extractor and shared classifier."""
-        return {"model": "extractor", "shared_head": "classifier"}
-
-    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
-        """The mean classifier to start one's own from, where the server has chosen it."""
-        fresh = self.reset_local_head or not bool(federation.taken_part[client])
-        return {"model": "classifier"} if fresh and federation.round > 1 else {}
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor, mean classifier."""
         federation = uploads.federation
         weights = by_size(uploads)
         yield Mix(weights, "extractor")
         yield Mix(weights, "classifier", target="shared_head")
-        resets = torch.ones_like(federation.taken_part) if self.reset_local_head else ~federation.taken_part
-        if bool(resets.any()):
-            gate = resets[:, None].expand(-1, federation.layout.columns("classifier").size)
-            yield Mix(weights, "classifier", to="everyone", gate=gate)
+        resets = federation.everyone if self.reset_local_head else federation.everyone[~federation.taken_part]
+        if len(resets):
+            yield Mix(weights, "classifier", to=resets)

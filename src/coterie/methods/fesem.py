@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import Proximal
 from coterie.core.columns import Columns
-from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
+from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import require
 from coterie.maths.clusters import lloyd, within_groups
@@ -58,26 +57,18 @@ class FeSEM(Method):
 
     def init(self, federation: Federation) -> None:
         """Last uploads, the centres' compared columns, and who belongs where (−1: not known yet)."""
-        federation.add_slot("uploaded")
+        federation.add_slot("uploaded", held_by="server", follows="model")
         if federation.layout.classifier_weights:
             first = self.compared(federation).take(federation.initial).double()
-            federation.values["centres"] = first.repeat(1, self.centres, 1)
-        federation.values["clusters"] = torch.full((federation.clients,), -1)
+            federation.add_value("centres", first.repeat(self.centres, 1), held_by="server")
+        federation.add_value("clusters", torch.full((federation.clients,), -1), per_client=True, held_by="server")
 
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training, held near the centre if wished."""
         return (Phase(row_terms=(Proximal(self.mu),) if self.mu else ()),)
 
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """The server keeps everybody's last upload."""
-        return {"uploaded": lambda rows: rows.after()}
-
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model."""
-        return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The centre."""
         return {"model": "all"}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
@@ -86,9 +77,9 @@ class FeSEM(Method):
         known = federation.taken_part
         points = federation["uploaded"].rows(federation.everyone[known], self.compared(federation))
         clusters = federation.values["clusters"].clone()
-        clusters[known], centres = lloyd(points, federation.values["centres"][0], self.lloyd_steps)
+        clusters[known], centres = lloyd(points, federation.values["centres"], self.lloyd_steps)
         weights = within_groups(clusters, known)
         weights[~known] = known.double() / known.sum()
         yield Mix(weights, source="uploaded", to="everyone")
         yield Put("clusters", clusters)
-        yield Put("centres", centres[None])
+        yield Put("centres", centres)

@@ -41,10 +41,6 @@ class LGFedAvg(Method):
         """The classifier; whole models in the warm-up."""
         return {"model": "all" if federation.round <= self.warmup else "classifier"}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The classifier; whole models as long as the last exchange mixed them."""
-        return {"model": "all" if self.warmup and federation.round <= self.warmup + 1 else "classifier"}
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean classifier; mean extractor for everybody in the warm-up."""
         yield Mix(by_size(uploads), "classifier")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Keep, Phase, Recipe
 from coterie.client.terms import RECEIVED, cross_entropy
 from coterie.client.views import BatchView
-from coterie.core.exchange import Action, ClientRows, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import require
 from coterie.methods.fedavg import FedAvg
@@ -34,7 +31,7 @@ class ModelContrast:
         wanted = cosine_similarity(batch.features, batch.under(RECEIVED).features)
         unwanted = cosine_similarity(batch.features, batch.under("previous").features)
         contrast = softplus((unwanted - wanted) / self.temperature)
-        return self.weight * batch.value("has_previous") * contrast
+        return self.weight * (batch.rounds_taken > 0) * contrast
 
 
 @dataclass(frozen=True)
@@ -62,21 +59,10 @@ class MOON(FedAvg):
         require(self.temperature > 0, f"temperature = {self.temperature}: must be greater than 0")
 
     def init(self, federation: Federation) -> None:
-        """Everybody's last extractor, and whether there is one."""
-        federation.add_slot("previous", SEEN)
-        federation.values["has_previous"] = torch.zeros(federation.clients, 1)
+        """Everybody's last extractor."""
+        federation.add_slot("previous", SEEN, held_by="client")
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Plain training with the contrast, once anybody has a last model."""
-        if self.mu == 0 or not bool(federation.taken_part.any()):
-            return (Phase(),)
-        return (Phase(terms=(cross_entropy, ModelContrast(self.mu, self.temperature))),)
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """The trained model is the last one of the next round."""
-        return {"previous": lambda rows: rows.after(group=SEEN)}
-
-    def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        """FedAvg."""
-        yield from super().exchange(uploads)
-        yield Put("has_previous", uploads.federation.taken_part.float()[:, None])
+        """Plain training with the contrast, once anybody can have a last model; the trained model is the next one."""
+        contrast = (ModelContrast(self.mu, self.temperature),) if self.mu and federation.round > 1 else ()
+        return (Phase(terms=(cross_entropy, *contrast)), Keep("previous", lambda rows: rows.after(group=SEEN)))

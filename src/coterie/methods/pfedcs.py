@@ -14,7 +14,7 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import RECEIVED, cross_entropy
 from coterie.client.views import BatchView
 from coterie.core.columns import Columns
-from coterie.core.exchange import Action, Mix, Put, Uploads
+from coterie.core.exchange import Action, Drop, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
@@ -49,7 +49,7 @@ class TeacherKL:
         features = batch.features if self.trunk == "current" else batch.under(RECEIVED).features
         teacher = log_softmax(batch.head("teacher", features.detach()), 1).detach()
         divergence = (teacher.exp() * (teacher - log_softmax(batch.logits, 1))).sum(1)
-        return self.weight * batch.value("has_teacher") * divergence
+        return self.weight * (batch.rounds_taken > 0) * divergence
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,6 @@ class PFedCS(Method):
     def init(self, federation: Federation) -> None:
         """A teacher for everybody, unused until there is something to teach."""
         federation.add_slot("teacher", "classifier")
-        federation.values["has_teacher"] = torch.zeros(federation.clients, 1)
 
     def recipe(self, federation: Federation) -> Recipe:
         """Tune the teacher, then learn from it and from the data."""
@@ -128,19 +127,16 @@ class PFedCS(Method):
         """The classifier too, as long as it will make teachers."""
         return {"model": "all" if self.makes_teachers(federation) else "extractor"}
 
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The extractor, and a teacher in stage 1."""
-        return {"model": "extractor"} | ({"teacher": "classifier"} if self.has_teachers(federation) else {})
-
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor; for the next round of stage 1, everybody's teacher."""
         federation = uploads.federation
         yield Mix(by_size(uploads), "extractor")
         if self.makes_teachers(federation):
             pool = federation.everyone[federation.taken_part]
-            weights = embedded(self.teaching(federation, pool), pool, federation.clients)
-            yield Mix(weights, "classifier", source="model", target="teacher", to="everyone")
-            yield Put("has_teacher", federation.taken_part.float()[:, None])
+            weights = embedded(self.teaching(federation, pool), pool, federation.clients)[pool]
+            yield Mix(weights, "classifier", source="model", target="teacher", to=pool)
+        else:
+            yield Drop("teacher")
 
     def teaching(self, federation: Federation, pool: Tensor) -> Tensor:
         """Who teaches whom among the clients whose classifiers are known: `[p, p]`."""

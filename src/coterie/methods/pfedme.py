@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Keep, Phase, Recipe
 from coterie.client.views import Batches, TrainerView
-from coterie.core.exchange import Action, ClientRows, Mix, Uploads
+from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import uniform
 from coterie.errors import require
@@ -83,24 +81,15 @@ class PFedMe(FedAvg):
         federation.add_slot("personal", federation.layout.everything)
 
     def recipe(self, federation: Federation) -> Recipe:
-        """θ̃ and w_k in the same steps."""
+        """θ̃ and w_k in the same steps; what clients send has gone β of the way."""
         rule = MoreauSteps(self.lam, self.steps, self.inner_lr)
-        return (Phase(slot="personal", also={"model": "all"}, rule=rule),)
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """What clients send has gone β of the way."""
-        return {} if self.beta == 1 else {"model": lambda rows: rows.relaxed(self.beta)}
-
-    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
-        """The newest w as personal model, once there is one, for a client that has none of its own yet."""
-        late = bool(federation.taken_part.any()) and not bool(federation.taken_part[client])
-        return {"personal": "all"} if late else {}
+        sent = () if self.beta == 1 else (Keep("model", lambda rows: rows.relaxed(self.beta)),)
+        return (Phase(slot="personal", also={"model": "all"}, rule=rule), *sent)
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """The mean of the cohort; newcomers hold its result."""
         federation, weights = uploads.federation, uniform(len(uploads.cohort))
         yield Mix(weights)
-        new = ~federation.taken_part
-        if bool(new.any()):
-            gate = new[:, None].expand(-1, federation.layout.columns("all").size)
-            yield Mix(weights, target="personal", to="everyone", gate=gate)
+        new = federation.everyone[~federation.taken_part]
+        if len(new):
+            yield Mix(weights, target="personal", to=new)

@@ -63,8 +63,8 @@ class PFedSim(Method):
 
     def init(self, federation: Federation) -> None:
         """Nobody is known to be similar yet."""
-        federation.values["similarity"] = identity(federation.clients) * self.weight_of_self
-        federation.values["settled"] = torch.zeros(federation.clients, 1)
+        nobody = identity(federation.clients) * self.weight_of_self
+        federation.add_value("similarity", nobody, per_client=True, held_by="server")
 
     @property
     def weight_of_self(self) -> float:
@@ -76,15 +76,6 @@ class PFedSim(Method):
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The whole model in both phases."""
         return {"model": "all"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The whole model while warming up; then the extractor, the classifier being the client's own."""
-        return {"model": "all" if self.warming_up(federation) else "extractor"}
-
-    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
-        """The classifier that warming up ended with, until the client has one of its own."""
-        settled = self.warming_up(federation) or bool(federation.values["settled"][client])
-        return {} if settled else {"model": "classifier"}
 
     def warming_up(self, federation: Federation) -> bool:
         """Whether the round belongs to the first ⌊ρT⌋."""
@@ -101,9 +92,6 @@ class PFedSim(Method):
         if self.warming_up(federation):
             yield Mix(by_size(uploads), to="everyone")
             return
-        settled = federation.values["settled"].clone()
-        settled[cohort] = 1.0
-        yield Put("settled", settled)
         if len(cohort) > 1:
             matrix = federation.layout.classifier_weights[-1]
             weights = uploads.rows(matrix.columns).view(len(cohort), *matrix.shape)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Keep, Phase, Recipe
 from coterie.client.terms import Linear
 from coterie.core.exchange import Action, ClientRows, Mix, Uploads
 from coterie.core.federation import Federation
@@ -57,21 +57,14 @@ class SCAFFOLD(Method):
         federation.add_slot("mean_control", "parameters", shared="parameters", fill=0.0)
 
     def recipe(self, federation: Federation) -> Recipe:
-        """Every gradient is corrected by c − c_k."""
-        return (Phase(row_terms=(Linear("control", -1.0), Linear("mean_control"))),)
-
-    def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
-        """The new controls; what clients send has gone η_g of the way."""
-        stretched = {} if self.server_lr == 1 else {"model": lambda rows: rows.relaxed(self.server_lr)}
-        return {"control": new_controls, **stretched}
+        """Every gradient is corrected by c − c_k; then the new controls, and what is sent has gone η_g of the way."""
+        phase = Phase(row_terms=(Linear("control", -1.0), Linear("mean_control")))
+        stretched = () if self.server_lr == 1 else (Keep("model", lambda rows: rows.relaxed(self.server_lr)),)
+        return (phase, Keep("control", new_controls), *stretched)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The model and the client's control."""
         return {"model": "all", "control": "parameters"}
-
-    def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The model and the mean control."""
-        return {"model": "all", "mean_control": "parameters"}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """The mean model of the cohort, the mean control of everybody."""

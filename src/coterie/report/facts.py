@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from coterie.client.recipe import measures
+from coterie.core.columns import Columns
+from coterie.core.downloads import Owed, owed
+from coterie.core.exchange import apply
 from coterie.core.federation import Federation
+from coterie.core.layout import Layout
+from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset
+from coterie.engines.base import Engine, Work
+from coterie.engines.serial import Serial
 from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
 from coterie.partition import Iid
-from coterie.rounds.ledger import declared_bytes
+from coterie.rounds.collect import collect
+from coterie.rounds.delivery import Delivery
 
-# Two rounds in which first rounds are over: methods with two phases are in their first, and in their second.
-ROUNDS, EARLY, LATE = 100, 30, 80
+# Methods with two phases change at half-time; what first rounds alone carry is left out.
+ROUNDS, FIRST = 6, 2
+CLIENTS, SAMPLES = 3, 36
+GROUPS = {"all": "model", "all - norm": "model without norm", "extractor": "extractor", "classifier": "classifier"}
 
 
 @dataclass(frozen=True)
@@ -34,21 +48,82 @@ def facts(method: Method) -> MethodFacts:
     >>> facts(FedPer())
     MethodFacts(personal='classifier, stats', up='extractor', down='extractor')
     """
-    data = Dataset("toy", torch.zeros(40, 1, 8, 8), torch.arange(40) % 2, classes=2)
+    data = Dataset("toy", torch.zeros(SAMPLES, 4), torch.arange(SAMPLES) % 2, classes=2)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     experiment = Experiment(
-        method=method, data=data, partition=Iid(clients=4), model="lenet5", rounds=ROUNDS, validation=0.2
+        method=method,
+        data=data,
+        partition=Iid(clients=CLIENTS),
+        model=model,
+        classifier="3",
+        rounds=ROUNDS,
+        epochs=1,
+        validation=0.2,
     )
-    federation = experiment.prepare().federation()
-    federation.taken_part[:] = True
+    prepared = experiment.prepare()
+    federation = prepared.federation()
     ways: dict[str, list[str]] = {"up": [], "down": []}
-    for federation.round in (EARLY, LATE):
-        up = _declared(federation, method.uploads(federation))
-        up += [probe.name for probe in method.probes(federation) if probe.name not in method.remembers]
-        down = _declared(federation, method.downloads(federation))
-        down += ["other clients' models"] if method.peers(federation, 0) else []
-        for way, words in (("up", up), ("down", down)):
-            ways[way].append(" + ".join(words).replace("_", " ") or "nothing")
-    return MethodFacts(_personal(federation), *("; later ".join(dict.fromkeys(words)) for words in ways.values()))
+    with torch.random.fork_rng(devices=[]), _silence():
+        engine = Serial(prepared.problem(), method, seed=0)
+        for up, down in _travels(method, federation, engine):
+            for way, words in (("up", up), ("down", down)):
+                spoken = " + ".join(words).replace("_", " ") or "nothing"
+                if federation.round >= FIRST and spoken not in ways[way][-1:]:
+                    ways[way].append(spoken)
+    return MethodFacts(_personal(federation), *("; later ".join(words) for words in ways.values()))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nobody wants to hear what a method has to say about a toy."""
+    log = logging.getLogger("coterie")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _travels(method: Method, federation: Federation, engine: Engine) -> Iterator[tuple[list[str], list[str]]]:
+    """What the first client sends and receives in each round, in words."""
+    for federation.round in range(1, ROUNDS + 1):
+        delivery = Delivery(method, federation, federation.everyone)
+        peers, recipe, uploads = delivery.peers(), method.recipe(federation), method.uploads(federation)
+        down = spoken_downloads(federation, owed(federation, 0)) + (["other clients' models"] if peers.get(0) else [])
+        up = [word for slot, group in uploads.items() for word in _spoken(federation, slot, group)]
+        up += [measure.name for measure in measures(recipe) if not measure.keep]
+        trained = engine.train(federation, Work(recipe, peers=peers), federation.everyone)
+        sent, _ = collect(federation, recipe, uploads, federation.everyone, trained)
+        apply(method.exchange(sent), federation, sent, exchange_mark(federation.round))
+        yield up, down
+
+
+def spoken_downloads(federation: Federation, due: Owed) -> list[str]:
+    """What a client is owed, in words."""
+    slots = [word for slot, columns in due.slots.items() for word in _spoken(federation, slot, columns)]
+    return [*slots, *due.values]
+
+
+def _spoken(federation: Federation, slot: str, group: str | Columns) -> list[str]:
+    columns = federation.layout.columns(group)
+    if not columns:
+        return []
+    return [spoken_columns(federation.layout, columns)] if slot == "model" else [slot]
+
+
+def spoken_columns(layout: Layout, columns: Columns) -> str:
+    """Columns of a model in words: the name of their group, if they are one.
+
+    >>> from torch import nn
+    >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), classifier="1")
+    >>> spoken_columns(layout, layout.columns("extractor")), spoken_columns(layout)
+    'extractor'
+    """
+    for group, words in GROUPS.items():
+        if layout.columns(group) == columns:
+            return words
+    return "columns"
 
 
 def _personal(federation: Federation) -> str:
@@ -58,10 +133,6 @@ def _personal(federation: Federation) -> str:
         words.append("stats")
     if layout.columns("parameters") <= own:
         words = ["everything"]
-    words += [name.replace("_", " ") for name, slot in federation.slots.items() if name != "model" and slot.own_columns]
+    others = {name: slot for name, slot in federation.slots.items() if name != "model" and slot.held_by != "server"}
+    words += [name.replace("_", " ") for name, slot in others.items() if slot.own_columns]
     return ", ".join(words) or "nothing"
-
-
-def _declared(federation: Federation, declared: Mapping[str, str]) -> list[str]:
-    sent = [(name, group) for name, group in declared.items() if declared_bytes(federation, {name: group})]
-    return [name if name != "model" else {"all": "model"}.get(group, group) for name, group in sent]

@@ -1,4 +1,4 @@
-"""After training: what clients keep, and what they send."""
+"""After training: what clients keep, what they send, and what the server remembers of it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from coterie.client.recipe import Recipe, keeps, measures
+from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
-from coterie.methods.base import Method
 
 
 def collect(
-    method: Method,
-    federation: Federation,
-    cohort: Tensor,
-    trained: Trained,
-    sent: Mapping[str, Tensor] | None = None,
+    federation: Federation, recipe: Recipe, uploads: Mapping[str, str], cohort: Tensor, trained: Trained
 ) -> tuple[Uploads, list[int]]:
-    """Keep every client's personal columns with it, and gather what the method declared as uploads.
+    """Both sides of an upload: clients keep what is personal, the server takes what they send.
 
-    A client whose rows are not finite is left out: it keeps its last good row and is named. `sent` are rows
-    `[m, |uploaded columns|]` of slots that came by message and count instead of what would follow from training.
+    A client whose rows are not finite is left out: it keeps its last good row and is named.
     """
     finite = torch.ones(len(cohort), dtype=torch.bool)
     for rows in trained.rows.values():
@@ -33,22 +29,40 @@ def collect(
         cohort = cohort[finite]
         trained = Trained(
             {slot: rows[finite] for slot, rows in trained.rows.items()},
-            {name: value[finite] for name, value in trained.probes.items()},
+            {name: values[finite] for name, values in trained.measured.items()},
         )
     around = ClientRows(federation, cohort, trained.rows)
-    kept = {name: keep(around) for name, keep in method.keeps(federation).items()}
-    held = {**trained.rows, **kept}
-    declared = {name: federation.layout.columns(group) for name, group in method.uploads(federation).items()}
-    for name, rows in (sent or {}).items():
-        declared[name].within(federation[name].columns).put(held[name], rows)
-    for name, rows in held.items():
+    held = {**trained.rows, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
+    kept = {measure.name for measure in measures(recipe) if measure.keep}
+    for name in kept:
+        federation.keep_value(name, cohort, trained.measured[name])
+    sent = {name: values for name, values in trained.measured.items() if name not in kept}
+    return receive(federation, uploads, cohort, held, sent), diverged
+
+
+def receive(
+    federation: Federation,
+    uploads: Mapping[str, str],
+    cohort: Tensor,
+    held: Mapping[str, Tensor],
+    measured: Mapping[str, Tensor],
+) -> Uploads:
+    """Take in what the cohort holds now, slot by slot (`[m, slot width]`): what was sent of it, the server knows."""
+    declared = {name: federation.layout.columns(group) for name, group in uploads.items()}
+    around = ClientRows(federation, cohort, held)
+    remembered = {
+        name: (slot.follows(around) if callable(slot.follows) else around.after(slot.follows, slot.columns))
+        for name, slot in federation.slots.items()
+        if slot.follows is not None
+    }
+    for name, rows in (*held.items(), *remembered.items()):
         slot = federation[name]
         slot.write_own(cohort, slot.own_columns, slot.own_columns.within(slot.columns).take(rows))
-    for name in method.remembers if set(method.remembers) <= trained.probes.keys() else ():
-        federation.values[name] = federation.values[name].index_copy(0, cohort, trained.probes[name])
-    federation.taken_part[cohort] = True
-    probes = {name: value for name, value in trained.probes.items() if name not in method.remembers}
-    return Uploads(federation, cohort, held, declared, probes), diverged
+        if name not in remembered:
+            slot.tracks.trained(cohort, declared.get(name, Columns()))
+    federation.rounds_taken[cohort] += 1
+    federation.last_round[cohort] = federation.round
+    return Uploads(federation.as_seen_by_server(), cohort, held, declared, measured)
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

@@ -8,44 +8,56 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Uploads, apply
+from coterie.core.exchange import Mix, Peers, Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import delivery_mark
+from coterie.engines.base import PeersOf
 from coterie.methods.base import Method
 
 
 def delivers(method: Method) -> bool:
-    """Whether the method mixes anything at download."""
+    """Whether the method makes anything at download."""
     return type(method).deliver is not Method.deliver
 
 
-def no_uploads(federation: Federation, clients: Tensor) -> Uploads:
-    """What a download is made from: nothing new, just the slots."""
-    return Uploads(federation, clients, {}, {})
-
-
 class Delivery:
-    """What `clients` receive beyond what they hold: mixes made at download time, which can be undone."""
+    """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides."""
 
     def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:
         self.federation, self.clients = federation, clients
-        mixes = list(method.deliver(federation, clients))
-        self._before = {mix.target: federation[mix.target].own[clients] for mix in mixes}
-        self.applied = apply(mixes, federation, no_uploads(federation, clients))
+        view = federation.as_seen_by_server()
+        made = list(method.deliver(view, clients)) if delivers(method) else []
+        mixes = [one for one in made if isinstance(one, Mix)]
+        self._chosen = [one for one in made if isinstance(one, Peers)]
+        slots = {mix.target: federation[mix.target] for mix in mixes}
+        self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
+        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), delivery_mark(federation.round))
+
+    def peers(self) -> PeersOf:
+        """Whose models each client downloads besides its own."""
+        if not self._chosen:
+            return {}
+        chosen = {
+            int(client): [peer for one in self._chosen for peer in one.of(int(client))] for client in self.clients
+        }
+        return {client: peers for client, peers in chosen.items() if peers}
 
     def undo(self, clients: Tensor | None = None) -> None:
         """Give (some of) the clients back what they held before."""
         chosen = (
             torch.ones_like(self.clients, dtype=torch.bool) if clients is None else torch.isin(self.clients, clients)
         )
-        for target, rows in self._before.items():
-            self.federation[target].own[self.clients[chosen]] = rows[chosen]
+        for target, (rows, tracks) in self._before.items():
+            slot = self.federation[target]
+            slot.own[self.clients[chosen]] = rows[chosen]
+            slot.tracks.put_back(tracks, self.clients[chosen])
 
 
 @contextmanager
-def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[None]:
+def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
     """While inside, `clients` hold what they would download; afterwards what they held before."""
     delivery = Delivery(method, federation, clients)
     try:
-        yield
+        yield delivery
     finally:
         delivery.undo()

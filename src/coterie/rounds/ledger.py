@@ -1,32 +1,29 @@
-"""The ledger: bytes that a real network would carry for what a method declares."""
+"""The ledger: bytes that a real network would carry."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
+from coterie.core.downloads import owed_bytes, tensor_bytes
 from coterie.core.federation import Federation
+from coterie.engines.base import PeersOf
 
 
-def tensor_bytes(value: Tensor) -> int:
-    """The bytes of a tensor on the wire; booleans travel as bits.
-
-    >>> tensor_bytes(torch.zeros(10)), tensor_bytes(torch.zeros(10, dtype=torch.bool))
-    (40, 2)
-    """
-    if value.dtype == torch.bool:
-        return -(-value.numel() // 8)
-    return value.numel() * value.element_size()
+def bytes_down(federation: Federation, clients: Tensor, peers: PeersOf, uploads: Mapping[str, str]) -> int:
+    """What the clients download in all: what they are owed, and their peers' models as these upload them."""
+    models = sum(map(len, peers.values()))
+    model = {"model": uploads["model"]} if "model" in uploads else {}
+    return int(owed_bytes(federation, clients).sum()) + models * bytes_of_groups(federation, model)
 
 
-def declared_bytes(federation: Federation, declared: Mapping[str, str]) -> int:
-    """The bytes per client of declared groups of slots, and of declared values."""
-    total = 0
-    for name, group in declared.items():
-        if name in federation.slots:
-            total += federation.layout.columns(group).size * federation.initial.element_size()
-        else:
-            total += tensor_bytes(federation.values[name][0])
-    return total
+def bytes_up(federation: Federation, uploads: Mapping[str, str], measured: Mapping[str, Tensor]) -> int:
+    """What one client uploads: groups of slots, and what it measured, `[m, ...]` each."""
+    return bytes_of_groups(federation, uploads) + sum(tensor_bytes(values[0]) for values in measured.values())
+
+
+def bytes_of_groups(federation: Federation, groups: Mapping[str, str]) -> int:
+    """The bytes per client of groups of slots."""
+    columns = sum(federation.layout.columns(group).size for group in groups.values())
+    return columns * federation.initial.element_size()

@@ -11,12 +11,13 @@ from torch import Tensor
 from coterie.client.scores import Score
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Work
 from coterie.methods.base import Method
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import declared_bytes, tensor_bytes
+from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampling import draw_cohort
 
 # Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
@@ -65,28 +66,28 @@ class Rounds:
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        down = sum(declared_bytes(federation, method.received_by(federation, client)) for client in report.cohort)
-        peers = sum(len(method.peers(federation, client)) for client in report.cohort)
-        down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
+        uploaded = method.uploads(federation)
         delivery = Delivery(method, federation, cohort)
+        peers = delivery.peers()
         report.mixes += delivery.applied
+        down = bytes_down(federation, cohort, peers, uploaded)
         clock.lap("exchange")
-        work = Work(method.recipe(federation), method.probes(federation), test=wanted)
+        work = Work(method.recipe(federation), wanted, peers)
         trained = self.engine.train(federation, work, cohort)
         clock.lap("train")
         clock.move("train", "evaluate", trained.test_seconds)
-        up = declared_bytes(federation, method.uploads(federation))
-        up += sum(tensor_bytes(value[0]) for name, value in trained.probes.items() if name not in method.remembers)
-        uploads, report.diverged = collect(method, federation, cohort, trained)
+        uploads, report.diverged = collect(federation, work.recipe, uploaded, cohort, trained)
         delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
+        up = bytes_up(federation, uploaded, uploads.measured) * len(cohort)
         clock.lap("exchange")
         if wanted:
             report.trained = self._evaluate_trained(cohort, trained.scores, report.diverged)
             clock.lap("evaluate")
 
         if len(uploads.cohort):
-            report.mixes += apply(method.exchange(uploads), federation, uploads, type(method).__name__)
-        report.bytes = {"up": up * len(cohort), "down": down}
+            name, mark = type(method).__name__, exchange_mark(federation.round)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
+        report.bytes = {"up": up, "down": down}
         clock.lap("exchange")
         if wanted:
             self.latest = report.received = self.evaluate_received()
@@ -116,8 +117,9 @@ class Rounds:
             return self.engine.test(self.federation, everyone, keep_scores)
         scores: list[Score] = []
         for clients in everyone.split(DELIVERY_CHUNK):
-            with as_delivered(self.method, self.federation, clients):
-                scores += self.engine.test(self.federation, clients, keep_scores)
+            with as_delivered(self.method, self.federation, clients) as delivery:
+                peers = delivery.peers() if self.method.tune(self.federation) else {}
+                scores += self.engine.test(self.federation, clients, keep_scores, peers)
         return scores
 
     def _evaluate_trained(self, cohort: Tensor, scores: list[Score], diverged: list[int]) -> Evaluation:

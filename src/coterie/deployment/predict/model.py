@@ -193,8 +193,9 @@ def _restore(federation: Federation, kept: Mapping[str, Tensor]) -> None:
                 row = federation.initial.clone()
                 slot.columns.put(row, kept[f"tested.{name}"])
                 _fill(slot, row)
-        for name in federation.values:
-            federation.values[name] = kept[f"value.{name}"][None]
+        for name, kind in federation.kinds.items():
+            value = kept[f"value.{name}"]
+            federation.values[name] = value[None] if kind.per_client else value
     except (KeyError, RuntimeError) as error:
         raise CoterieError(f"the site's file does not fit its agreement ({' '.join(str(error).split())})") from None
 
@@ -220,7 +221,7 @@ def _named(agreement: Agreement, blueprint: Blueprint, federation: Federation) -
         slot.copy_row(0, row)
         views = layout.views(row)
         tensors |= {f"slot.{name}.{entry}": views[entry] for entry in _entries(layout, slot)}
-    return tensors | {f"value.{name}": federation.values[name][0] for name in sorted(model.values_read)}
+    return tensors | {f"value.{name}": federation.value_of(name, 0) for name in sorted(model.values_read)}
 
 
 def _is_plain(method: Method) -> bool:
@@ -259,7 +260,7 @@ def _fill_in(federation: Federation, method: Method, module: nn.Module, tensors:
     """Put a file's tensors into slots and values."""
     layout = federation.layout
     tested = layout.row(module)
-    wanted = {f"value.{name}": value[0] for name, value in federation.values.items()}
+    wanted = {f"value.{name}": federation.value_of(name, 0) for name in federation.values}
     _fill(federation[method.tested], tested)
     for name, slot in federation.slots.items():
         row = federation.initial.clone()
@@ -272,9 +273,10 @@ def _fill_in(federation: Federation, method: Method, module: nn.Module, tensors:
             held[key].copy_(tensors[key])
         _fill(slot, row)
     _require_fit(path, tensors, {key: wanted[key] for key in tensors if key in wanted})
-    for name in federation.values:
+    for name, kind in federation.kinds.items():
         if f"value.{name}" in tensors:
-            federation.values[name] = tensors[f"value.{name}"][None]
+            value = tensors[f"value.{name}"]
+            federation.values[name] = value[None] if kind.per_client else value
 
 
 def _require_fit(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ class Processes(RemoteEngine):
     with one thread. Workers import the method's and the model's classes, so these must live in a module,
     and a script must guard what it does with `if __name__ == "__main__":`.
 
-    Workers work out the method's recipe and probes by themselves: the work given must be the method's own.
+    Workers work out the method's recipe by themselves: the work given must be the method's own.
     A `pool` can be shared by engines that are used one after the other; it is theirs to stop then.
     """
 

@@ -80,7 +80,7 @@ class Bound:
                 tensor.share_memory_()
         self._places = self._now()
         view = copy.copy(federation)
-        view.values = {}
+        view.values, view.slots = {}, {name: slot.rows_alone() for name, slot in federation.slots.items()}
         self.job = replace(base, federation=view)
         self._changes = Changes()
 
@@ -90,10 +90,10 @@ class Bound:
 
     def _tensors(self) -> list[Tensor]:
         slots = self.federation.slots.values()
-        return [self.federation.taken_part, *(tensor for slot in slots for tensor in (slot.shared, slot.own))]
+        return [self.federation.rounds_taken, *(tensor for slot in slots for tensor in (slot.shared, slot.own))]
 
     def _now(self) -> list[tuple[str, int]]:
-        names = ["taken_part", *(name for name in self.federation.slots for _ in range(2))]
+        names = ["rounds_taken", *(name for name in self.federation.slots for _ in range(2))]
         return [(name, tensor.data_ptr()) for name, tensor in zip(names, self._tensors(), strict=True)]
 
     def changed_values(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class News:
 
     call: Call
     shared: Mapping[str, Array]  # slot -> [1, ·]
-    taken_part: Array  # [K]
+    rounds_taken: Array  # [K]
     own: Mapping[str, Block]  # the models that several clients download
 
 
@@ -80,7 +80,7 @@ class Actor:
         if news is not None:
             for slot, row in news.shared.items():
                 self._federation[slot].shared.copy_(_tensor(row))
-            self._federation.taken_part.copy_(_tensor(news.taken_part))
+            self._federation.rounds_taken.copy_(_tensor(news.rounds_taken))
             self._write(news.own)
             self._seat.begin(news.call)
         self._write(own)
@@ -101,7 +101,7 @@ def job_without_data(problem: Problem, method: Method, seed: int, federation: Fe
     parts = (problem.train, problem.validation, problem.test)
     counts = torch.tensor([[len(index) for index in part] for part in parts])
     view = copy.copy(federation)
-    view.values, view.taken_part = {}, federation.taken_part.clone()
+    view.values, view.rounds_taken = {}, federation.rounds_taken.clone()
     view.slots = {name: _emptied(slot) for name, slot in federation.slots.items()}
     return Job(bare, weights, counts, method, seed, view)
 
@@ -134,7 +134,7 @@ def with_arrays(problem: Problem, data: Mapping[str, Array]) -> Problem:
 
 
 def _emptied(slot: Slot) -> Slot:
-    empty = copy.copy(slot)
+    empty = slot.rows_alone()
     empty.shared = empty.own = torch.empty(0)
     return empty
 

@@ -36,7 +36,7 @@ class RayCluster(RemoteEngine):
 
     A `pool` of actors can be shared by engines that are used one after the other; it is theirs to stop then.
 
-    Of other clients' rows an actor knows those that the method declares as `peers`; whoever reads others gets NaN.
+    Of other clients' rows an actor knows those that it downloaded as `Peers`; whoever reads others gets NaN.
     """
 
     name = "ray"
@@ -144,7 +144,8 @@ def _store_bytes(problem: Problem, method: Method, federation: Federation, actor
     data = problem.inputs.nbytes + problem.labels.nbytes + sum(map(_bytes_of, (problem.train, problem.test)))
     shared = sum(slot.shared.nbytes for slot in federation.slots.values())
     row = width * federation.layout.width * len(federation.slots)
-    exchanged = 0 if type(method).peers is Method.peers else federation["model"].own.nbytes
+    # Whoever delivers may have clients download each other's models.
+    exchanged = 0 if type(method).deliver is Method.deliver else federation["model"].own.nbytes
     return int(1.2 * data) + 4 * shared + 4 * (actors + 1) * row + 2 * exchanged + 64 * 2**20
 
 

@@ -42,7 +42,7 @@ class Cargo:
         self, session: RaySession, problem: Problem, method: Method, seed: int, federation: Federation, data: Any
     ) -> None:
         self.federation, self.data = federation, data
-        self._ray, self._method = session.ray, method
+        self._ray = session.ray
         try:
             self.job = self._ray.put(job_without_data(problem, method, seed, federation))
         except Exception as error:  # whatever packing the user's classes may raise
@@ -76,7 +76,7 @@ class Cargo:
                 News(
                     replace(self._call, new_values=packed({name: values[name] for name in wanted})),
                     {name: slots[name].shared.numpy() for name in shared},
-                    self.federation.taken_part.numpy(),
+                    self.federation.rounds_taken.numpy(),
                     {"model": self._block("model", self._peers)} if self._peers else {},
                 )
             )
@@ -112,10 +112,9 @@ class Cargo:
 
     def _all_peers(self, call: Call) -> list[int]:
         """The clients whose models others download in this call: every actor gets them."""
-        training = call.action == "train" or (call.action == "test" and self._method.tune(self.federation))
-        if not training or not self.federation["model"].own_columns:
+        if not self.federation["model"].own_columns:
             return []
-        return sorted({peer for client in call.clients for peer in self._method.peers(self.federation, client)})
+        return sorted({peer for peers in call.peers.values() for peer in peers})
 
 
 @dataclass(eq=False)

@@ -6,16 +6,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from coterie.client.problem import Problem
+from coterie.client.recipe import phases
 from coterie.client.scores import TEST_BATCH, Score
 from coterie.core.federation import Federation
-from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.remote.queue import Pace
 from coterie.engines.remote.worker import Call, Done, Task
 from coterie.errors import CoterieError
@@ -27,7 +28,7 @@ Item = TypeVar("Item")
 class RemoteEngine(Engine):
     """Cuts the work into positions, has them done by workers, and puts the results in order again.
 
-    Workers work out the method's recipe and probes by themselves: the work given must be the method's own.
+    Workers work out the method's recipe by themselves: the work given must be the method's own.
     They use one PyTorch thread each. Unless told otherwise (`threads`), so does the main process while it runs
     an experiment: results are then bit-identical to the serial engine's with one thread.
     """
@@ -53,24 +54,27 @@ class RemoteEngine(Engine):
         self._require_own_work(federation, work)
         clients = cohort.tolist()
         rows = self._room(federation, work, len(clients))
-        call = Call("train", federation.round, tuple(clients), with_probes=bool(work.probes), test_trained=work.test)
+        call = Call("train", federation.round, tuple(clients), dict(work.peers), test_trained=work.test)
         begin = time.perf_counter()
         samples = [len(self._problem.train[client]) for client in clients]
         results = self._perform(federation, call, samples, self._train_pace, rows)
         lasted = time.perf_counter() - begin
-        probes, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
-        trained = Trained(rows, {probe.name: torch.stack(probes[probe.name]) for probe in work.probes}, scores)
+        measured, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
+        trained = Trained(rows, {name: torch.stack(measured[name]) for name in work.measured}, scores)
         busy = sum(done.seconds for _, done in results)
         tested = sum(done.test_seconds for _, done in results)
         trained.test_seconds = lasted * tested / busy if busy else 0.0
         return trained
 
-    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+    def test(
+        self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY
+    ) -> list[Score]:
         """Score the clients' models; a model that all share is run once, in the serial engine's batches."""
         chosen = clients.tolist()
         sizes = [len(self._problem.test[client]) for client in chosen]
         together = federation.is_uniform and not self._method.tune(federation)
-        call = Call("batches" if together else "test", federation.round, tuple(chosen), keep_scores=keep_scores)
+        action: Literal["batches", "test"] = "batches" if together else "test"
+        call = Call(action, federation.round, tuple(chosen), dict(peers), keep_scores=keep_scores)
         if not together:
             return _by_client(self._perform(federation, call, sizes, self._test_pace, {}), sizes)[1]
         total = sum(sizes)
@@ -80,7 +84,7 @@ class RemoteEngine(Engine):
 
     def _require_own_work(self, federation: Federation, work: Work) -> None:
         method = self._method
-        own = Work(method.recipe(federation), method.probes(federation) if work.probes else ())
+        own = Work(method.recipe(federation))
         if _outline(own) != _outline(work):
             raise CoterieError(
                 f"engine = '{self.name}': workers do the recipe of {type(method).__name__} itself; for another use "
@@ -105,13 +109,13 @@ def packed(values: dict[str, Tensor]) -> bytes:
 
 def _outline(work: Work) -> list[object]:
     """What can be compared of a piece of work: terms and rules may be functions made for the round."""
-    phases = [(phase.slot, phase.train, dict(phase.also), phase.epochs, phase.lr) for phase in work.recipe]
-    return [phases, [probe.name for probe in work.probes]]
+    trained = [(one.slot, one.train, dict(one.also), one.epochs, one.lr) for one in phases(work.recipe)]
+    return [trained, work.measured]
 
 
 def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
-    """The probes (by name) and scores of every position, in order; `tests` says how many samples each was tested on."""
-    probes: dict[str, dict[int, Tensor]] = {}
+    """What was measured (by name) and the scores of every position, in order; `tests` counts each one's samples."""
+    measured: dict[str, dict[int, Tensor]] = {}
     scores: dict[int, Score] = {}
     for task, done in results:
         tensors = load(done.tensors) if done.tensors else {}
@@ -123,8 +127,8 @@ def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict
                 position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
             }
         for name, rows in tensors.items():
-            probes.setdefault(name.removeprefix("probe."), {}).update(zip(task, rows, strict=True))
-    return {name: _in_order(found) for name, found in probes.items()}, _in_order(scores)
+            measured.setdefault(name.removeprefix("measured."), {}).update(zip(task, rows, strict=True))
+    return {name: _in_order(found) for name, found in measured.items()}, _in_order(scores)
 
 
 def _in_order(found: dict[int, Item]) -> list[Item]:

@@ -3,7 +3,7 @@
 The actors of the `ray` engine take the same seat, but are told and answer in their own way.
 
 Tensors that both sides read (data, slots, buffers of trained rows) lie in shared memory and travel as
-handles, once. What is measured (probes, scores) and values that changed travel as safetensors bytes.
+handles, once. What is measured (and scores) and values that changed travel as safetensors bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH, Score
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
-from coterie.engines.base import Work, do_test, do_work, empty_rows
+from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows
 from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
@@ -59,7 +59,7 @@ class Call:
     action: Literal["train", "test", "batches"]
     round: int
     clients: tuple[int, ...]
-    with_probes: bool = False
+    peers: PeersOf = field(default_factory=dict)
     test_trained: bool = False
     keep_scores: bool = False
     rows: Mapping[str, int] = field(default_factory=dict)  # slot -> number of its buffer
@@ -193,16 +193,14 @@ class TaskWorker:
     def _train(self, task: Task, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
         call, method, federation = self._call, self._method, self._federation
         if self._work is None:
-            probes = method.probes(federation) if call.with_probes else ()
-            self._work = Work(method.recipe(federation), probes, call.test_trained)
+            self._work = Work(method.recipe(federation), call.test_trained, call.peers)
         if self._together is not None and own_room is not None:
             trained = self._together.train(federation, self._work, self._clients(task))
             own_room |= trained.rows
-            probes_by_name = {f"probe.{name}": value for name, value in trained.probes.items()}
-            return probes_by_name | _joined(trained.scores), trained.test_seconds
+            return _named(trained.measured) | _joined(trained.scores), trained.test_seconds
         if own_room is not None:
             own_room |= empty_rows(federation, self._work, len(task))
-        measured: dict[str, list[Tensor]] = {probe.name: [] for probe in self._work.probes}
+        measured: dict[str, list[Tensor]] = {name: [] for name in self._work.measured}
         scores: list[Score] = []
         seconds = 0.0
         for place, position in enumerate(task):
@@ -217,12 +215,13 @@ class TaskWorker:
             if score is not None:
                 scores.append(score)
             seconds += lasted
-        return {f"probe.{name}": torch.stack(values) for name, values in measured.items()} | _joined(scores), seconds
+        together = {name: torch.stack(values) for name, values in measured.items()}
+        return _named(together) | _joined(scores), seconds
 
     def _test(self, task: Task) -> dict[str, Tensor]:
         call, scores = self._call, []
         if self._together is not None and call.action == "test":
-            return _joined(self._together.test(self._federation, self._clients(task), call.keep_scores))
+            return _joined(self._together.test(self._federation, self._clients(task), call.keep_scores, call.peers))
         if call.action == "batches":
             self._worker.seat(self._federation, call.clients[0])
         for position in task:
@@ -231,7 +230,9 @@ class TaskWorker:
                 batch = self._test_samples()[position * TEST_BATCH : (position + 1) * TEST_BATCH]
                 scores.append(self._worker.test(batch, call.keep_scores))
             else:
-                scores += do_test(self._worker, self._federation, [call.clients[position]], call.keep_scores)
+                scores += do_test(
+                    self._worker, self._federation, [call.clients[position]], call.keep_scores, call.peers
+                )
         return _joined(scores)
 
     def _clients(self, task: Task) -> Tensor:
@@ -244,6 +245,10 @@ class TaskWorker:
             everybody = clients == tuple(range(len(self._problem.test)))
             self._tests = self._all_tests if everybody else torch.cat([self._problem.test[k] for k in clients])
         return self._tests
+
+
+def _named(measured: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"measured.{name}": values for name, values in measured.items()}
 
 
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:

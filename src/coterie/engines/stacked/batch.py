@@ -61,20 +61,26 @@ class StackedBatch:
         net, federation = self.stack.ground.net, self.stack.federation
         slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in (*federation.slots, RECEIVED)}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
+        taken = federation.rounds_taken[self.stack.clients[self.part]].to(self.labels.device)
 
         def one(
-            labels: Tensor, inputs: Tensor, features: Tensor, slots: dict[str, Tensors], values: dict[str, Tensor]
+            labels: Tensor,
+            inputs: Tensor,
+            features: Tensor,
+            slots: dict[str, Tensors],
+            taken: Tensor,
+            values: dict[str, Tensor],
         ) -> Tensor:
-            return function(OneClient(self.stack, self.slot, net, labels, inputs, slots, values, features))
+            return function(OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features))
 
-        per_value = {name: 0 if len(federation.values[name]) > 1 else None for name in values}
-        batched = torch.vmap(one, in_dims=(0, 0, 0, 0, per_value))
-        out: Tensor = batched(self.labels, self.inputs, self.features, slots, values)
+        per_value = {name: 0 if federation.kinds[name].per_client else None for name in values}
+        batched = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, per_value))
+        out: Tensor = batched(self.labels, self.inputs, self.features, slots, taken, values)
         return out
 
 
 class OneClient:
-    """What `coterie.client.worker.Batch` offers, inside `vmap`: one client's batch as loss terms see it."""
+    """What `coterie.client.batch.Batch` offers, inside `vmap`: one client's batch as loss terms see it."""
 
     def __init__(
         self,
@@ -84,12 +90,13 @@ class OneClient:
         labels: Tensor,
         inputs: Tensor,
         slots: dict[str, Tensors],
+        rounds_taken: Tensor,
         values: dict[str, Tensor],
         features: Tensor | None = None,
     ) -> None:
         self._stack, self.slot, self._net = stack, slot, net
         self.labels, self.inputs = labels, inputs
-        self._slots, self._values = slots, values
+        self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
         self._features = features
         self._logits: Tensor | None = None
 
@@ -114,10 +121,12 @@ class OneClient:
 
     def under(self, slot: str) -> OneClient:
         """The same samples seen by the model in another slot."""
-        return OneClient(self._stack, slot, self._net, self.labels, self.inputs, self._slots, self._values)
+        return OneClient(
+            self._stack, slot, self._net, self.labels, self.inputs, self._slots, self.rounds_taken, self._values
+        )
 
     def value(self, name: str) -> Tensor:
-        """A value of the server's as this client got it."""
+        """A value as this client has it."""
         return self._values[name]
 
     def split(self, pieces: int) -> list[OneClient]:

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Recipe, trained_slots
+from coterie.client.recipe import Measure, Phase, Recipe, phases, trained_slots
 from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
 from coterie.core.federation import Federation
-from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
@@ -55,7 +55,9 @@ class Stacked(Engine):
         self._say(reason)
         return self._serial.train(federation, work, cohort)
 
-    def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
+    def test(
+        self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY
+    ) -> list[Score]:
         """Test the clients' models together, or one by one where that is impossible."""
         reason = self.declines(self.method.tune(federation))
         if reason is None and not federation.is_uniform:
@@ -63,7 +65,7 @@ class Stacked(Engine):
                 return self._test(Stack(self._ground, federation, clients), keep_scores)
             except RuntimeError as error:
                 self._say(str(error).splitlines()[0])
-        return self._serial.test(federation, clients, keep_scores)
+        return self._serial.test(federation, clients, keep_scores, peers)
 
     def declines(self, recipe: Recipe) -> str | None:
         """Why a recipe cannot be stacked, if so."""
@@ -71,7 +73,7 @@ class Stacked(Engine):
             return self._model_reason
         if self.problem.training.optimizer != "sgd":
             return f"optimizer '{self.problem.training.optimizer}' (only sgd is stacked)"
-        if any(phase.rule is not plain_steps for phase in recipe):
+        if any(phase.rule is not plain_steps for phase in phases(recipe)):
             return "the method has a step rule of its own"
         return None
 
@@ -85,10 +87,9 @@ class Stacked(Engine):
         order = torch.argsort(sizes, descending=True, stable=True)
         back = torch.argsort(order)
         stack = Stack(self._ground, federation, cohort[order])
-        early = self._probes(stack, work, "received", back)
-        _train_together(stack, work.recipe)
+        measured = self._do(stack, work, back)
         rows = {slot: federation[slot].columns.take(stack.rows(slot)).cpu()[back] for slot in work.slots}
-        trained = Trained(rows, early | self._probes(stack, work, "trained", back))
+        trained = Trained(rows, measured)
         if work.test:
             begin = time.perf_counter()
             scores = self._test(stack, keep_scores=False)
@@ -96,18 +97,28 @@ class Stacked(Engine):
             trained.test_seconds = time.perf_counter() - begin
         return trained
 
-    def _probes(self, stack: Stack, work: Work, moment: str, back: Tensor) -> dict[str, Tensor]:
-        """Probes are taken one client at a time, on the client's rows as they are now."""
-        wanted = [probe for probe in work.probes if probe.moment == moment]
-        found: dict[str, list[Tensor]] = {probe.name: [] for probe in wanted}
-        for position in back.tolist() if wanted else ():
-            worker = self._serial.worker
-            worker.seat(stack.federation, int(stack.clients[position]))
+    def _do(self, stack: Stack, work: Work, back: Tensor) -> dict[str, Tensor]:
+        """Do what the recipe says; what was measured, in the cohort's order (`back` leads to it)."""
+        measured: dict[str, Tensor] = {}
+        number = 0
+        for step in work.recipe:
+            if isinstance(step, Phase):
+                StackedPhase(stack, step, number).run()
+                number += 1
+            elif isinstance(step, Measure):
+                measured[step.name] = self._measured(stack, step, work, back)
+        return measured
+
+    def _measured(self, stack: Stack, step: Measure, work: Work, back: Tensor) -> Tensor:
+        """Measurements are taken one client at a time, on the client's rows as they are now."""
+        found = []
+        for position in back.tolist():
+            worker, client = self._serial.worker, int(stack.clients[position])
+            worker.seat(stack.federation, client, work.peers.get(client, ()))
             for slot, rows in stack.trained.items():
                 worker.model(slot).row.copy_(rows[position])
-            for probe in wanted:
-                found[probe.name].append(probe(worker))
-        return {name: torch.stack(values) for name, values in found.items()}
+            found.append(step.take(worker))
+        return torch.stack(found)
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
         untuned = _tune_together(stack, self.method.tune(stack.federation)).tolist()
@@ -129,16 +140,11 @@ class Stacked(Engine):
         return scores
 
 
-def _train_together(stack: Stack, recipe: Recipe) -> None:
-    """Run the phases of a recipe on all rows of a stack."""
-    for number, phase in enumerate(recipe):
-        StackedPhase(stack, phase, number).run()
-
-
 def _tune_together(stack: Stack, recipe: Recipe) -> Tensor:
     """Tune all clients of a stack; whose rows are not finite afterwards gets the old ones back: `[m]` says who."""
     before = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}
-    _train_together(stack, recipe)
+    for number, phase in enumerate(phases(recipe)):
+        StackedPhase(stack, phase, number).run()
     ruined = torch.zeros(len(stack.clients), dtype=torch.bool, device=stack.ground.device)
     for slot in before:
         ruined |= ~torch.isfinite(stack.rows(slot)).all(1)

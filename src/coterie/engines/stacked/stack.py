@@ -76,13 +76,13 @@ class Stack:
         return rows.to(self.ground.device)
 
     def value(self, name: str, part: slice) -> Tensor:
-        """A server value: the one for everybody, or a row for each client in a part of the stack."""
+        """A value: the one for everybody, or a row for each client in a part of the stack."""
+        own = self.federation.kinds[name].per_client
         if name not in self._values:
             value = self.federation.values[name]
-            own = value[0] if len(value) == 1 else value[self.clients]
-            self._values[name] = own.to(self.ground.device)
+            self._values[name] = (value[self.clients] if own else value).to(self.ground.device)
         kept = self._values[name]
-        return kept if len(self.federation.values[name]) == 1 else kept[part]
+        return kept[part] if own else kept
 
     def slot_with_extractor(self, slot: str) -> str:
         """The slot itself, or the model's if it holds a classifier alone."""

@@ -40,11 +40,14 @@ def facts(method: Method) -> Facts:
     )
     federation = experiment.prepare().federation()
     federation.taken_part[:] = True
+    federation.values.get("has_teacher", torch.zeros(1)).fill_(1.0)  # as after a round in which all took part
     ways: dict[str, list[str]] = {"up": [], "down": []}
     for federation.round in (EARLY, LATE):
         up = _declared(federation, method.uploads(federation))
         up += [probe.name for probe in method.probes(federation) if probe.name not in method.remembers]
-        down = _declared(federation, method.downloads(federation))
+        downloads = method.downloads(federation)
+        besides = {name: group for name, group in method.catches_up(federation, 0).items() if name not in downloads}
+        down = _declared(federation, {**downloads, **besides})
         down += ["other clients' models"] if method.peers(federation, 0) else []
         for way, words in (("up", up), ("down", down)):
             ways[way].append(" + ".join(words).replace("_", " ") or "nothing")

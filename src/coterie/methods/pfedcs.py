@@ -131,8 +131,13 @@ class PFedCS(Method):
         return {"model": "all" if self.makes_teachers(federation) else "extractor"}
 
     def downloads(self, federation: Federation) -> Mapping[str, str]:
-        """The extractor, and a teacher in stage 1."""
-        return {"model": "extractor"} | ({"teacher": "classifier"} if self.has_teachers(federation) else {})
+        """The extractor."""
+        return {"model": "extractor"}
+
+    def catches_up(self, federation: Federation, client: int) -> Mapping[str, str]:
+        """In stage 1 a teacher, for whoever has one that it has not learned from."""
+        waits = self.has_teachers(federation) and bool(federation.values["has_teacher"][client])
+        return {"teacher": "classifier"} if waits else {}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Mean extractor; for the next round of stage 1, everybody's teacher."""
@@ -143,6 +148,10 @@ class PFedCS(Method):
             weights = embedded(self.teaching(federation, pool), pool, federation.clients)
             yield Mix(weights, "classifier", source="model", target="teacher", to="everyone")
             yield Put("has_teacher", federation.taken_part.float()[:, None])
+        else:  # the last teachers: who has learned from them keeps them as tuned
+            waiting = federation.values["has_teacher"].clone()
+            waiting[uploads.cohort] = 0.0
+            yield Put("has_teacher", waiting)
 
     def teaching(self, federation: Federation, pool: Tensor) -> Tensor:
         """Who teaches whom among the clients whose classifiers are known: `[p, p]`."""

@@ -386,6 +386,20 @@ def test_ledger() -> None:
     assert watched.sent("up") == [both, both, extractor, extractor, extractor]
 
 
+def test_who_joins_late_is_not_billed_for_a_teacher_it_does_not_have() -> None:
+    watched = watch(tiny(PFedCS(), rounds=5, join=0.5))
+    layout = watched.result.federation.layout
+    extractor, classifier = (4 * layout.columns(group).size for group in ("extractor", "classifier"))
+    seen: set[int] = set()
+    late = 0
+    for line in watched.result.history.lines:
+        taught = len(seen & set(line["cohort"]))
+        late += bool(seen) * (len(line["cohort"]) - taught)
+        assert line["bytes"]["down"] == len(line["cohort"]) * extractor + taught * classifier
+        seen |= set(line["cohort"])
+    assert late > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

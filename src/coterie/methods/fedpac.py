@@ -13,6 +13,7 @@ from coterie.errors import require
 from coterie.exchange import Action, Mix, Put, Uploads
 from coterie.federation import Federation
 from coterie.layout import StatsPolicy
+from coterie.maths.similarity import mirrored
 from coterie.maths.simplex import simplex_minimiser, without_traces
 from coterie.methods.method import Method
 from coterie.mixing import by_size, embedded
@@ -125,7 +126,7 @@ def combinations(variances: Tensor, means: Tensor) -> Tensor:
             [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     centred = means.double() - means.double().mean(0)
-    gram = centred @ centred.T
+    gram = mirrored(centred @ centred.T)
     spread = torch.diag(variances.double().clamp(min=0))
     if not len(gram):
         return gram

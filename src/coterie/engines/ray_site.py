@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.engines.ray_session import note
 from coterie.engines.seat import Call, Done, Failed, Job, Refused, Seat, Task, described, without_tensors
 from coterie.federation import Federation, Slot
 from coterie.local import Problem
@@ -73,9 +74,16 @@ class Site:
         self._seat = Seat(replace(job, problem=with_arrays(job.problem, data)), self._device)
         return Arrived(socket.gethostname(), os.getpid())
 
-    def perform(self, task: Task, news: News | None, own: Mapping[str, Block]) -> tuple[Done | Failed, Rows]:
-        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now."""
+    def perform(
+        self, task: Task, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+    ) -> tuple[Done | Failed, Rows]:
+        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
+
+        With a `mark`, a key and a number, it is noted first that the task was begun.
+        """
         assert self._seat is not None
+        if mark is not None:
+            note(*mark)
         if news is not None:
             for slot, row in news.shared.items():
                 self._federation[slot].shared.copy_(_tensor(row))

@@ -44,6 +44,8 @@ from support import tiny, toy_data, toy_partition
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
 ray = import_ray(local=True)
+# Actors have one thread each: bits are promised to whoever has one as well.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

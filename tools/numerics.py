@@ -146,13 +146,16 @@ def _all_variables() -> set[str]:
     return {name for one in SETS for name in one.environment}
 
 
-def run_tests(wanted: InstructionSet, threads: int, tests: Sequence[str]) -> tuple[str, Outcome, float]:
-    """Run the tests in a process of their own: how it rounds, what came of them, seconds."""
+def rounding_with(wanted: InstructionSet, threads: int) -> str:
+    """The fingerprint of a process that uses a set and so many threads."""
+    command = [sys.executable, __file__, "--rounding"]
     env = environment(wanted, threads)
-    fingerprint = subprocess.run(
-        [sys.executable, __file__, "--rounding"], env=env, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    begin = time.perf_counter()
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def run_tests(wanted: InstructionSet, threads: int, tests: Sequence[str]) -> Outcome:
+    """Run the tests in a process of their own."""
+    env = environment(wanted, threads)
     with tempfile.TemporaryDirectory(prefix="numerics-") as room:
         report = Path(room) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
@@ -161,7 +164,7 @@ def run_tests(wanted: InstructionSet, threads: int, tests: Sequence[str]) -> tup
     if ended.returncode and not outcome.failures:  # it crashed, or there are no such tests
         last = (ended.stdout + ended.stderr).strip().splitlines()[-1:]
         outcome.failures["pytest"] = f"exit code {ended.returncode}: {' '.join(last)}"
-    return fingerprint, outcome, time.perf_counter() - begin
+    return outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in _possible(wanted, console):
         for threads in options.threads:
             with console.status(f"{one.name}, {threads} threads"):
-                fingerprint, outcome, seconds = run_tests(one, threads, options.tests)
+                fingerprint, begin = rounding_with(one, threads), time.perf_counter()
+                outcome = run_tests(one, threads, options.tests)
+            seconds = time.perf_counter() - begin
             bad = len(outcome.failures)
             console.print(f"{one.name}, {threads} threads: {outcome.tests} tests, {bad} failed, {seconds:.0f} s")
             table.add_row(one.name, str(threads), fingerprint, str(outcome.tests), str(bad), f"{seconds:.0f}")

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo test lint types numerics bench clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,9 @@ types: setup
 
 test: lint types
 	$(BIN)/python -m pytest
+
+numerics: setup
+	$(BIN)/python tools/numerics.py
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.downloads import tensor_bytes
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Server
 from coterie.methods import METHODS
-from coterie.rounds.ledger import declared_bytes, tensor_bytes
+from coterie.rounds.ledger import declared_bytes
 
 PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 MODELS = ("cnn", "lenet5", "resnet8")

@@ -67,6 +67,10 @@ class Incident(FedPer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Workers have one thread each: bits are promised to whoever has one as well.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
     """Two workers for all tests of this file: starting some takes seconds."""

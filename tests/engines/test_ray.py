@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,13 +32,13 @@ from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation
 from coterie.engines import RayCluster, Serial, Work
 from coterie.engines.ray import session as ray_session
-from coterie.engines.ray.actor import arrays_of, with_arrays
+from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession, import_ray
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call
+from coterie.engines.remote.worker import Call, Task
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -47,6 +49,8 @@ from support import tiny, toy_data, toy_partition
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
 ray = import_ray(local=True)
+# Actors have one thread each: bits are promised to whoever has one as well.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +223,74 @@ def test_an_actor_killed_in_mid_round_is_replaced_and_its_clients_trained_again(
     assert re.search(r"round 1, client 2: Ray actor [01] \(.*, process \d+\) was lost \(ActorDiedError\)", caplog.text)
     assert len(pool.handles) == 2
     assert sum(handle in before for handle in pool.handles) == 1
+
+
+class Doomed:
+    """Ray with actors that are lost when they are first asked for an answer.
+
+    `begun` is how many of its tasks an actor had then begun: with 2, the first one's answer was on its way.
+    """
+
+    exceptions = SimpleNamespace(RayTaskError=ZeroDivisionError, RayError=ConnectionError)
+
+    def __init__(self, begun: int) -> None:
+        self.ray, self._begun, self._notes = self, begun, dict[str, int]()
+
+    def remote(self, **_: Any) -> Any:
+        return lambda _: SimpleNamespace(remote=self._actor)
+
+    def _actor(self, _device: str) -> Any:
+        tasks: list[Task] = []
+
+        def perform(task: Task, _news: None, _blocks: Any, mark: tuple[str, int] | None = None) -> Task:
+            tasks.append(task)
+            if mark is not None and len(tasks) <= self._begun:
+                self._notes |= [mark]
+            return task
+
+        arrive = SimpleNamespace(remote=lambda *_: Arrived("here", 1))
+        return SimpleNamespace(take_on=arrive, perform=SimpleNamespace(remote=perform))
+
+    def wait(self, waiting: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return waiting[:1], waiting[1:]
+
+    def get(self, answer: Any) -> Any:
+        if isinstance(answer, Arrived):
+            return answer
+        raise ConnectionError
+
+    def kill(self, _: Any) -> None:
+        pass
+
+    def noted(self, key: str) -> int:
+        return self._notes.get(key, 0)
+
+    def forget(self, key: str) -> None:
+        self._notes.pop(key, None)
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_the_client_that_a_lost_actor_was_at_is_blamed(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "DEATHS", 1)
+    book = TaskQueue([30, 20, 10], "client {}".format, Pace(), workers=1)
+    cargo: Any = SimpleNamespace(job=None, data=None, number=1, news=lambda *_: None, blocks=lambda *_: {})
+    doomed: Any = Doomed(begun)
+    with pytest.raises(CoterieError, match=f"^client {begun - 1}: 1 worker processes died at it"):
+        ActorPool(doomed, 1).perform(cargo, book, lambda *_: None)
+
+
+def test_what_an_actor_has_noted_outlives_it_until_it_is_forgotten(session: RaySession) -> None:
+    def last_words(key: str) -> None:
+        importlib.import_module("coterie.engines.ray.session").note(key, 7)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert session.noted("coterie.test") == 0
+    dying = ray.remote(num_cpus=0, max_retries=0)(last_words)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(dying.remote("coterie.test"))
+    assert session.noted("coterie.test") == 7
+    session.forget("coterie.test")
+    assert session.noted("coterie.test") == 0
 
 
 def test_an_actor_killed_between_rounds_is_replaced(pool: ActorPool) -> None:

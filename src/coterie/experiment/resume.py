@@ -15,7 +15,8 @@ from coterie.experiment.run import OnRound, finish
 def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experiment | None = None) -> Result:
     """Carry a killed run on from its last checkpoint; it ends bit-identical to one that was never interrupted.
 
-    A run that used Python objects of its own (data, model) needs the same `experiment` again.
+    That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
+    otherwise. A run that used Python objects of its own (data, model) needs the same `experiment` again.
     """
     directory = RunDirectory.open(Path(path))
     if directory.finished:

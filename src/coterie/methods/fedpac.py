@@ -18,6 +18,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
 from coterie.errors import require
+from coterie.maths.similarity import mirrored
 from coterie.maths.simplex import simplex_minimiser, without_traces
 from coterie.methods.base import Method
 
@@ -112,7 +113,7 @@ def combinations(variances: Tensor, means: Tensor) -> Tensor:
             [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     centred = means.double() - means.double().mean(0)
-    gram = centred @ centred.T
+    gram = mirrored(centred @ centred.T)
     spread = torch.diag(variances.double().clamp(min=0))
     if not len(gram):
         return gram

@@ -17,7 +17,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import among, by_size, identity, normalised
 from coterie.errors import require, unknown
-from coterie.maths.similarity import cosines
+from coterie.maths.similarity import cosines, mirrored
 from coterie.methods.base import Method
 from coterie.rng import torch_stream
 
@@ -110,7 +110,10 @@ class FedReMa(Method):
             yield Mix(normalised(history), "classifier", source="uploaded")
 
     def answers_alike(self, uploads: Uploads) -> Tensor:
-        """s of (5): cosines of the classifiers' softened answers to random features, `[m, m]`."""
+        """s of (5): cosines of the classifiers' softened answers to random features, `[m, m]`.
+
+        Symmetric if the features are shared.
+        """
         federation, rows = uploads.federation, uploads.rows("classifier")
         shape = (self.num_probes, federation.feature_width)
         if self.probe == "shared":
@@ -125,7 +128,7 @@ class FedReMa(Method):
     def _alike(self, federation: Federation, rows: Tensor, features: Tensor) -> Tensor:
         answers = (federation.head_logits(rows, features).double() / self.temperature).softmax(-1)
         # A classifier whose answer overflows resembles nobody but itself.
-        return torch.stack([cosines(answer).nan_to_num(nan=0.0) for answer in answers.unbind(1)]).mean(0)
+        return mirrored(torch.stack([cosines(answer).nan_to_num(nan=0.0) for answer in answers.unbind(1)]).mean(0))
 
 
 def most_relevant(similarity: Tensor, include_lower: bool = False) -> tuple[Tensor, Tensor]:

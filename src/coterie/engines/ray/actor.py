@@ -21,7 +21,18 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
-from coterie.engines.remote.worker import Call, Done, Failed, Job, Refused, Task, TaskWorker, described, without_tensors
+from coterie.engines.ray.session import note
+from coterie.engines.remote.worker import (
+    Call,
+    Done,
+    Failed,
+    Job,
+    Refused,
+    Task,
+    TaskWorker,
+    described,
+    without_tensors,
+)
 from coterie.methods.base import Method
 
 Array = NDArray[Any]
@@ -74,9 +85,16 @@ class Actor:
         self._seat = TaskWorker(replace(job, problem=with_arrays(job.problem, data)), self._device)
         return Arrived(socket.gethostname(), os.getpid())
 
-    def perform(self, task: Task, news: News | None, own: Mapping[str, Block]) -> tuple[Done | Failed, Rows]:
-        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now."""
+    def perform(
+        self, task: Task, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+    ) -> tuple[Done | Failed, Rows]:
+        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
+
+        With a `mark`, a key and a number, it is noted first that the task was begun.
+        """
         assert self._seat is not None
+        if mark is not None:
+            note(*mark)
         if news is not None:
             for slot, row in news.shared.items():
                 self._federation[slot].shared.copy_(_tensor(row))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 
@@ -130,6 +131,8 @@ class _ActorState:
     told: int = 0  # the number of the last call that it knows of
     held: Held = field(default_factory=dict)
     where: str = "not yet placed"
+    key: str = field(default_factory=lambda: f"coterie.{uuid4().hex}")  # under which it notes what it has begun
+    sent: int = 0  # tasks so far
 
 
 class ActorPool:
@@ -172,6 +175,7 @@ class ActorPool:
     def _kill(self, member: _ActorState) -> None:
         with suppress(Exception):  # it may be gone, or Ray itself
             self._ray.kill(member.handle)
+            self.session.forget(member.key)
 
     def _complete(self, cargo: Cargo) -> None:
         """Start the actors that are missing."""
@@ -202,8 +206,11 @@ class ActorPool:
             news = cargo.news(0 < member.told == cargo.number - 1, member.held)
         blocks = cargo.blocks(task, member.held)
         member.stage, member.told = "busy", cargo.number
+        member.sent += 1
+        # Nobody hears from here when a task that was sent in advance is begun, so the actor makes a note of it.
+        mark = (member.key, member.sent) if member.tasks else None
         member.tasks.append(task)
-        member.answers.append(member.handle.perform.remote(task, news, blocks))
+        member.answers.append(member.handle.perform.remote(task, news, blocks, mark))
 
     def _heard(self) -> _ActorState:
         """Wait until an actor answers or is lost."""
@@ -249,17 +256,30 @@ class ActorPool:
         member.stage = "busy" if member.tasks else "idle"
         self._failures = 0
 
+    def _under_way(self, member: _ActorState) -> Task:
+        """The task that a lost actor was doing.
+
+        That need not be the first which is unanswered: an answer that was still on its way is lost with the actor.
+        """
+        begun = 0
+        if len(member.tasks) > 1:
+            with suppress(Exception):  # Ray itself may be gone
+                begun = self.session.noted(member.key)
+        answered = member.sent - len(member.tasks)
+        return member.tasks[max(begun - answered - 1, 0)]
+
     def _bury(self, member: _ActorState, queue: TaskQueue, error: Exception) -> None:
         """Let go of an actor that was lost; what it had to do is done elsewhere, from the same rows."""
+        begun = self._under_way(member) if member.stage == "busy" else ()
         self._kill(member)
         self._members.remove(member)
         ending = type(error).__name__
-        if member.stage == "busy":
-            begun, *others = member.tasks
+        if begun:
             names = ", ".join(queue.named(position) for position in begun)
             queue.lost(begun, ending)
-            for task in others:
-                queue.put_back(task)
+            for task in member.tasks:
+                if task != begun:
+                    queue.put_back(task)
             log.warning("%s: Ray actor %d (%s) was lost (%s); done again", names, member.number, member.where, ending)
             return
         self._failures += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -50,6 +50,8 @@ class Engine(ABC):
     name: str
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
+    # Whom to tell while the cohort trains: how many clients are done.
+    on_client: Callable[[int], None] | None = None
 
     @abstractmethod
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
@@ -58,6 +60,11 @@ class Engine(ABC):
     @abstractmethod
     def test(self, federation: Federation, clients: Tensor, keep_scores: bool = False) -> list[Score]:
         """Score the clients' models as the federation holds them, on their own test data."""
+
+    def tell(self, done: int) -> None:
+        """So many clients of the cohort are trained."""
+        if self.on_client is not None:
+            self.on_client(done)
 
     def close(self) -> None:  # noqa: B027 (engines without workers have nothing to release)
         """Release workers and memory."""

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from coterie.core.federation import Federation
+from coterie.engines.base import Trained
+from coterie.methods.base import Method
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 
 
 def tensor_bytes(value: Tensor) -> int:
@@ -30,3 +34,25 @@ def declared_bytes(federation: Federation, declared: Mapping[str, str]) -> int:
         else:
             total += tensor_bytes(federation.values[name][0])
     return total
+
+
+class ByteCounter(Listener):
+    """Adds to each report what the round would have moved over a network, up and down."""
+
+    def __init__(self, method: Method, federation: Federation) -> None:
+        self._method, self._federation = method, federation
+
+    def drawn(self, report: RoundReport) -> None:
+        """Count what the cohort downloads, before anything of it changes."""
+        method, federation = self._method, self._federation
+        down = sum(declared_bytes(federation, method.received_by(federation, client)) for client in report.cohort)
+        peers = sum(len(method.peers(federation, client)) for client in report.cohort)
+        down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
+        report.bytes["down"] = down
+
+    def trained(self, report: RoundReport, trained: Trained) -> None:
+        """Count what the cohort uploads."""
+        method, federation = self._method, self._federation
+        up = declared_bytes(federation, method.uploads(federation))
+        up += sum(tensor_bytes(value[0]) for name, value in trained.probes.items() if name not in method.remembers)
+        report.bytes = {"up": up * len(report.cohort), **report.bytes}

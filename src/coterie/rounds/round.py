@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.exchange import Applied, apply
+from coterie.core.exchange import apply
 from coterie.core.federation import Federation
 from coterie.engines import Engine, Work
 from coterie.methods.base import Method
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import declared_bytes, tensor_bytes
+from coterie.rounds.ledger import ByteCounter
+from coterie.rounds.listeners import Listener, Listeners
+from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
 
 # Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
 DELIVERY_CHUNK = 64
-
-
-@dataclass
-class RoundReport:
-    """What happened in a round."""
-
-    round: int
-    cohort: list[int]
-    received: Evaluation | None = None
-    trained: Evaluation | None = None
-    mixes: list[Applied] = field(default_factory=list)
-    diverged: list[int] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
 
 
 class Rounds:
@@ -47,33 +36,44 @@ class Rounds:
         engine: Engine,
         join: float = 1.0,
         evaluate_every: int = 1,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
         self.join, self.evaluate_every = join, evaluate_every
+        # Bytes are counted first, so that everybody finds them in the report.
+        self.listeners = Listeners((ByteCounter(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
 
+    def run(self) -> str | None:
+        """Round after round until all are done, or a listener stops the run: its reason is given then."""
+        while self.federation.round < self.federation.rounds:
+            report = self.run_round()
+            if report.stopped is not None and self.federation.round < self.federation.rounds:
+                return report.stopped
+        return None
+
     def run_round(self) -> RoundReport:
-        """One round: draw the cohort, train, exchange, evaluate at both moments."""
-        method, federation = self.method, self.federation
+        """One round: draw the cohort, deliver, train, collect, exchange, evaluate at both moments, tell."""
+        method, federation, tell = self.method, self.federation, self.listeners
         federation.round += 1
         clock = _Clock()
         cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round)
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        down = sum(declared_bytes(federation, method.received_by(federation, client)) for client in report.cohort)
-        peers = sum(len(method.peers(federation, client)) for client in report.cohort)
-        down += peers * declared_bytes(federation, {"model": method.uploads(federation).get("model", "")})
+        with self._taken_back():
+            tell.drawn(report)
         delivery = Delivery(method, federation, cohort)
         report.mixes += delivery.applied
         clock.lap("exchange")
-        work = Work(method.recipe(federation), method.probes(federation), test=wanted)
-        trained = self.engine.train(federation, work, cohort)
-        clock.lap("train")
-        clock.move("train", "evaluate", trained.test_seconds)
-        up = declared_bytes(federation, method.uploads(federation))
-        up += sum(tensor_bytes(value[0]) for name, value in trained.probes.items() if name not in method.remembers)
+        self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
+        with self._taken_back(delivery):
+            work = Work(method.recipe(federation), method.probes(federation), test=wanted)
+            trained = self.engine.train(federation, work, cohort)
+            clock.lap("train")
+            clock.move("train", "evaluate", trained.test_seconds)
+            tell.trained(report, trained)
         uploads, report.diverged = collect(method, federation, cohort, trained)
         delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
         clock.lap("exchange")
@@ -83,7 +83,6 @@ class Rounds:
 
         if len(uploads.cohort):
             report.mixes += apply(method.exchange(uploads), federation, uploads)
-        report.bytes = {"up": up * len(cohort), "down": down}
         clock.lap("exchange")
         if wanted:
             self.latest = report.received = self.evaluate_received()
@@ -91,7 +90,19 @@ class Rounds:
         else:
             self.latest = None
         report.seconds = clock.seconds
+        tell.round(report)
         return report
+
+    @contextmanager
+    def _taken_back(self, delivery: Delivery | None = None) -> Iterator[None]:
+        """What fails in here has changed nothing but what was delivered: that is undone, and the round not begun."""
+        try:
+            yield
+        except BaseException:
+            if delivery is not None:
+                delivery.undo()
+            self.federation.round -= 1
+            raise
 
     def evaluate_received(self) -> Evaluation:
         """Test everybody with what they would download now."""

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Pathological,
         TwoClass,
     )
+    from coterie.rounds.listeners import Listener
 
 # Where each public name lives. They are imported when first used, so that `import coterie` costs nothing.
 _HOMES = {
@@ -128,6 +129,7 @@ _HOMES = {
     "coterie.client.recipe": ("Phase",),
     "coterie.experiment.result": ("Result",),
     "coterie.experiment.resume": ("resume",),
+    "coterie.rounds.listeners": ("Listener",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -170,6 +172,7 @@ __all__ = [
     "Federation",
     "Iid",
     "LGFedAvg",
+    "Listener",
     "Local",
     "Method",
     "Mix",

@@ -210,7 +210,7 @@ def test_expected_seconds_follow_the_work() -> None:
 
 
 def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.report.terminal.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("coterie.rounds.progress.SECONDS_BETWEEN_LINES", 0.0)
     one, other = (Run(name, Experiment(rounds=2)) for name in ("fedavg", "fedper"))
     with ComparisonProgress(2, 4) as progress:
         progress.begun(one)

@@ -33,7 +33,9 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
-from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
+from listening import EachRound
 from support import MODELS, seeded, tiny, toy_data, toy_partition
 
 BOUND = 90.0  # seconds after which a subprocess counts as hanging
@@ -410,7 +412,7 @@ def test_runs_use_one_thread_and_end_with_a_workers_error_and_no_workers() -> No
     torch.set_num_threads(2)
     try:
         with pytest.raises(RuntimeError, match="round 2, client 2: ZeroDivisionError: a bug") as caught:
-            run.run(on_round=lambda *_: threads.append(torch.get_num_threads()))
+            run.run(listeners=[EachRound(lambda _: threads.append(torch.get_num_threads()))])
     finally:
         torch.set_num_threads(before)
     assert threads == [1]

@@ -22,6 +22,7 @@ from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rounds.collect import collect
+from listening import EachRound
 from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
 
 
@@ -78,7 +79,7 @@ class Watched:
 
 def watch(experiment: Experiment) -> Watched:
     mixes: list[list[Applied]] = []
-    result = experiment.run(on_round=lambda report, _: mixes.append(report.mixes))
+    result = experiment.run(listeners=[EachRound(lambda report: mixes.append(report.mixes))])
     return Watched(result, mixes)
 
 

@@ -20,7 +20,8 @@ from coterie.engines import make_engine
 from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.rng import torch_stream
-from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
 from support import permuted_partition, tiny, toy_data, toy_partition
 

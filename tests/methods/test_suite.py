@@ -22,13 +22,14 @@ from coterie.errors import CoterieError
 from coterie.experiment.config import complete
 from coterie.experiment.directory import RunDirectory, load_tensors
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
 from coterie.methods import METHODS, Method
 from coterie.models import build
 from coterie.partition import Partition
 from coterie.rng import stream_seed
-from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
+from listening import EachRound, power_cut
 from support import MODELS as TOY_MODELS
 from support import (
     Recording,
@@ -75,7 +76,7 @@ class Watched:
 
     def __init__(self, one: Experiment, out: Path | None = None) -> None:
         self.reports: list[RoundReport] = []
-        self.result: Result = one.run(out, on_round=lambda report, _: self.reports.append(report))
+        self.result: Result = one.run(out, [EachRound(self.reports.append)])
 
 
 @cache
@@ -145,20 +146,12 @@ def test_relabelling_clients_changes_nothing_else(name: str, join: float, model:
             assert again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
 
 
-class PowerCutError(Exception):
-    """The run is killed."""
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_ends_bit_identical(name: str, tmp_path: Path) -> None:
     one = experiment(name, "norm", join=0.5, rounds=4, checkpoint_every=1)
 
-    def kill(report: RoundReport, prepared: Prepared) -> None:
-        if report.round == 2:
-            raise PowerCutError
-
-    with pytest.raises(PowerCutError):
-        one.run(tmp_path / "killed", on_round=kill)
+    with power_cut(tmp_path / "killed", 2) as listeners:
+        one.run(tmp_path / "killed", listeners)
     again = resume(tmp_path / "killed", experiment=one)
     whole = one.run(tmp_path / "whole")
     assert torch.equal(final_rows(again), final_rows(whole))

@@ -26,7 +26,8 @@ from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
+from listening import EachRound
 from support import final_rows, rows_of, stepwise, tiny, toy_data, toy_partition
 
 BAD = 1
@@ -64,9 +65,7 @@ def test_others_learn_as_if_it_were_not_there(method: str) -> None:
 def fedper() -> tuple[Result, list[RoundReport]]:
     data, partition = poisoned()
     reports: list[RoundReport] = []
-    result = tiny("fedper", "relu", data=data, partition=partition).run(
-        on_round=lambda report, _: reports.append(report)
-    )
+    result = tiny("fedper", "relu", data=data, partition=partition).run(listeners=[EachRound(reports.append)])
     return result, reports
 
 

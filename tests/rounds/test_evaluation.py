@@ -16,7 +16,7 @@ from coterie.errors import CoterieError
 from coterie.experiment.history import History, as_line
 from coterie.partition import Partition
 from coterie.rounds.evaluate import Evaluation, final_metrics, over_rounds
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
 from support import tiny, toy_data, toy_partition
 
 

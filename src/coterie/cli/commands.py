@@ -15,12 +15,11 @@ from coterie.compare.table import Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, method_name
 from coterie.experiment.directory import RunDirectory, refuse_existing
-from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.experiment import Experiment
 from coterie.experiment.resume import resume
 from coterie.methods import Method
 from coterie.report.terminal import (
     ComparisonProgress,
-    RoundProgress,
     accuracy_table,
     comparison_table,
     print_result,
@@ -42,18 +41,15 @@ def run_command(
     experiment = one_experiment(method, file, given, sets)
     if out is not None:
         refuse_existing(out)
-    showing = RoundProgress(experiment.rounds)
-    with _run_directory(out, experiment) as directory, _resumable(directory), showing as progress:
-        summary = experiment.run(directory, progress.on_round).summary
+    with _run_directory(out, experiment) as directory, _resumable(directory):
+        summary = experiment.run(directory, progress=True).summary
     _print_summary(summary, directory, json)
 
 
 def resume_command(path: Path, json: bool) -> None:
     """Carry a run on and print its summary."""
-    config = RunDirectory.open(path).config()
-    rounds = experiment_from(config).rounds
-    with _resumable(path), RoundProgress(rounds) as progress:
-        summary = resume(path, progress.on_round).summary
+    with _resumable(path):
+        summary = resume(path, progress=True).summary
     _print_summary(summary, path, json)
 
 
@@ -105,7 +101,8 @@ def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> N
         print(json_format.dumps(summary, indent=2))
         print(f"coterie: the run is kept in {directory}", file=sys.stderr)
         return
-    print_result(accuracy_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}")
+    way_on = f"; 'coterie resume {directory}' carries it on" if "stopped" in summary else ""
+    print_result(accuracy_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}{way_on}")
 
 
 @contextmanager

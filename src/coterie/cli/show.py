@@ -11,7 +11,7 @@ from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config
-from coterie.experiment.directory import SUMMARY, RunDirectory
+from coterie.experiment.directory import RunDirectory
 from coterie.report.terminal import accuracy_table, clients_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
@@ -19,18 +19,18 @@ CLIENTS_SHOWN = 20
 
 
 def show_command(path: Path, everyone: bool, json: bool) -> None:
-    """Print a finished run or comparison."""
+    """Print a finished or stopped run, or a comparison."""
     if (path / COMPARISON).is_file():
         print_comparison(Comparison.load(path), None, json)
         return
     run = RunDirectory.open(path)
     config = run.config()
-    if not run.finished:
+    if not run.finished and not run.stopped:
         done = len(run.lines())
         raise CoterieError(
             f"run = {path}: is not finished (round {done} of {config['rounds']}); 'coterie resume {path}' carries it on"
         )
-    text = (path / SUMMARY).read_text(encoding="utf-8")
+    text = run.summary_text()
     if json:
         print(text, end="")
         return

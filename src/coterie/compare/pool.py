@@ -25,10 +25,10 @@ from coterie.engines.processes.pool import UNGUARDED
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete, to_toml
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.prepared import Prepared
 from coterie.models import MODELS
 from coterie.processes import interrupts_held_back
-from coterie.rounds.round import RoundReport
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 
 log = logging.getLogger("coterie")
 
@@ -112,11 +112,18 @@ def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     """Run everything in this process."""
     for run in runs:
         watcher.begun(run)
+        watcher.ended(run, run.experiment.run(run.directory, [_Tell(run, watcher)]).summary)
 
-        def on_round(report: RoundReport, _: Prepared, run: Run = run) -> None:
-            watcher.round_done(run, report.round, None if report.received is None else report.received.mean)
 
-        watcher.ended(run, run.experiment.run(run.directory, on_round).summary)
+class _Tell(Listener):
+    """Tells a watcher of the rounds of a run in this process."""
+
+    def __init__(self, run: Run, watcher: Watcher) -> None:
+        self._run, self._watcher = run, watcher
+
+    def round(self, report: RoundReport) -> None:
+        received = None if report.received is None else report.received.mean
+        self._watcher.round_done(self._run, report.round, received)
 
 
 def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:

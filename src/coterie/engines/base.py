@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -59,6 +59,8 @@ class Engine(ABC):
     name: str
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
+    # Whom to tell while the cohort trains: how many clients are done.
+    on_client: Callable[[int], None] | None = None
 
     @abstractmethod
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
@@ -72,6 +74,11 @@ class Engine(ABC):
 
         `peers` matter to methods alone that tune before they are tested.
         """
+
+    def tell(self, done: int) -> None:
+        """So many clients of the cohort are trained."""
+        if self.on_client is not None:
+            self.on_client(done)
 
     def close(self) -> None:  # noqa: B027 (engines without workers have nothing to release)
         """Release workers and memory."""

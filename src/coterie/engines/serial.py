@@ -33,6 +33,7 @@ class Serial(Engine):
             if score is not None:
                 trained.scores.append(score)
             trained.test_seconds += seconds
+            self.tell(position + 1)
         trained.measured = {name: torch.stack(values) for name, values in found.items()}
         return trained
 

@@ -27,6 +27,7 @@ MIXES = "mixes"
 ROWS = "rows.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 SUMMARY = "summary.json"
+STOPPED = "stopped.json"
 LOG = "log.txt"
 
 
@@ -146,10 +147,27 @@ class RunDirectory:
         save_tensors(self.path / ROWS, dict(federation.state()), {"round": str(federation.round)})
         write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
+    def stop(self, summary: Mapping[str, Any]) -> None:
+        """Record that the run was stopped before its end, with its summary until then."""
+        write_whole(self.path / STOPPED, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def carry_on(self) -> None:
+        """The run goes on: it counts as stopped no longer."""
+        (self.path / STOPPED).unlink(missing_ok=True)
+
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / SUMMARY).is_file()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a listener stopped the run, and it was not carried on."""
+        return (self.path / STOPPED).is_file()
+
+    def summary_text(self) -> str:
+        """The summary of a run that is finished or stopped, as it was written."""
+        return (self.path / (SUMMARY if self.finished else STOPPED)).read_text(encoding="utf-8")
 
 
 def refuse_existing(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,7 +14,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.run import run
 from coterie.experiment.settings import Settings, make_method, make_rule
 from coterie.partition import PARTITIONS
-from coterie.rounds.round import RoundReport
+from coterie.rounds.listeners import Listener
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class Experiment(Settings):
     True
     """
 
-    def run(
-        self, out: str | Path | None = None, on_round: Callable[[RoundReport, Prepared], None] | None = None
-    ) -> Result:
-        """Run to the end; with `out`, write a run directory there."""
-        return run(self, None if out is None else Path(out), on_round)
+    def run(self, out: str | Path | None = None, listeners: Sequence[Listener] = (), progress: bool = False) -> Result:
+        """Run to the end, or until a listener stops it; with `out`, write a run directory there.
+
+        `progress` shows how far the run is: bars in a terminal or notebook, elsewhere a line about once a second.
+        """
+        return run(self, None if out is None else Path(out), listeners, progress)
 
     def prepare(self) -> Prepared:
         """Load the data, draw the partition, build and check the model: everything before round 1."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment, over_rounds
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
 
 Line = dict[str, Any]
 ACTIVITIES = ("train", "exchange", "evaluate")
@@ -62,19 +62,25 @@ class History:
 
     def last(self, moment: Moment) -> Evaluation | None:
         """The evaluation at a moment of the very last round, if that was evaluated."""
-        if not self.lines or moment not in self.lines[-1]:
+        return self.newest(moment) if self.lines and moment in self.lines[-1] else None
+
+    def newest(self, moment: Moment) -> Evaluation | None:
+        """The last evaluation at a moment that there is."""
+        evaluations = self.evaluations(moment)
+        if not evaluations:
             return None
-        found = self.lines[-1][moment]
+        found = evaluations[-1]
         loss = np.array(found["loss"], np.float64)  # none becomes NaN
         return Evaluation(np.array(found["accuracy"]), loss, np.array(self.test_sizes))
 
     def accuracy(self) -> dict[str, dict[str, dict[str, float]]]:
-        """`[moment][mean | weighted][best | last | last5]`."""
+        """`[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated."""
         return {
             moment: {
                 mean: over_rounds([entry[mean] for entry in self.evaluations(moment)]) for mean in ("mean", "weighted")
             }
             for moment in MOMENTS
+            if self.evaluations(moment)
         }
 
     def seconds(self) -> dict[str, Any]:

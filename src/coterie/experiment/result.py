@@ -1,4 +1,4 @@
-"""What a finished run gives: numbers, and every client's model as an ordinary module."""
+"""What a run gives: numbers, and every client's model as an ordinary module."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from coterie.client.scores import TEST_BATCH
 from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
+from coterie.errors import require
 from coterie.experiment.history import History
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.delivery import as_delivered
-from coterie.rounds.evaluate import Floats
+from coterie.rounds.evaluate import MOMENTS, Floats, Moment
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run."""
+    """A run that is finished, or was stopped by a listener: its summary then says why (`stopped`)."""
 
     prepared: Prepared
     federation: Federation
@@ -59,11 +60,10 @@ class Result:
 
     def accuracy(self) -> Accuracy:
         """Accuracy by moment, by mean, by round, by client."""
-        moments = {
-            moment: MomentAccuracy(**means, by_client=self._by_client(moment))
-            for moment, means in self.history.accuracy().items()
-        }
-        return Accuracy(**moments)
+        done = self.summary["rounds"]
+        require(bool(self.history.accuracy()), f"the run was stopped after round {done}, before its first evaluation")
+        means = self.history.accuracy()
+        return Accuracy(*(MomentAccuracy(**means[moment], by_client=self._by_client(moment)) for moment in MOMENTS))
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
@@ -101,6 +101,5 @@ class Result:
             tune(worker)
             yield worker
 
-    def _by_client(self, moment: str) -> Floats:
-        line = self.history.lines[-1][moment]
-        return np.array(line["accuracy"])
+    def _by_client(self, moment: Moment) -> Floats:
+        return np.array(self.history.evaluations(moment)[-1]["accuracy"])

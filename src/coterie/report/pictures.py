@@ -29,7 +29,7 @@ from coterie.report.learning import (
     learning_matrix,
     most_personal,
 )
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ class Learning:
 
     @classmethod
     def of_round(cls, report: RoundReport, prepared: Prepared) -> Learning:
-        """From what `Experiment.run` passes to `on_round`; nothing need be on disk."""
+        """From what a listener gets: a report, and `start.prepared`; nothing need be on disk."""
         config = complete(prepared.experiment)
         return cls._of(report.mixes, report.round, config, prepared.partition, prepared.data)
 

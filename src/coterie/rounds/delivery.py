@@ -23,7 +23,8 @@ def delivers(method: Method) -> bool:
 class Delivery:
     """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides."""
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:
+    def __init__(self, method: Method, federation: Federation, clients: Tensor, mark: int | None = None) -> None:
+        mark = delivery_mark(federation.round) if mark is None else mark
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
         made = list(method.deliver(view, clients)) if delivers(method) else []
@@ -31,7 +32,7 @@ class Delivery:
         self._chosen = [one for one in made if isinstance(one, Peers)]
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
-        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), delivery_mark(federation.round))
+        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -55,8 +56,8 @@ class Delivery:
 
 @contextmanager
 def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
-    """While inside, `clients` hold what they would download; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients)
+    """While inside, `clients` hold what they would download after this round; afterwards what they held before."""
+    delivery = Delivery(method, federation, clients, delivery_mark(federation.round + 1))
     try:
         yield delivery
     finally:

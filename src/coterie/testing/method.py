@@ -16,7 +16,6 @@ from coterie.core.federation import Federation
 from coterie.engines import make_engine
 from coterie.engines.base import Engine
 from coterie.errors import CoterieError, unknown
-from coterie.experiment.result import Result
 from coterie.experiment.resume import resume
 from coterie.methods.base import Method
 from coterie.partition import Partition
@@ -125,7 +124,7 @@ def check_resumption(method: Method) -> None:
             experiment.run(Path(folder) / "killed", listeners=[_Kill()])
         except _PowerCutError:
             again = resume(Path(folder) / "killed", experiment=experiment)
-        whole = experiment.run()
+        whole = experiment.run(Path(folder) / "whole")
     state = dict(whole.federation.state())
     for name, tensor in again.federation.state():
         _expect(torch.equal(tensor.nan_to_num(), state[name].nan_to_num()), f"'{name}' differs after a resumption")

@@ -76,7 +76,8 @@ class Processes(RemoteEngine):
         def everything() -> Call:
             return replace(news, new_buffers=bases, new_values=packed(values))
 
-        queue = TaskQueue(samples, position_name(call), pace, self.pool.size)
+        tell = self.tell if call.action == "train" else None
+        queue = TaskQueue(samples, position_name(call), pace, self.pool.size, tell=tell)
         self.pool.perform(bound.job, news, everything, queue)
         return queue.results
 

@@ -87,7 +87,8 @@ class RayCluster(RemoteEngine):
 
         personal = any(slot.own_columns for slot in federation.slots.values()) and call.action != "batches"
         homes = [self._homes[client] for client in call.clients] if personal else None
-        queue = TaskQueue(samples, position_name(call), pace, pool.size, homes)
+        tell = self.tell if call.action == "train" else None
+        queue = TaskQueue(samples, position_name(call), pace, pool.size, homes, tell)
         pool.perform(cargo, queue, collect)
         return queue.results
 

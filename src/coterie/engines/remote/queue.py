@@ -33,6 +33,7 @@ class TaskQueue:
 
     `samples` says how large each position is, `name` what to call it in messages. Where positions have `homes`
     (the number of a worker each), a worker first does those at home with it, then helps out where most is left.
+    `tell` is called with the number of positions done whenever it grows.
 
     >>> queue = TaskQueue([1, 9, 5], str, Pace(), workers=2)
     >>> queue.next_task(), queue.next_task(), queue.next_task(), queue.next_task()
@@ -49,6 +50,7 @@ class TaskQueue:
         pace: Pace,
         workers: int,
         homes: Sequence[int] | None = None,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         self._samples, self._name, self._pace, self._workers = samples, name, pace, workers
         self._waiting: dict[int, list[int]] = {}  # by home, the largest last
@@ -58,6 +60,7 @@ class TaskQueue:
         self._again: list[int] = []
         self._deaths = dict[int, int]()
         self._open = len(samples)
+        self._tell = tell
         self.results: list[tuple[Task, Done]] = []
 
     @property
@@ -98,6 +101,8 @@ class TaskQueue:
         self.results.append((task, result))
         self._open -= len(task)
         self._pace.observe(sum(self._samples[position] for position in task), result.seconds)
+        if self._tell is not None:
+            self._tell(len(self._samples) - self._open)
 
     def lost(self, task: Task, ending: str) -> None:
         """The worker that had the task is dead: its positions are done anew, each on its own."""

@@ -48,11 +48,15 @@ class Stacked(Engine):
         reason = self.declines(work.recipe)
         if reason is None:
             try:
-                return self._train(federation, work, cohort)
+                trained = self._train(federation, work, cohort)
             except RuntimeError as error:
                 # What a loss term does inside `vmap` shows only when it runs.
                 reason = str(error).splitlines()[0]
+            else:
+                self.tell(len(cohort))
+                return trained
         self._say(reason)
+        self._serial.on_client = self.on_client
         return self._serial.train(federation, work, cohort)
 
     def test(

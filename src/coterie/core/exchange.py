@@ -195,6 +195,7 @@ def apply(
         one.target.tracks.wrote(one.columns, one.receivers, mark)
     for action in listed:
         if isinstance(action, Drop):
+            federation[action.slot].dropped = True
             federation[action.slot].tracks.forget_marks()
         elif isinstance(action, Put) and action.group is None:
             federation.write_value(action.name, action.value, mark)

@@ -15,6 +15,7 @@ from coterie.client.recipe import Recipe
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.engines import Trained, base
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
@@ -51,13 +52,14 @@ def random_rows(federation: Federation, count: int | None = None, seed: int = 0)
 
 
 def send(
-    method: Method, federation: Federation, rows: Tensor, cohort: Sequence[int] | None = None, **probes: Tensor
+    method: Method, federation: Federation, rows: Tensor, cohort: Sequence[int] | None = None, **measured: Tensor
 ) -> list[Applied]:
     """Let the cohort upload `rows [m, P]`, exchange, and return the mixes as applied."""
     clients = federation.everyone if cohort is None else torch.tensor(cohort)
-    uploads, diverged = collect(method, federation, clients, Trained({"model": rows}, probes))
+    trained = Trained({"model": rows}, measured)
+    uploads, diverged = collect(federation, method.recipe(federation), method.uploads(federation), clients, trained)
     assert not diverged
-    return apply(method.exchange(uploads), federation, uploads)
+    return apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
 
 
 def part(federation: Federation, rows: Tensor, group: str) -> Tensor:
@@ -107,10 +109,11 @@ def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> No
     """Have a client's model turn out not finite in one round."""
     train = base.train
 
-    def train_and_break(worker: Worker, recipe: Recipe) -> None:
-        train(worker, recipe)
+    def train_and_break(worker: Worker, recipe: Recipe) -> dict[str, Tensor]:
+        measured = train(worker, recipe)
         if recipe and (worker.client, worker.federation.round) == (client, round):
             worker.model("model").row[3] = torch.nan
+        return measured
 
     monkeypatch.setattr(base, "train", train_and_break)
 

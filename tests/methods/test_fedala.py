@@ -84,7 +84,7 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     ready = prepared_for(method, batch=100)
     worker = seat(ready, 1, round=3)
     federation = worker.federation
-    federation.values["rounds_taken"][:] = 2
+    federation.rounds_taken[:] = 2
     federation["previous"].own.add_(torch.randn(federation["previous"].own.shape, generator=torch.manual_seed(6)))
     federation["blend"].own.fill_(0.5)
     hand = Hand(ready)
@@ -150,7 +150,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
     counts = []
     for rounds in (1, 2):
         worker = seat(ready, 0, round=2)
-        worker.federation.values["rounds_taken"][:] = rounds
+        worker.federation.rounds_taken[:] = rounds
         noise = torch.randn(worker.federation["previous"].own.shape, generator=torch.manual_seed(6))
         worker.federation["previous"].own.add_(noise)
         seen = 0
@@ -169,7 +169,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
 def test_batch_norm_keeps_its_statistics_while_blending() -> None:
     ready = prepared_for(FedALA(adapted="all"), model="norm")
     worker = seat(ready, 0, round=2)
-    worker.federation.values["rounds_taken"][:] = 1
+    worker.federation.rounds_taken[:] = 1
     worker.federation["previous"].own.mul_(0.5)
     stats = worker.federation.layout.columns("stats")
     before = stats.take(worker.model("model").row).clone()

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from coterie.core.exchange import Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedgh import FedGH
@@ -74,7 +75,7 @@ def test_a_server_step_by_hand() -> None:
     means = torch.full((1, 3, 8), torch.nan)
     means[0, 0] = torch.arange(8.0)
     uploads = Uploads(federation, torch.tensor([2]), {}, {}, {"class_means": means})
-    apply(method.exchange(uploads), federation, uploads)
+    apply(method.exchange(uploads), federation, uploads, exchange_mark(1))
     weight, bias = federation["model"].rows(federation.everyone, head)[3].split([24, 3])
     assert_near(weight.view(3, 8), torch.outer(torch.tensor([0.2, -0.1, -0.1]), torch.arange(8.0)))
     assert_near(bias, [0.2, -0.1, -0.1])
@@ -143,7 +144,7 @@ def test_means_that_overflowed_or_do_not_exist_teach_nothing() -> None:
     means = torch.full((2, 3, 8), torch.nan)
     means[1, 2] = torch.inf
     uploads = Uploads(federation, torch.tensor([0, 1]), {}, {}, {"class_means": means})
-    apply(method.exchange(uploads), federation, uploads)
+    apply(method.exchange(uploads), federation, uploads, exchange_mark(1))
     head = federation.layout.columns("classifier")
     assert torch.equal(federation["model"].rows(federation.everyone[:1], head)[0], head.take(federation.initial))
 

@@ -260,7 +260,7 @@ def test_ledger() -> None:
     first_timers[0] = 0
     extra = [head * count / len(cohort) for count, cohort in zip(first_timers, cohorts, strict=True)]
     assert sum(first_timers) > 0
-    assert watched.sent("down") == [whole + more for more in extra]
+    assert watched.sent("down") == [0, *(whole + more for more in extra[1:])]
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

@@ -75,7 +75,7 @@ def test_whole_models_travel_in_the_warm_up() -> None:
     ours = play(LGFedAvg(warmup=1))
     whole, head = 4 * ours.bytes_of("all"), 4 * ours.bytes_of("classifier")
     assert [report.bytes for report in ours.reports] == [
-        {"up": whole, "down": whole},
+        {"up": whole, "down": 0},
         {"up": head, "down": whole},
         {"up": head, "down": head},
     ]

@@ -72,7 +72,7 @@ def gradients(known: float, same: bool = False) -> tuple[Tensor, Tensor]:
         if not same:
             noise = torch.randn(federation["previous"].own.shape, generator=torch.manual_seed(1))
             federation["previous"].own.add_(0.3 * noise)
-        federation.values["has_previous"][:] = known
+        federation.rounds_taken[:] = int(known)
 
     phase = Phase(terms=(cross_entropy_term, ModelContrast(3.0, 0.5)))
     found, batch, worker = gradient_at(prepared, phase, client=1, arrange=arrange)
@@ -107,7 +107,7 @@ def test_the_term_cannot_overflow() -> None:
 
     def arrange(federation: Federation) -> None:
         federation["previous"].own.mul_(-1)
-        federation.values["has_previous"][:] = 1
+        federation.rounds_taken[:] = 1
 
     found, _, _ = gradient_at(prepared, phase, arrange=arrange)
     assert bool(torch.isfinite(found["model"]).all())
@@ -131,7 +131,7 @@ def test_the_last_model_is_what_training_left_statistics_included(stats: str) ->
     cohort = ours.reports[0].cohort
     assert torch.equal(ours.rows("previous")[cohort], trained[cohort])
     others = [k for k in range(ours.federation.clients) if k not in cohort]
-    assert bool((ours.federation.values["has_previous"][others] == 0).all())
+    assert bool((ours.federation.rounds_taken[others] == 0).all())
 
 
 def test_bytes_and_weights() -> None:

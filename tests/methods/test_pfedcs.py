@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy, linear, log_softmax
 from coterie.client.recipe import Phase
 from coterie.client.trainer import Trainer, train
 from coterie.core.columns import Columns
+from coterie.core.downloads import Owed, owed
 from coterie.core.federation import Federation
 from coterie.maths import grouping
 from coterie.maths.similarity import row_normalised, squared_distances
@@ -74,9 +75,10 @@ class TestDegenerateCases:
         federation = server(method, round=round)
         assert method.recipe(federation) == FedPer().recipe(federation) == (Phase(),)
         assert method.uploads(federation) == FedPer().uploads(federation)
-        assert method.downloads(federation) == FedPer().downloads(federation)
         (mix,) = send(method, federation, random_rows(federation))
         assert (mix.group, mix.target) == ("extractor", "model")
+        for k in range(5):
+            assert owed(federation, k) == Owed({"model": federation.layout.columns("extractor")}, ())
 
     def test_stage_one_lasts_all_rounds_by_default(self) -> None:
         method = PFedCS()
@@ -228,13 +230,13 @@ class TestClientRound:
     """Equations (9), (10) and (12), written out."""
 
     @staticmethod
-    def taught(method: PFedCS, has_teacher: float = 1.0, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    def taught(method: PFedCS, rounds_taken: int = 1, **options: Any) -> tuple[Any, Tensor, Tensor]:
         """A worker after round 2 of stage 1 with a given teacher; the teacher and the trained row."""
         worker = seat(tiny(method, epochs=2, lr=0.2, rounds=10, **options).prepare(), client=1, round=2)
         federation = worker.federation
         teacher = 2 * torch.randn(federation["teacher"].width, generator=torch.Generator().manual_seed(3))
         federation["teacher"].own[1] = teacher
-        federation.values["has_teacher"][1] = has_teacher
+        federation.rounds_taken[1] = rounds_taken
         train(worker, method.recipe(federation))
         return worker, teacher, worker.model("model").row.clone()
 
@@ -282,7 +284,7 @@ class TestClientRound:
         method = PFedCS(beta=5, tune_epochs=0)
         worker = seat(tiny(method, batch=1000, rounds=10).prepare(), client=1, round=2)
         worker.federation["teacher"].own.normal_(generator=torch.Generator().manual_seed(0))
-        worker.federation.values["has_teacher"].fill_(1.0)
+        worker.federation.rounds_taken.fill_(1)
         (phase,) = method.recipe(worker.federation)
         trainer = Trainer(worker, phase, 0)
         batch = next(trainer.batches())
@@ -300,7 +302,7 @@ class TestClientRound:
 
     def test_without_a_teacher_a_client_trains_plainly(self) -> None:
         method = PFedCS(beta=5, kl=50.0)
-        _, _, found = self.taught(method, has_teacher=0.0)
+        _, _, found = self.taught(method, rounds_taken=0)
         prepared = tiny(FedPer(), epochs=2, lr=0.2, rounds=10).prepare()
         assert torch.equal(found, trained_row(prepared, (Phase(),), client=1, round=2))
 
@@ -308,7 +310,7 @@ class TestClientRound:
         method = PFedCS(beta=5)
         federation = server(method, round=1)
         assert method.recipe(federation) == (Phase(),)
-        assert method.downloads(federation) == {"model": "extractor"}
+        assert owed(federation, 0) == Owed({}, ())
         assert method.uploads(federation) == {"model": "all"}
 
 
@@ -317,12 +319,14 @@ class TestFederationsAtTheEdges:
         method = PFedCS(beta=10, selection="all")
         federation = server(method)
         rows = random_rows(federation, 3)
-        weights = send(method, federation, rows, [0, 2, 3])[1].weights
-        for absent in (1, 4):
-            assert torch.equal(weights[absent], torch.eye(5)[absent])
-            assert not bool(weights[[0, 2, 3], absent].any())
-        assert bool((weights[[0, 2, 3]][:, [0, 2, 3]] > 0).all())
-        assert federation.values["has_teacher"][:, 0].tolist() == [1, 0, 1, 1, 0]
+        teaching = send(method, federation, rows, [0, 2, 3])[1]
+        assert teaching.rows.tolist() == [0, 2, 3]
+        assert not bool(teaching.weights[:, [1, 4]].any())
+        assert bool((teaching.weights[:, [0, 2, 3]] > 0).all())
+        untaught = part(federation, federation.initial, "classifier")
+        taught = [not torch.equal(row, untaught) for row in rows_of(federation, "teacher")]
+        sent = ["teacher" in owed(federation, k).slots for k in range(5)]
+        assert taught == sent == [True, False, True, True, False]
 
     def test_resting_clients_teach_with_their_last_classifier(self) -> None:
         method = PFedCS(beta=10, selection="all")
@@ -372,7 +376,9 @@ class TestFederationsAtTheEdges:
     def test_a_client_that_diverges_at_once_teaches_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         break_client(monkeypatch, client=2, round=1)
         watched = watch(tiny(PFedCS(beta=9, selection="all"), rounds=2))
-        assert not bool(watched.mixes[0][1].weights[[0, 1, 3], 2].any())
+        teaching = watched.mixes[0][1]
+        assert teaching.rows.tolist() == [0, 1, 3]
+        assert not bool(teaching.weights[:, 2].any())
         assert bool(torch.isfinite(final_rows(watched.result)).all())
 
 
@@ -382,7 +388,7 @@ def test_ledger() -> None:
     extractor, classifier = (4 * layout.columns(group).size for group in ("extractor", "classifier"))
     both = extractor + classifier
     # No teacher in round 1; the classifiers of round β would teach nobody, so they stay at home.
-    assert watched.sent("down") == [extractor, both, both, extractor, extractor]
+    assert watched.sent("down") == [0, both, both, extractor, extractor]
     assert watched.sent("up") == [both, both, extractor, extractor, extractor]
 
 

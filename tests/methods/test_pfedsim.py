@@ -25,11 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core.exchange import apply
+from coterie.core.exchange import Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import delivery_mark
 from coterie.engines import make_engine
 from coterie.methods import FedAvg, Local, PFedSim
-from coterie.rounds.delivery import no_uploads
 from coterie.rounds.round import Rounds
 from support import final_rows, rows_of, seeded, tiny
 
@@ -44,7 +44,8 @@ def phi(a: list[list[float]], b: list[list[float]], similarity: str) -> float:
 def deliver(method: PFedSim, federation: Federation, clients: list[int]) -> Tensor:
     """Have some clients download; returns the weights of their mix."""
     chosen = torch.tensor(clients)
-    (mix,) = apply(method.deliver(federation, chosen), federation, no_uploads(federation, chosen))
+    mark = delivery_mark(federation.round)
+    (mix,) = apply(method.deliver(federation, chosen), federation, Uploads(federation, chosen, {}, {}), mark)
     assert mix.group == "extractor"
     return mix.weights
 
@@ -357,7 +358,7 @@ def test_ledger() -> None:
     third, fourth = (set(line["cohort"]) for line in watched.result.history.lines[2:])
     newly = len(fourth - third) / len(fourth)
     assert newly < 1
-    assert watched.sent("down") == [whole, whole, whole, extractor + newly * (whole - extractor)]
+    assert watched.sent("down") == [0, whole, whole, extractor + newly * (whole - extractor)]
     assert watched.sent("up") == [whole] * 4
 
 

@@ -180,7 +180,7 @@ def test_the_wire() -> None:
         down = common * len(report.cohort) + head * combined if taken else 0
         assert report.bytes == {"up": up * len(report.cohort), "down": down}
         taken |= set(report.cohort)
-    assert 0 < len(set(reports[1].cohort) - set(reports[0].cohort))
+    assert len(set(reports[1].cohort) - set(reports[0].cohort)) > 0
 
 
 @pytest.mark.parametrize("join", [1.0, 0.5])

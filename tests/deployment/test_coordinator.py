@@ -179,6 +179,7 @@ def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(
     trial.run()
     final = tmp_path / "sites" / "trial" / "site-c" / "final.safetensors"
     assert not final.exists()
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
     again = Trial(tmp_path, site_a=Behaviour(comes=1e6))
     again.run()
     assert final.exists()

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ import torch
 from test_processes import Incident, experiment, rounds_with, same, serially
 from torch import Tensor
 
-from coterie.engines import RayCluster, Serial, Work, agenda, ray_session
+from coterie.engines import RayCluster, Serial, Work, agenda
 from coterie.engines.agenda import Agenda, Pace
 from coterie.engines.ray_cluster import homes_by_size
 from coterie.engines.ray_session import RaySession, import_ray
@@ -37,10 +36,11 @@ from coterie.methods import METHODS, FedAvg, FedPer
 from coterie.parallel import obstacle
 from coterie.partition import Iid
 from coterie.recipe import Phase, Recipe, plain_steps
-from support import tiny, toy_data, toy_partition
+from support import PATIENCE, tiny, toy_data, toy_partition
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
+pytestmark = pytest.mark.ray
 ray = import_ray(local=True)
 
 
@@ -278,7 +278,7 @@ def test_the_command_joins_an_existing_cluster(session: RaySession, troupe: Trou
             env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         for more in (["--engine", "ray", "--ray-address", address, "--workers", "2"], ["--engine", "serial"])
     )
@@ -342,17 +342,16 @@ def readable(address: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
-def test_addresses_are_checked_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_checked_before_ray_tries_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
     for address in ("nonsense", "host:port", "host:99999"):
         with pytest.raises(CoterieError, match=f"ray_address = '{address}': must be HOST:PORT"):
             RaySession(address, cpus=1, store=0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
-    begin = time.monotonic()
     with pytest.raises(CoterieError, match=f"ray_address = '127.0.0.1:{free}': no Ray cluster can be reached there"):
         RaySession(f"127.0.0.1:{free}", cpus=1, store=0)
-    assert time.monotonic() - begin < 2 * ray_session.CONNECT_SECONDS
 
 
 def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

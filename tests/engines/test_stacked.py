@@ -21,6 +21,8 @@ from coterie.methods import METHODS, FedTC, Method
 from coterie.recipe import plain_steps
 from support import PlainNet, rows_of, seeded, tiny
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 
 

@@ -17,6 +17,8 @@ from coterie.maths.similarity import class_cosines
 from coterie.methods import FedReMa, Local, PFedCS, PFedSim
 from coterie.partition import Dominant, Partition, Pathological
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def four_classifiers() -> Tensor:

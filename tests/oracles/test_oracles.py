@@ -133,6 +133,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_all_models_are_finite_complete_and_repeatable(
@@ -156,6 +157,7 @@ def test_all_models_are_finite_complete_and_repeatable(
         assert all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_mixing_matrices_are_row_stochastic(problem: dict[str, Any], name: str, options: dict[str, Any]) -> None:
     weights = run(ORACLES[name], problem, join=0.5, **options).weights

@@ -29,6 +29,8 @@ from coterie.report.learning import class_shares, learn_differently
 from coterie.report.pictures import draw
 from coterie.rounds import RoundReport
 
+pytestmark = pytest.mark.thorough
+
 NAN = np.nan
 SHARED = torch.tensor([], dtype=torch.int64)
 

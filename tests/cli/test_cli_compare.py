@@ -18,6 +18,8 @@ from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid
 from coterie.terminal import spoken_bytes
 
+pytestmark = pytest.mark.thorough
+
 METHODS = ("local", "fedavg", "fedper")
 SEEDS = (3, 4)
 

@@ -13,6 +13,8 @@ from coterie.rounds import RoundReport
 from coterie.terminal import RoundProgress
 from support import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
 
 

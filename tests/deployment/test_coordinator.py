@@ -227,6 +227,7 @@ class KilledError(Exception):
     """The server's process is gone."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedper", "fedcac", "pfedsim", "scaffold"])
 @pytest.mark.parametrize("moment", ["before the checkpoint", "after the checkpoint"])
 def test_a_killed_server_resumes_to_the_same_rows(

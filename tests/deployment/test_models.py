@@ -25,6 +25,8 @@ from coterie.models import build
 from coterie.record import load_tensors
 from federated import CLASSES, SITES, WIDTH, Together, agreed
 
+pytestmark = pytest.mark.thorough
+
 
 class Pictures(Together):
     """Sites with small images, for models with batch norm."""

@@ -45,6 +45,7 @@ def aggregate(
     return last + (received - last) * blend, blend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("join", "adapted"), [(1.0, "classifier"), (0.5, "classifier"), (1.0, "all"), (1.0, "body.2 + classifier")]
 )
@@ -194,6 +195,7 @@ def test_bytes_and_weights() -> None:
         assert float(mix.weights.double().sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedALA(), join=join)

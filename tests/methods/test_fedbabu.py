@@ -101,6 +101,7 @@ def test_everybody_holds_one_model_statistics_included() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_relabelling() -> None:
     assert_relabelling_permutes(FedBABU(), join=0.5)
 

@@ -178,6 +178,7 @@ class TestMixes:
         send(method, federation, rows, critical=masks)
         assert torch.equal(rows_of(federation)[masks], rows[masks])
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = FedCAC(beta=10)
         federation = server(method, clients=200, round=5)
@@ -234,6 +235,7 @@ class TestFederationsAtTheEdges:
             [[1.0, 0.0], [0.0, 1.0]],
         ]
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("options", [{}, {"join": 0.5}])
     @pytest.mark.parametrize("mask", ["sensitivity", "random"])
     def test_relabelling_permutes(self, mask: str, options: dict[str, float]) -> None:

@@ -127,6 +127,7 @@ def test_only_logits_travel_and_nothing_is_mixed(leave_out_own: bool) -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leave_out_own", [False, True])
 def test_relabelling(leave_out_own: bool) -> None:
     assert_relabelling_permutes(FedDistill(leave_out_own=leave_out_own), join=0.5)

@@ -176,6 +176,7 @@ def test_the_wire() -> None:
     assert [bytes_a_client(report) for report in reports] == [(up, 4 * WIDTH)] + [(up, 4 * WIDTH + prototypes)] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["plain", "norm"])
 def test_relabelling(join: float, model: str) -> None:

@@ -162,6 +162,7 @@ def test_only_prototypes_travel_and_nothing_is_mixed() -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedProto(), join=join)

@@ -287,6 +287,7 @@ class TestMixes:
         ours, theirs = (final_rows(tiny(method, model, rounds=4).run()) for method in (FedReMa(), FedPer()))
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = FedReMa(delta=0.0)
         federation = server(method, clients=200)
@@ -327,6 +328,7 @@ class TestFederationsAtTheEdges:
         if clients <= 2:  # no gap: FedAvg on the classifier
             torch.testing.assert_close(watched.mixes[0][1].weights, watched.mixes[0][0].weights.expand(clients, -1))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("options", [{}, {"join": 0.5}])
     @pytest.mark.parametrize("method", [FedReMa(delta=0.999), FedReMa(delta=0.0, probe="per_row")], ids=str)
     def test_relabelling_permutes(self, method: FedReMa, options: dict[str, float]) -> None:

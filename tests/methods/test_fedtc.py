@@ -217,6 +217,7 @@ class TestFederationsAtTheEdges:
         assert_valid_mixes(watched)
         assert bool(torch.isfinite(final_rows(watched.result)).all())
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     def test_relabelling_permutes(self, join: float) -> None:
         assert_relabelling_permutes(FedTC(lr_classifier=0.05), rounds=4, join=join)

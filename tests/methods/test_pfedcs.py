@@ -187,6 +187,7 @@ class TestTeaching:
             method.collaborators(federation, federation.everyone, distances), expected(distances) & apart
         )
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = PFedCS(beta=10, lam=0.3)
         federation = server(method, clients=200, round=3)
@@ -351,6 +352,7 @@ class TestFederationsAtTheEdges:
         # Similarity 1 for oneself and 0 for the neighbour, who is the farthest of two.
         torch.testing.assert_close(weights, torch.tensor([[0.5 + a / 2, b / 2], [a / 2, 0.5 + b / 2]]))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("selection", ["gmm", "random"])
     def test_relabelling_permutes(self, join: float, selection: str) -> None:

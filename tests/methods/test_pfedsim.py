@@ -292,6 +292,7 @@ class TestFederationsAtTheEdges:
         ours, theirs = (final_rows(tiny(method, clients=1, rounds=4).run()) for method in (PFedSim(), Local()))
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_relabelling_permutes(self, join: float, similarity: str) -> None:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from coterie.rng import stream_seed, torch_stream
 from coterie.sampling import draw_cohort
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
 
@@ -133,7 +135,6 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_all_models_are_finite_complete_and_repeatable(
@@ -157,7 +158,6 @@ def test_all_models_are_finite_complete_and_repeatable(
         assert all(torch.equal(one[n], other[n]) for n in one)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_mixing_matrices_are_row_stochastic(problem: dict[str, Any], name: str, options: dict[str, Any]) -> None:
     weights = run(ORACLES[name], problem, join=0.5, **options).weights

@@ -307,6 +307,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TAMPERED)
 def test_a_tampered_answer_is_refused_for_the_round_and_named(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -101,6 +101,7 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     assert torch.equal(worker.network("model").row, before), "once a visit"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_at_rate_zero_it_is_fedavg(join: float, model: str) -> None:

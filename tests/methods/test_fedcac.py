@@ -220,6 +220,7 @@ class TestFederationsAtTheEdges:
         mean = (sizes / sizes.sum()).float() @ rows
         torch.testing.assert_close(after[2][~masks[1]], mean[~masks[1]])
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("collaboration", ["threshold", "none", "top1", "top5", "as_critical"])
     @pytest.mark.parametrize("clients", [1, 2, 3])
     def test_few_clients(self, clients: int, collaboration: str) -> None:

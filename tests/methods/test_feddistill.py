@@ -29,6 +29,7 @@ from coterie.methods.feddistill import FedDistill
 NAN = torch.nan
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leave_out_own", [False, True])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models_and_logits(join: float, leave_out_own: bool) -> None:

@@ -37,6 +37,7 @@ def plain_scores(features: Tensor, prototypes: dict[int, Tensor], classes: int) 
     return -torch.stack([known.get(c, beyond) for c in range(classes)], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("average", ["clients", "samples"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models_and_prototypes(join: float, average: str) -> None:

@@ -319,6 +319,7 @@ class TestFederationsAtTheEdges:
         extractor = part(federation, rows_of(federation), "extractor")
         assert torch.equal(extractor[1], extractor[0])
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("clients", [1, 2, 3])
     @pytest.mark.parametrize("variant", ["", "F", "A", "A&F"])
     def test_few_clients(self, clients: int, variant: str) -> None:

@@ -147,6 +147,7 @@ class TwoRates(FedPer):
 
 
 class TestDegenerateCases:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
     @pytest.mark.parametrize("rate", [1e-4, 0.1, 0.4])
     def test_if_the_own_classifier_teaches_it_is_fedper_with_two_rates(self, model: str, rate: float) -> None:

@@ -335,6 +335,7 @@ class TestFederationsAtTheEdges:
         assert bool((weights[0, 2:] > 0).all())
         torch.testing.assert_close(rows_of(federation, "teacher"), weights @ stored)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("selection", ["gmm", "kmeans", "hierarchical", "none", "all", "random", "fixed"])
     @pytest.mark.parametrize("clients", [1, 2, 3])
     def test_few_clients(self, clients: int, selection: str) -> None:

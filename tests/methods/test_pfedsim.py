@@ -281,6 +281,7 @@ class TestFederationsAtTheEdges:
         assert torch.equal(weights[1:], torch.eye(4)[2:])
         assert torch.equal(rows_of(federation)[3], mean)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("clients", [1, 2, 3])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_few_clients(self, clients: int, similarity: str) -> None:

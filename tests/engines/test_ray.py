@@ -256,7 +256,8 @@ def test_classes_that_actors_cannot_import_are_refused_with_a_way_out(
         engine_for(experiment(locked).prepare(), troupe).test(federation, federation.everyone)
 
 
-def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession) -> None:
+def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession, troupe: Troupe) -> None:
+    troupe.stop()  # its actors hold the CPUs
     result = tiny("fedper", engine="ray", workers=1, rounds=1).run()
     assert result.summary["engine"] == "ray"
     assert ray.is_initialized()

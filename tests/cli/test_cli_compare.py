@@ -18,6 +18,8 @@ from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid, Partition
 from coterie.report.terminal import spoken_bytes
 
+pytestmark = pytest.mark.thorough
+
 METHODS = ("local", "fedavg", "fedper")
 SEEDS = (3, 4)
 

@@ -16,6 +16,8 @@ from coterie.models import MODELS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["run", "--alhpa", "1"]])
 def test_help_and_typing_errors_load_no_pytorch(arguments: list[str]) -> None:

@@ -10,6 +10,9 @@ import pytest
 from cli_tools import SMALL, Answer, assert_same_run, call, finish, start
 
 from coterie.rounds.progress import RoundProgress
+from support import PATIENCE
+
+pytestmark = pytest.mark.thorough
 
 RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
 
@@ -17,7 +20,7 @@ RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--
 def stopped(path: Path, by: signal.Signals) -> Answer:
     """Start a run in a process of its own and stop it in the middle."""
     process = start(*RUN, "--checkpoint-every", "3", "--out", path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (path / "checkpoint.safetensors").is_file():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline

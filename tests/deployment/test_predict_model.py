@@ -25,6 +25,8 @@ from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Me
 from coterie.models import build
 from federated import CLASSES, SITES, WIDTH, Together, agreed
 
+pytestmark = pytest.mark.thorough
+
 
 class Pictures(Together):
     """Sites with small images, for models with batch norm."""

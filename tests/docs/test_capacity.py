@@ -112,6 +112,7 @@ def link_table() -> list[str]:
 TABLES = {"traffic": traffic_table, "memory": memory_table, "links": link_table}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_the_one_that_is_computed(name: str) -> None:
     table = TABLES[name]()

@@ -76,6 +76,7 @@ def smaller(words: list[str]) -> list[str]:
     return out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/listeners.md", "docs/runs.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -85,6 +86,7 @@ def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         exec(compile(body, f"{page}, example {number + 1}", "exec", dont_inherit=True), {"__name__": "example"})
 
 
+@pytest.mark.thorough
 def test_the_readmes_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +98,7 @@ def test_the_readmes_commands_run(
         assert main(smaller(words) if trains else words) == 0, capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_command_on_a_methods_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +35,9 @@ from coterie.partition import Partition
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
 from listening import EachRound
-from support import MODELS, seeded, tiny, toy_data, toy_partition
+from support import MODELS, PATIENCE, alive, eventually, seeded, tiny, toy_data, toy_partition
 
-BOUND = 90.0  # seconds after which a subprocess counts as hanging
+pytestmark = pytest.mark.processes
 
 
 @dataclass(frozen=True)
@@ -255,10 +254,10 @@ def test_a_client_that_kills_its_workers_is_given_up(
     with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
         by_processes(experiment(Incident("death", left=str(left)), join=1.0).prepare(), pool)
     assert pool.pids == []
-    assert all(gone(pid) for pid in pids)
+    assert not any(map(alive, pids))
 
 
-def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None:
+def test_a_queue_gives_up_after_three_deaths_and_deals_largest_first() -> None:
     pace = Pace()
     book = TaskQueue([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
     task = book.next_task()
@@ -339,7 +338,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
 
 def test_an_unguarded_script_is_told_what_to_do(scripts: dict[str, subprocess.Popen[str]]) -> None:
     script = scripts["unguarded"]
-    _, errors = script.communicate(timeout=BOUND)
+    _, errors = script.communicate(timeout=PATIENCE)
     assert script.returncode == 1
     assert "CoterieError: engine = 'processes': workers import the script; put what the script does under" in errors
     assert errors.count("Traceback") == 1
@@ -380,33 +379,19 @@ def test_workers_end_with_the_main_process(
             assert script.poll() is None
     workers = [int(pid) for pid in busy]
     assert len(workers) == 1
-    assert not any(gone(pid) for pid in workers)
+    assert all(map(alive, workers))
     if number == signal.SIGINT:
         os.killpg(script.pid, signal.SIGINT)  # as Ctrl-C does: the workers are hit as well
     else:
         script.kill()
-    _, errors = script.communicate(timeout=BOUND)
-    assert all(gone(pid, within=10) for pid in workers)
+    _, errors = script.communicate(timeout=PATIENCE)
+    assert eventually(lambda: not any(map(alive, workers)))
     assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0)
-
-
-def gone(pid: int, within: float = 0.0) -> bool:
-    """Whether a process has ended (it may still wait for somebody to ask for its exit code)."""
-    until = time.monotonic() + within
-    while True:
-        try:
-            os.kill(pid, 0)
-            stat = Path(f"/proc/{pid}/stat")
-            ended = stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] in "ZX"
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        if ended or time.monotonic() >= until:
-            return ended
-        time.sleep(0.05)
 
 
 def test_runs_use_one_thread_and_end_with_a_workers_error_and_no_workers() -> None:
     threads: list[int] = []
+    others = set(multiprocessing.active_children())
     run = experiment(Incident("bug"), join=1.0, rounds=3, engine="processes", workers=1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -417,4 +402,4 @@ def test_runs_use_one_thread_and_end_with_a_workers_error_and_no_workers() -> No
         torch.set_num_threads(before)
     assert threads == [1]
     assert "in strike" in caught.value.__notes__[0]
-    assert not [child for child in multiprocessing.active_children() if child.name == "coterie worker"]
+    assert set(multiprocessing.active_children()) <= others

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,7 +30,6 @@ from coterie.client.trainer import Trainer
 from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation
 from coterie.engines import RayCluster, Serial, Work
-from coterie.engines.ray import session as ray_session
 from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
 from coterie.engines.ray.pool import ActorPool, Cargo
@@ -44,10 +42,11 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer
 from coterie.partition import Iid
-from support import tiny, toy_data, toy_partition
+from support import PATIENCE, tiny, toy_data, toy_partition
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
+pytestmark = pytest.mark.ray
 ray = import_ray(local=True)
 # Actors have one thread each: bits are promised to whoever has one as well.
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -333,7 +332,8 @@ def test_classes_that_actors_cannot_import_are_refused_with_a_way_out(
         engine_for(experiment(locked).prepare(), pool).test(federation, federation.everyone)
 
 
-def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession) -> None:
+def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession, pool: ActorPool) -> None:
+    pool.stop()  # its actors hold the CPUs
     result = tiny("fedper", engine="ray", workers=1, rounds=1).run()
     assert result.summary["engine"] == "ray"
     assert ray.is_initialized()
@@ -355,7 +355,7 @@ def test_the_command_joins_an_existing_cluster(session: RaySession, pool: ActorP
             env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         for more in (["--engine", "ray", "--ray-address", address, "--workers", "2"], ["--engine", "serial"])
     )
@@ -419,17 +419,16 @@ def readable(address: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
 
 
-def test_addresses_are_checked_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_checked_before_ray_tries_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
     for address in ("nonsense", "host:port", "host:99999"):
         with pytest.raises(CoterieError, match=f"ray_address = '{address}': must be HOST:PORT"):
             RaySession(address, cpus=1, store=0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
-    begin = time.monotonic()
     with pytest.raises(CoterieError, match=f"ray_address = '127.0.0.1:{free}': no Ray cluster can be reached there"):
         RaySession(f"127.0.0.1:{free}", cpus=1, store=0)
-    assert time.monotonic() - begin < 2 * ray_session.CONNECT_SECONDS
 
 
 def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from coterie.methods import FedReMa, Local, PFedCS, PFedSim
 from coterie.partition import Dominant, Partition, Pathological
 from listening import EachRound
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def four_classifiers() -> Tensor:

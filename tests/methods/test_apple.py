@@ -23,6 +23,7 @@ def personal_model(p: Tensor, k: int, own: Tensor, cores: Tensor, known: list[in
     return sum((p[j] * (cores[j] if j in known and j != k else own) for j in range(len(p))), torch.tensor(0.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("join", "horizon"), [(1.0, 0.2), (0.5, 0.9)])
 def test_steps_by_hand_give_the_same_models(join: float, horizon: float) -> None:
     method = APPLE(mu=0.5, lr_relations=0.02, horizon=horizon)
@@ -165,6 +166,7 @@ def test_head_and_core_move_in_one_phase() -> None:
     assert sorted({part.slot for part in trainer.parts}) == ["model", "personal"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes_matrices(APPLE(lr_relations=0.01), "relations", join=join)

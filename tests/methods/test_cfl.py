@@ -196,6 +196,7 @@ def test_models_go_up_and_come_down() -> None:
             torch.testing.assert_close(mix.weights.sum(1), torch.ones(CLIENTS))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(EAGER, join=join, rounds=4, partition=toy_partition(DATA, 7))

@@ -46,6 +46,7 @@ def aggregate(
     return last + (received - last) * blend, blend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("join", "adapted"), [(1.0, "classifier"), (0.5, "classifier"), (1.0, "all"), (1.0, "body.2 + classifier")]
 )
@@ -101,6 +102,7 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     assert torch.equal(worker.model("model").row, before), "once a visit"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_at_rate_zero_it_is_fedavg(join: float, model: str) -> None:
@@ -195,6 +197,7 @@ def test_bytes_and_weights() -> None:
         assert float(mix.weights.double().sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedALA(), join=join)

@@ -153,6 +153,7 @@ def test_a_model_goes_up_and_an_anchor_comes_down() -> None:
         assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH if report.round > 1 else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(FedAMP(), join=join)

@@ -154,6 +154,7 @@ def test_batch_norm_stays_with_the_client() -> None:
     assert not torch.allclose(norm[0], norm[1], atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(FedAP(warm_up=0.25), join=join, rounds=5, model="norm")

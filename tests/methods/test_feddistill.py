@@ -29,6 +29,7 @@ from coterie.methods.feddistill import FedDistill
 NAN = torch.nan
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leave_out_own", [False, True])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models_and_logits(join: float, leave_out_own: bool) -> None:
@@ -127,6 +128,7 @@ def test_only_logits_travel_and_nothing_is_mixed(leave_out_own: bool) -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("leave_out_own", [False, True])
 def test_relabelling(leave_out_own: bool) -> None:
     assert_relabelling_permutes(FedDistill(leave_out_own=leave_out_own), join=0.5)

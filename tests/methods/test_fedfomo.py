@@ -32,6 +32,7 @@ def fomo_prepared(**options: Any) -> Any:
     return prepared_for(FedFomo(**options), data=data, partition=with_validation(toy_partition(data)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("join", "models"), [(1.0, 2), (0.5, 2), (1.0, 5)])
 def test_steps_by_hand_give_the_same_models(join: float, models: int) -> None:
     offered: list[dict[int, list[int]]] = []
@@ -181,6 +182,7 @@ def test_clients_that_sit_out_keep_their_model() -> None:
     assert moved.nonzero()[:, 0].tolist() == ours.reports[0].cohort
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes_matrices(FedFomo(models=2), "preference", join=join)

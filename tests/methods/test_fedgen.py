@@ -227,6 +227,7 @@ def test_everybody_holds_the_global_model() -> None:
     assert torch.equal(rows, rows[:1].expand(CLIENTS, -1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(SMALL, join=join)

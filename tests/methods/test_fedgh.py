@@ -32,6 +32,7 @@ from coterie.rng import torch_stream
 from support import final_rows, tiny
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"server_epochs": 3, "server_batch": 2}])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float, options: dict[str, int]) -> None:
@@ -125,6 +126,7 @@ def test_class_means_go_up_and_the_classifier_comes_down() -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedGH(server_lr=0.5, server_batch=2), join=join)

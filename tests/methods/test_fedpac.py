@@ -183,6 +183,7 @@ def test_the_wire() -> None:
     assert len(set(reports[1].cohort) - set(reports[0].cohort)) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["plain", "norm"])
 def test_relabelling(join: float, model: str) -> None:

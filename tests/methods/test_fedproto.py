@@ -37,6 +37,7 @@ def plain_scores(features: Tensor, prototypes: dict[int, Tensor], classes: int) 
     return -torch.stack([known.get(c, beyond) for c in range(classes)], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("average", ["clients", "samples"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models_and_prototypes(join: float, average: str) -> None:
@@ -162,6 +163,7 @@ def test_only_prototypes_travel_and_nothing_is_mixed() -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedProto(), join=join)

@@ -301,6 +301,7 @@ class TestMixes:
         ours, theirs = (final_rows(tiny(method, model, rounds=4).run()) for method in (FedReMa(), FedPer()))
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = FedReMa(delta=0.0)
         federation = server(method, clients=200)
@@ -332,6 +333,7 @@ class TestFederationsAtTheEdges:
         extractor = part(federation, rows_of(federation), "extractor")
         assert torch.equal(extractor[1], extractor[0])
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("clients", [1, 2, 3])
     @pytest.mark.parametrize("variant", ["", "F", "A", "A&F"])
     def test_few_clients(self, clients: int, variant: str) -> None:
@@ -341,6 +343,7 @@ class TestFederationsAtTheEdges:
         if clients <= 2:  # no gap: FedAvg on the classifier
             torch.testing.assert_close(watched.mixes[0][1].weights, watched.mixes[0][0].weights.expand(clients, -1))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("options", [{}, {"join": 0.5}])
     @pytest.mark.parametrize("method", [FedReMa(delta=0.999), FedReMa(delta=0.0, probe="per_row")], ids=str)
     def test_relabelling_permutes(self, method: FedReMa, options: dict[str, float]) -> None:

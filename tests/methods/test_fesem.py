@@ -132,6 +132,7 @@ def test_models_go_up_and_come_down() -> None:
         assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH if report.round > 1 else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(FeSEM(centres=3), join=join, partition=toy_partition(DATA, 7))

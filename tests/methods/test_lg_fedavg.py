@@ -22,6 +22,7 @@ from coterie.methods import FedAvg, FedPer, Local
 from coterie.methods.lg_fedavg import LGFedAvg
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("warmup", [0, 1])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float, warmup: int) -> None:
@@ -81,6 +82,7 @@ def test_whole_models_travel_in_the_warm_up() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [LGFedAvg(), LGFedAvg(warmup=2)])
 def test_relabelling(method: LGFedAvg) -> None:
     assert_relabelling_permutes(method, join=0.5)

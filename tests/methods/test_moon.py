@@ -38,6 +38,7 @@ def contrast(own: Tensor, received: Tensor, last: Tensor, temperature: float) ->
     return -torch.log(near / (near + far))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float) -> None:
     ours = play(MOON(mu=2.0, temperature=0.3), join=join)
@@ -143,6 +144,7 @@ def test_bytes_and_weights() -> None:
         assert_near(mix.weights, (sizes / sizes.sum())[None])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(MOON(), join=join)

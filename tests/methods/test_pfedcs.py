@@ -191,6 +191,7 @@ class TestTeaching:
             method.collaborators(federation, federation.everyone, distances), expected(distances) & apart
         )
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = PFedCS(beta=10, lam=0.3)
         federation = server(method, clients=200, round=3)
@@ -340,6 +341,7 @@ class TestFederationsAtTheEdges:
         assert bool((weights[0, 2:] > 0).all())
         torch.testing.assert_close(rows_of(federation, "teacher"), weights @ stored)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("selection", ["gmm", "kmeans", "hierarchical", "none", "all", "random", "fixed"])
     @pytest.mark.parametrize("clients", [1, 2, 3])
     def test_few_clients(self, clients: int, selection: str) -> None:
@@ -357,6 +359,7 @@ class TestFederationsAtTheEdges:
         # Similarity 1 for oneself and 0 for the neighbour, who is the farthest of two.
         torch.testing.assert_close(weights, torch.tensor([[0.5 + a / 2, b / 2], [a / 2, 0.5 + b / 2]]))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("selection", ["gmm", "random"])
     def test_relabelling_permutes(self, join: float, selection: str) -> None:

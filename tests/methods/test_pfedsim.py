@@ -291,6 +291,7 @@ class TestFederationsAtTheEdges:
         assert torch.equal(weights[1:], torch.eye(4)[2:])
         assert torch.equal(rows_of(federation)[3], mean)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("clients", [1, 2, 3])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_few_clients(self, clients: int, similarity: str) -> None:
@@ -302,6 +303,7 @@ class TestFederationsAtTheEdges:
         ours, theirs = (final_rows(tiny(method, clients=1, rounds=4).run()) for method in (PFedSim(), Local()))
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_relabelling_permutes(self, join: float, similarity: str) -> None:

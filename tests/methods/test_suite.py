@@ -43,6 +43,8 @@ from support import (
     without_times,
 )
 
+pytestmark = pytest.mark.thorough
+
 NAMES = sorted(METHODS)
 ROUNDS, CLIENTS = 3, 4
 

@@ -21,6 +21,7 @@ def test_names_and_readings_are_consistent() -> None:
         assert "\n" not in spec.description
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_seed_gives_the_same_model(name: str) -> None:
     states = []

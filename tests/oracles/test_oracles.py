@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from coterie.rng import stream_seed, torch_stream
 from coterie.rounds.sampling import draw_cohort
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
 

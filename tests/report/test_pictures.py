@@ -31,6 +31,8 @@ from coterie.report.pictures import draw
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.report import RoundReport
 
+pytestmark = pytest.mark.thorough
+
 NAN = np.nan
 SHARED = torch.tensor([], dtype=torch.int64)
 

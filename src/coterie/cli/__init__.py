@@ -177,10 +177,12 @@ def predict(
 
 
 def _list(kind: str) -> None:
-    from coterie.cli.listing import listing
+    from coterie.cli.listing import listing, problems
     from coterie.report.terminal import print_result
 
     print_result(listing(kind))
+    for problem in problems(kind):
+        print(f"coterie: warning: {problem}", file=sys.stderr)
 
 
 @app.command(group=LOOK)

@@ -18,6 +18,7 @@ from coterie.experiment.directory import RunDirectory, refuse_existing
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.resume import resume
 from coterie.methods import Method
+from coterie.registry import short_name
 from coterie.report.terminal import (
     ComparisonProgress,
     RoundProgress,
@@ -50,7 +51,7 @@ def run_command(
 
 def resume_command(path: Path, json: bool) -> None:
     """Carry a run on and print its summary."""
-    config = RunDirectory.open(path).config()
+    config = RunDirectory.open(path).own_config()
     rounds = experiment_from(config).rounds
     with _resumable(path), RoundProgress(rounds) as progress:
         summary = resume(path, progress.on_round).summary
@@ -118,7 +119,7 @@ def _run_directory(out: Path | None, experiment: Experiment) -> Iterator[Path]:
         return
     assert isinstance(experiment.method, Method)
     assert isinstance(experiment.data, str)
-    data = Path(experiment.data)
+    data = Path(short_name(experiment.data))
     stem = f"{method_name(experiment.method)}-{data.stem or data.resolve().stem}"
     made = not RUNS.exists()
     path = next_free(RUNS, stem)

@@ -15,10 +15,11 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import Config, read_toml, to_toml
+from coterie.experiment.config import PLUGINS, REFERENCES, Config, read_toml, to_toml
 from coterie.experiment.history import Line
 from coterie.files import write_whole
 from coterie.partition import Partition
+from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
 
 CONFIG = "config.toml"
 PARTITION = "partition.safetensors"
@@ -28,6 +29,7 @@ ROWS = "rows.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 SUMMARY = "summary.json"
 LOG = "log.txt"
+COPIES = "plugins"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -60,6 +62,10 @@ class RunDirectory:
         """Begin a run in a directory that holds none."""
         refuse_existing(path)
         (path / MIXES).mkdir(parents=True, exist_ok=True)
+        for original in config.get(PLUGINS, {}):
+            file = file_of(original)
+            (path / COPIES).mkdir(exist_ok=True)
+            write_whole(path / copy_name(original, file.sha256), file.source)
         partition.save(path / PARTITION)
         (path / ROUNDS).write_text("", encoding="utf-8")
         write_whole(path / CONFIG, to_toml(config).encode())
@@ -74,6 +80,30 @@ class RunDirectory:
     def config(self) -> Config:
         """The run's configuration."""
         return read_toml(self.path / CONFIG)
+
+    def own_config(self) -> Config:
+        """The run's configuration with the run's own copies in place of files of one's own.
+
+        A file that has changed since is an error: it would look as if the run had used it.
+        """
+        config = self.config()
+        for original, digest in config.get(PLUGINS, {}).items():
+            kept = self.path / copy_name(original, digest)
+            require(kept.is_file(), f"run = {self.path}: its copy of {original} is missing ({kept})")
+            file = PluginFile(original, kept.read_bytes())
+            require(file.sha256 == digest, f"run = {self.path}: its copy of {original} was changed ({kept})")
+            now = PluginFile.read(original) if Path(original).is_file() else file
+            require(
+                now.sha256 == digest,
+                f"run = {self.path}: {original} has changed since (SHA-256 {digest[:12]}… then, {now.sha256[:12]}… "
+                f"now); bring it back or move it away, the run's copy is {kept}",
+            )
+            stand_in(kept, original)
+            for key in REFERENCES:
+                if is_reference(config[key]) and split_reference(config[key])[0] == original:
+                    config[key] = f"{kept}:{short_name(config[key])}"
+        config.pop(PLUGINS, None)
+        return config
 
     def partition(self) -> Partition:
         """The run's partition."""
@@ -150,6 +180,11 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / SUMMARY).is_file()
+
+
+def copy_name(original: str, digest: str) -> str:
+    """Where a run keeps its copy of a file of one's own."""
+    return f"{COPIES}/{Path(original).stem}-{digest[:12]}.py"
 
 
 def refuse_existing(path: Path) -> None:

@@ -21,6 +21,7 @@ from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.files import log_to
+from coterie.registry import short_name
 from coterie.rounds.evaluate import final_metrics
 from coterie.rounds.round import RoundReport, Rounds
 
@@ -47,7 +48,7 @@ def run(experiment: Settings, out: Path | None = None, on_round: OnRound | None 
 def finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
     with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
         return _run_rounds(prepared, directory, on_round)
 
@@ -140,7 +141,7 @@ def _summary(
         for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
     ]
     return {
-        "method": config["method"],
+        "method": short_name(config["method"]),
         "rounds": experiment.rounds,
         "seconds": history.seconds(),
         "accuracy": history.accuracy(),

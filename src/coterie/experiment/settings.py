@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -10,12 +11,13 @@ from torch import nn
 from coterie import options
 from coterie.core.layout import MemoryFormat, StatsPolicy
 from coterie.core.training import Training
-from coterie.data import Dataset
+from coterie.data import DATASETS, Dataset
 from coterie.engines import ENGINES, require_device
 from coterie.errors import require, unknown
 from coterie.methods import METHODS, Method
-from coterie.models import MODELS
+from coterie.models import MODELS, ModelSpec, own_model
 from coterie.partition import PARTITIONS, Partition, Rule
+from coterie.registry import absolute, is_reference, reference_to, short_name
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,22 @@ class Settings:
     """One run: a method on a partitioned data set with a model.
 
     Everything but `method`, `data`, `partition` and `model` is a number or a word, and every run writes
-    the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
-    of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
-    does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
+    the TOML that repeats it. A method is given by name, as a class or as an instance; a model by name, as a class or
+    function that builds one (from shape and classes, or from nothing), or as an instance. Names may be references to
+    files of your own, such as `./my.py:FedAvgM`.
+
+    `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
+    latter. `label` and `client_column` name columns of your own table. `stats` overrides what the method does with
+    batch-norm statistics. `test` and `validation` override the split of the partition rule;
     `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
     """
 
-    method: Method | str = "fedavg"
+    method: Method | type[Method] | str = "fedavg"
     data: Dataset | str = "digits"
     partition: Rule | Partition | str = "dirichlet"
-    model: nn.Module | str = "mlp"
+    model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = "mlp"
     classifier: str = "last"
     label: str = "label"
     client_column: str | None = None
@@ -68,10 +74,14 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.method, str):
             object.__setattr__(self, "method", make_method(self.method, {}))
+        elif isinstance(self.method, type):
+            object.__setattr__(self, "method", options.build("method", self.method.__name__, self.method, {}))
         if isinstance(self.partition, str):
             object.__setattr__(self, "partition", make_rule(self.partition, {}))
-        if isinstance(self.model, str) and self.model not in MODELS:
-            raise unknown("model", self.model, MODELS)
+        object.__setattr__(self, "model", resolved_model(self.model))
+        if isinstance(self.data, str) and is_reference(self.data):
+            DATASETS.find(self.data)
+            object.__setattr__(self, "data", absolute(self.data))
         require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
         require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
         require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
@@ -93,8 +103,9 @@ class Settings:
             raise unknown("stats policy", str(self.stats), ("mean", "local"))
         if not self.engine:
             object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
-        if self.engine not in (*ENGINES, "auto"):
-            raise unknown("engine", self.engine, (*ENGINES, "auto"))
+        if self.engine != "auto":
+            ENGINES.find(self.engine, besides=["auto"])
+        object.__setattr__(self, "engine", absolute(self.engine))
         require_device(self.device, self.engine)
         _ = self.training
 
@@ -110,9 +121,7 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
     >>> make_method("fedprox", {"mu": 1})
     FedProx(mu=1.0)
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return options.build("method", name, METHODS[name], values)
+    return options.build("method", short_name(name), METHODS.find(name), values)
 
 
 def make_rule(name: str, values: dict[str, Any]) -> Rule:
@@ -121,6 +130,21 @@ def make_rule(name: str, values: dict[str, Any]) -> Rule:
     >>> make_rule("iid", {"clients": 3}).clients
     3
     """
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    return options.build("partition", name, PARTITIONS[name], values)
+    return options.build("partition", short_name(name), PARTITIONS.find(name), values)
+
+
+def resolved_model(model: object) -> nn.Module | ModelSpec | str:
+    """A model however it was given: the name of a known one, how to build one of somebody's own, or the model itself.
+
+    >>> resolved_model("cnn"), resolved_model(nn.Identity).name
+    ('cnn', 'Identity')
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str):
+        spec = MODELS.find(model)
+    elif isinstance(model, ModelSpec):
+        spec = model
+    else:
+        spec = own_model(reference_to(model) or str(getattr(model, "__name__", type(model).__name__)), model)
+    return spec.name if spec.name in MODELS and MODELS[spec.name] == spec else spec

@@ -16,8 +16,9 @@ from torch import nn
 from coterie import options
 from coterie.client.model import check_split, single_samples_fail
 from coterie.core.federation import Federation
-from coterie.core.layout import Layout, StatsPolicy, require_classifier
-from coterie.core.training import Training
+from coterie.core.layout import Layout, require_classifier
+from coterie.core.training import JointTraining
+from coterie.deployment.terms import FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -31,7 +32,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(Training):
+class Agreement(FederationTerms):
     """A federation of named sites: its method, model and training, and how long the server waits for whom.
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
@@ -45,24 +46,8 @@ class Agreement(Training):
     (2, True)
     """
 
-    name: str
-    sites: tuple[str, ...]
-    shape: tuple[int, ...]
-    classes: int = 0
-    class_names: tuple[str, ...] = ()
-    method: Method | str = "fedavg"
-    model: str = "mlp"
-    classifier: str = "last"
-    stats: StatsPolicy | None = None
-    rounds: int = 20
-    join: float = 1.0
-    test: float = 0.25
-    validation: float = 0.0
-    seed: int = 0
-    deadline: float = 600.0
-    least_sites: int = 1
-    gather: float = 60.0
-    patience: float = 3600.0
+    method: Method | str = FederationTerms.method
+    model: str = FederationTerms.model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,12 +71,6 @@ class Agreement(Training):
         require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")
         require(len(set(self.class_names)) == named, "class_names: must all be different")
         MODELS.find(self.model)
-        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
-        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
-        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
-        for waiting in ("deadline", "gather", "patience"):
-            seconds = getattr(self, waiting)
-            require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")
         most = len(self.sites)
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
@@ -124,7 +103,7 @@ class Agreement(Training):
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for TOML."""
         method = self.kind
-        training = {item.name for item in fields(Training)}
+        training = {item.name for item in fields(JointTraining)}
         names = sorted((item.name for item in fields(self)), key=lambda name: name in training)  # who, then how
         values = {name: getattr(self, name) for name in names} | {"method": method_name(method)}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -152,11 +131,6 @@ class Agreement(Training):
         """The method itself."""
         assert isinstance(self.method, Method)
         return self.method
-
-    @property
-    def training(self) -> Training:
-        """The settings of local training."""
-        return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
 
     @property
     def split(self) -> Split:

@@ -52,7 +52,8 @@ def complete(experiment: Settings) -> Config:
     method, rule = experiment.method, experiment.partition
     assert isinstance(method, Method)
     config: Config = {}
-    for item in fields(Settings):
+    what = ("method", *(name for name in REFERENCES if name != "engine"))
+    for item in sorted(fields(Settings), key=lambda item: item.name not in what):  # what, then how
         value = getattr(experiment, item.name)
         if isinstance(value, Method):
             value = reference_to(type(value)) or method_name(value)

@@ -29,6 +29,8 @@ Config = dict[str, Any]
 
 REFERENCES = ("method", "data", "partition", "model", "engine")
 """The keys whose values may name something in a file."""
+FORMAT = 1
+"""The format of run directories; their configurations say it."""
 PLUGINS = "plugins"
 """The table of the files that were used: path and SHA-256."""
 

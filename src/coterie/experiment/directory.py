@@ -15,9 +15,9 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import PLUGINS, REFERENCES, Config, read_toml, to_toml
+from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, read_toml, to_toml
 from coterie.experiment.history import Line
-from coterie.files import write_whole
+from coterie.files import require_format, write_whole
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
 
@@ -68,18 +68,22 @@ class RunDirectory:
             write_whole(path / copy_name(original, file.sha256), file.source)
         partition.save(path / PARTITION)
         (path / ROUNDS).write_text("", encoding="utf-8")
-        write_whole(path / CONFIG, to_toml(config).encode())
+        write_whole(path / CONFIG, to_toml({"format": FORMAT, **config}).encode())
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open a directory that holds a run."""
         require((path / CONFIG).is_file(), f"run = {path}: holds no run ({CONFIG} is missing)")
+        found = read_toml(path / CONFIG).get("format")
+        require_format(f"run = {path}", found, FORMAT, "run it again")
         return cls(path)
 
     def config(self) -> Config:
         """The run's configuration."""
-        return read_toml(self.path / CONFIG)
+        config = read_toml(self.path / CONFIG)
+        config.pop("format", None)
+        return config
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.

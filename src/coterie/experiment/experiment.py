@@ -9,11 +9,12 @@ from typing import Any, get_type_hints
 
 from coterie import options
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.config import PLUGINS, REFERENCES
+from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
 from coterie.experiment.run import run
 from coterie.experiment.settings import Settings, make_method, make_rule
+from coterie.files import require_format
 from coterie.partition import PARTITIONS
 from coterie.registry import PluginFile, absolute, is_reference, split_reference
 from coterie.rounds.round import RoundReport
@@ -46,6 +47,7 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     FedProx(mu=1.0)
     """
     values = dict(config)
+    require_format("config", values.pop("format", FORMAT), FORMAT, "write it again")
     _require_unchanged(values, values.pop(PLUGINS, {}))
     own = {item.name for item in fields(Experiment)}
     rule_name = str(values.get("partition", "dirichlet"))

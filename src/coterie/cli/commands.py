@@ -18,6 +18,7 @@ from coterie.experiment.directory import RunDirectory, refuse_existing
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.resume import resume
 from coterie.methods import Method
+from coterie.registry import short_name
 from coterie.report.terminal import (
     ComparisonProgress,
     accuracy_table,
@@ -117,7 +118,7 @@ def _run_directory(out: Path | None, experiment: Experiment) -> Iterator[Path]:
         return
     assert isinstance(experiment.method, Method)
     assert isinstance(experiment.data, str)
-    data = Path(experiment.data)
+    data = Path(short_name(experiment.data))
     stem = f"{method_name(experiment.method)}-{data.stem or data.resolve().stem}"
     made = not RUNS.exists()
     path = next_free(RUNS, stem)

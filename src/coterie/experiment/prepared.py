@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,15 +12,18 @@ from torch import Tensor, nn
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.core.layout import Layout, MemoryFormat, require_classifier
+from coterie.core.layout import Layout, require_classifier
+from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
-from coterie.engines import Engine, make_engine
-from coterie.errors import CoterieError, require
+from coterie.engines import Engine, EngineOptions, make_engine
+from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
-from coterie.models import MODELS, build
+from coterie.models import MODELS, ModelSpec, build
 from coterie.partition import Partition, Rule, Split
 from coterie.rng import stream_seed
+
+log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,8 @@ class Prepared:
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem."""
         wanted = self.experiment
-        return make_engine(
-            wanted.engine,
-            problem,
-            self.method,
-            wanted.seed,
-            wanted.workers,
-            ray_address=wanted.ray_address,
-            ray_gpus=wanted.ray_gpus,
-            device=wanted.device,
-        )
+        about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
+        return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
 
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
@@ -151,26 +147,38 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
 
 def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
     if isinstance(experiment.model, nn.Module):
-        module, classifier = copy.deepcopy(experiment.model), experiment.classifier
-        if classifier in ("last", "all"):
-            raise CoterieError(f"classifier = '{classifier}': name the module of your model that is its classifier")
+        module, classifier = copy.deepcopy(experiment.model), _own_classifier(experiment.classifier)
+        log.warning(
+            "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
+            "drawn from the seed",
+            type(module).__name__,
+        )
     else:
+        assert isinstance(experiment.model, str | ModelSpec)
         module, classifier = initial_model(
             experiment.model, experiment.classifier, data.shape, data.classes, experiment.seed
         )
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 
 
-def initial_model(name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int) -> tuple[nn.Module, str]:
-    """A model of the registry with the weights that the seed gives it, and the path of its classifier.
+def initial_model(
+    model: str | ModelSpec, classifier: str, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[nn.Module, str]:
+    """A model by name or specification with the weights that the seed gives it, and the path of its classifier.
 
     >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]
     'classifier'
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model"))
-        module = build(name, shape, classes)
-    return module, MODELS[name].classifiers.get(classifier, classifier)
+        module = build(model, shape, classes)
+    known = (MODELS.find(model) if isinstance(model, str) else model).classifiers
+    return module, known[classifier] if classifier in known else _own_classifier(classifier)
+
+
+def _own_classifier(path: str) -> str:
+    require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
+    return path
 
 
 def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:

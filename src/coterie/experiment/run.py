@@ -22,6 +22,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.files import log_to
 from coterie.methods import METHODS
+from coterie.registry import short_name
 from coterie.rounds.evaluate import MOMENTS, final_metrics
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
 from coterie.rounds.round import Rounds
@@ -61,7 +62,7 @@ def watched(listeners: Sequence[Listener], progress: bool) -> Iterator[tuple[Lis
 def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
     with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
         try:
             return _run_rounds(prepared, directory, listeners)
@@ -141,7 +142,7 @@ def _summary(
         for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
     ]
     return {
-        "method": config["method"],
+        "method": short_name(config["method"]),
         "rounds": len(history.lines),
         "seconds": history.seconds(),
         "accuracy": history.accuracy(),

@@ -12,7 +12,7 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Mix, Peers, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from coterie.client.terms import cross_entropy
 from coterie.client.views import BatchView, ClientView
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
 

@@ -14,7 +14,7 @@ from coterie.client.measures import ClassMeans
 from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.rng import torch_stream

@@ -15,8 +15,8 @@ from coterie.client.terms import PrototypeDistance, cross_entropy
 from coterie.client.views import ClientView
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.similarity import mirrored
 from coterie.maths.simplex import simplex_minimiser, without_traces

@@ -15,7 +15,7 @@ from coterie.client.terms import PrototypeDistance, cross_entropy
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.methods.base import Method
 

@@ -14,8 +14,8 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import PrototypeDistance, cross_entropy
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import among, by_size, identity, normalised
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import cosines, mirrored
 from coterie.methods.base import Method

@@ -16,8 +16,8 @@ from coterie.client.views import BatchView
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Drop, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths import grouping
 from coterie.maths.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold

@@ -21,6 +21,7 @@ from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS, Partition
+from coterie.registry import short_name
 from coterie.report.learning import (
     Floats,
     class_shares,
@@ -94,7 +95,7 @@ class Learning:
     def _of(cls, mixes: Sequence[Applied], round: int, config: Config, partition: Partition, data: Dataset) -> Learning:
         taking_part = [client for client in range(partition.clients) if client not in partition.held_out]
         mix = most_personal(mixes)
-        method = METHODS[config["method"]].__name__ if config["method"] in METHODS else config["method"]
+        method = METHODS[config["method"]].__name__ if config["method"] in METHODS else short_name(config["method"])
         what = f"mix of {mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
             matrix=learning_matrix(mixes, len(taking_part)),

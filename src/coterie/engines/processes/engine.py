@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.engines.base import Work
+from coterie.engines.base import EngineOptions, Work
 from coterie.engines.processes.pool import ProcessPool
 from coterie.engines.processes.shared import Bound, Buffer, shared_job
 from coterie.engines.remote.engine import RemoteEngine, packed, position_name
@@ -49,6 +49,11 @@ class Processes(RemoteEngine):
         self._buffers_made = 0
         self._buffers_told: set[int] = set()
         self._numbers: dict[str, int] = {}  # slot -> number of the buffer that was last lent for it
+
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Processes:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.workers)
 
     def close(self) -> None:
         """End the workers."""

@@ -34,6 +34,7 @@ from coterie.engines.remote.worker import (
     without_tensors,
 )
 from coterie.methods.base import Method
+from coterie.registry import PluginFile
 
 Array = NDArray[Any]
 Rows = dict[str, Array]
@@ -73,6 +74,11 @@ class Actor:
         torch.set_num_threads(1)
         self._device = device
         self._seat: TaskWorker | None = None
+
+    def know(self, files: Sequence[PluginFile]) -> None:
+        """Load the files that the next job needs: before it comes, since nothing of it could be read without them."""
+        for file in files:
+            file.load()
 
     def take_on(self, job: Job, data: Mapping[str, Array]) -> Arrived | Refused:
         """Begin a job; `data` is what `arrays_of` made of its problem."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.engines.base import Work, empty_rows
+from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession
@@ -60,6 +60,11 @@ class RayCluster(RemoteEngine):
         self._data: Any = None
         self._cargo: Cargo | None = None
         self._homes: list[int] = []
+
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> RayCluster:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.workers, options.ray_address, options.ray_gpus)
 
     def close(self) -> None:
         """End the actors, and Ray if it was started here."""

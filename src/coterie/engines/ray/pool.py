@@ -23,6 +23,7 @@ from coterie.engines.remote.queue import DEATHS, TaskQueue
 from coterie.engines.remote.worker import Call, Done, Refused, Task, described
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
+from coterie.registry import FILES
 
 log = logging.getLogger("coterie")
 
@@ -188,6 +189,8 @@ class ActorPool:
 
     def _introduce(self, member: _ActorState, cargo: Cargo) -> None:
         member.stage, member.cargo, member.told, member.held = "joining", cargo, 0, {}
+        if FILES:  # what was loaded from a file cannot be imported there
+            member.handle.know.remote(tuple(FILES.values()))
         member.answers.append(member.handle.take_on.remote(cargo.job, cargo.data))
 
     def _deal(self, cargo: Cargo, queue: TaskQueue) -> None:

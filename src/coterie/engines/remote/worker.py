@@ -29,6 +29,7 @@ from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 from coterie.processes import depend_on_parent
+from coterie.registry import PluginFile
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,12 @@ def serve(connection: Connection) -> None:
             except Exception as error:  # whatever importing the user's modules may raise
                 connection.send(Refused(described(error)))
                 continue
-            if isinstance(message, Job):
+            if isinstance(message, PluginFile):
+                try:
+                    message.load()
+                except Exception as error:  # what the file needs may be missing here
+                    connection.send(Refused(described(error)))
+            elif isinstance(message, Job):
                 seat = TaskWorker(message)
                 connection.send(Ready())
             elif isinstance(message, Call):

@@ -20,7 +20,7 @@ from coterie.client.recipe import Measure, Phase, Recipe, phases, trained_slots
 from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
 from coterie.core.federation import Federation
-from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
+from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
@@ -35,6 +35,7 @@ class Stacked(Engine):
     """Trains the cohort's clients together, and tests clients together, on a device such as `cpu` or `cuda`."""
 
     name = "stacked"
+    uses_device = True
 
     def __init__(self, problem: Problem, method: Method, seed: int, device: str = "cpu") -> None:
         self.problem, self.method = problem, method
@@ -42,6 +43,11 @@ class Stacked(Engine):
         self._serial = Serial(problem, method, seed)
         self._model_reason = cannot_be_batched(problem.module)
         self._said: set[str] = set()
+
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Stacked:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.device)
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have the cohort do the work together, or one by one where that is impossible."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coterie.client.steps import StepRule, plain_steps
-from coterie.client.terms import RowTerm, Term, cross_entropy
+from coterie.client.terms import RowTerm, Term, task_loss
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Phase:
     epochs: int | None = None
     lr: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
-    terms: tuple[Term, ...] = (cross_entropy,)
+    terms: tuple[Term, ...] = (task_loss,)
     row_terms: tuple[RowTerm, ...] = ()
     rule: StepRule = plain_steps
     stream: int | None = None

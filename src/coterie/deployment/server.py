@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
+from coterie.core.task import Task
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rehearsal import probe_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, unpack
@@ -188,7 +189,7 @@ class Server:
             raise RefusedError(f"site {name} was not asked")
         try:
             answer = unpack(packed, {} if _says_diverged(packed) else self.expected_answer())
-            _check_answer(answer.note, round.report.round)
+            _check_answer(answer.note, round.report.round, self.agreement.task)
         except RefusedError as error:
             round.report.refused[name] = str(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, error)
@@ -279,7 +280,7 @@ class Server:
         """Take note of how good a site's finished model is."""
         try:
             note = unpack(packed, {}).note
-            if not _is_score(note.get("received")):
+            if not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
         except RefusedError as error:
             log.warning("the farewell of site %s is refused: %s", name, error)
@@ -305,19 +306,11 @@ def _says_diverged(packed: Packed) -> bool:
     return not packed.buffers and '"diverged": true' in packed.text
 
 
-def _check_answer(note: Note, round: int) -> None:
+def _check_answer(note: Note, round: int, task: Task) -> None:
     """Refuse an answer whose note is malformed or of another round."""
     if note.get("round") != round or type(note.get("diverged")) is not bool:
         raise RefusedError(f"it answers round {note.get('round')}, not {round}")
     for moment in ("received", "trained"):
         score = note.get(moment)
-        if score is not None and not _is_score(score):
+        if score is not None and not task.accepts(score):
             raise RefusedError(f"its result '{moment}' is malformed")
-
-
-def _is_score(score: object) -> bool:
-    if not isinstance(score, dict) or set(score) != {"correct", "loss", "samples"}:
-        return False
-    correct, samples, loss = score["correct"], score["samples"], score["loss"]
-    counted = type(correct) is int and type(samples) is int and 0 <= correct <= samples
-    return counted and (loss is None or type(loss) in (int, float))

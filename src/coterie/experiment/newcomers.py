@@ -40,9 +40,9 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     method = prepared.method
     engine = prepared.engine(problem)
     try:
-        received = Evaluation.of(engine.test(newcomers, newcomers.everyone))
+        received = Evaluation.of(newcomers.task, engine.test(newcomers, newcomers.everyone))
         work = Work(method.recipe(newcomers), test=True)
-        personalised = Evaluation.of(engine.train(newcomers, work, newcomers.everyone).scores)
+        personalised = Evaluation.of(newcomers.task, engine.train(newcomers, work, newcomers.everyone).scores)
     finally:
         engine.close()
     return {"received": received, "trained": personalised}

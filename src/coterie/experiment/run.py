@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from coterie.core.task import Classification, Task
+from coterie.core.task.base import LOSS
 from coterie.engines import ENGINES
 from coterie.errors import require
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
-from coterie.experiment.history import History, as_line
+from coterie.experiment.history import History, as_line, plain_number, plain_numbers
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
@@ -62,7 +64,7 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
-    history = History([len(index) for index in problem.test])
+    history = History(problem.task, [len(index) for index in problem.test])
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
@@ -81,14 +83,18 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: On
             _record(report, prepared, rounds, history, directory, names)
             if on_round is not None:
                 on_round(report, prepared)
-        labels = [problem.labels[index].numpy() for index in problem.test]
-        quality = final_metrics(rounds.scores_received(keep_scores=True), labels)
+        labels = [problem.labels[index] for index in problem.test]
+        quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
     finally:
         engine.close()
     summary = _summary(prepared, history, names, quality)
     if prepared.partition.held_out:
         summary["newcomers"] = {
-            moment: {"mean": scores.mean, "weighted": scores.weighted, "accuracy": scores.accuracy.tolist()}
+            moment: {
+                "mean": plain_number(scores.mean),
+                "weighted": plain_number(scores.weighted),
+                scores.scale.name: plain_numbers(scores.judged),
+            }
             for moment, scores in onboard(prepared, federation).items()
         }
     if directory is not None:
@@ -134,8 +140,8 @@ def _summary(
         {
             "client": name,
             "size": int(prepared.partition.sizes[client]),
-            "received": float(received.accuracy[row]),
-            "trained": float(trained.accuracy[row]),
+            "received": plain_number(float(received.judged[row])),
+            "trained": plain_number(float(trained.judged[row])),
         }
         for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
     ]
@@ -143,9 +149,9 @@ def _summary(
         "method": config["method"],
         "rounds": experiment.rounds,
         "seconds": history.seconds(),
-        "accuracy": history.accuracy(),
-        "worst_decile": {"received": received.worst_decile, "trained": trained.worst_decile},
-        "std": {"received": received.std, "trained": trained.std},
+        **_metrics(history, prepared.problem_base.task),
+        "worst_decile": _at_both_moments(received.worst_decile, trained.worst_decile),
+        "std": _at_both_moments(received.std, trained.std),
         **quality,
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
@@ -157,6 +163,17 @@ def _summary(
         "engine": experiment.engine,
         "config": config,
     }
+
+
+def _metrics(history: History, task: Task) -> dict[str, Any]:
+    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
+    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
+    curves = {name: history.curves(name) for name in names}
+    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}
+
+
+def _at_both_moments(received: float, trained: float) -> dict[str, float | None]:
+    return {"received": plain_number(received), "trained": plain_number(trained)}
 
 
 def _load_optimisers() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.client.views import ClientView
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
@@ -19,7 +19,7 @@ from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
 from coterie.errors import require
 from coterie.maths.simplex import simplex_minimiser, without_traces
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class FedPAC(Method):
         require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
         require(self.head_lr > 0, f"head_lr = {self.head_lr}: must be greater than 0")
 
+    def check(self, federation: Federation) -> None:
+        """Features are averaged by class."""
+        require_classes(federation, "fedpac")
+
     def init(self, federation: Federation) -> None:
         """Nobody's class means are known yet."""
         federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
@@ -81,7 +85,7 @@ class FedPAC(Method):
         aligned = (PrototypeDistance("prototypes", self.lam),) if self.lam and federation.round > 1 else ()
         return (
             Phase(train="classifier", epochs=self.head_epochs, lr=self.head_lr),
-            Phase(train="extractor", terms=(cross_entropy, *aligned)),
+            Phase(train="extractor", terms=(task_loss, *aligned)),
         )
 
     def probes(self, federation: Federation) -> tuple[Probe, ...]:

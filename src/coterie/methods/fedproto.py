@@ -11,13 +11,13 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, Probe, class_mean_of_clients, mean_of_owners
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.layout import StatsPolicy
 from coterie.errors import require, unknown
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 CHOICES = {"average": ("clients", "samples"), "test_by": ("prototypes", "classifier")}
 
@@ -54,6 +54,10 @@ class FedProto(Method):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
+    def check(self, federation: Federation) -> None:
+        """Features are averaged by class."""
+        require_classes(federation, "fedproto")
+
     def init(self, federation: Federation) -> None:
         """No prototypes yet."""
         federation.values["prototypes"] = torch.full((1, federation.classes, federation.feature_width), torch.nan)
@@ -61,7 +65,7 @@ class FedProto(Method):
     def recipe(self, federation: Federation) -> Recipe:
         """Everything trains, features near their prototypes."""
         term = PrototypeDistance("prototypes", self.lam)
-        return (Phase(terms=(cross_entropy, term) if self.lam else (cross_entropy,)),)
+        return (Phase(terms=(task_loss, term) if self.lam else (task_loss,)),)
 
     def probes(self, federation: Federation) -> tuple[Probe, ...]:
         """Mean features by class."""

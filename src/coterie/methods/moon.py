@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, ClientRows, Put, Uploads
 from coterie.core.federation import Federation
@@ -70,7 +70,7 @@ class MOON(FedAvg):
         """Plain training with the contrast, once anybody has a last model."""
         if self.mu == 0 or not bool(federation.taken_part.any()):
             return (Phase(),)
-        return (Phase(terms=(cross_entropy, ModelContrast(self.mu, self.temperature))),)
+        return (Phase(terms=(task_loss, ModelContrast(self.mu, self.temperature))),)
 
     def keeps(self, federation: Federation) -> Mapping[str, Callable[[ClientRows], Tensor]]:
         """The trained model is the last one of the next round."""

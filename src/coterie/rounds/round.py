@@ -95,7 +95,7 @@ class Rounds:
 
     def evaluate_received(self) -> Evaluation:
         """Test everybody with what they would download now."""
-        return Evaluation.of(self.scores_received())
+        return Evaluation.of(self.federation.task, self.scores_received())
 
     def scores_received(self, keep_scores: bool = False) -> list[Score]:
         """Every client's score with what it would download now."""
@@ -113,7 +113,7 @@ class Rounds:
         if diverged:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
-        newest = Evaluation.of(scores)
+        newest = Evaluation.of(self.federation.task, scores)
         if len(cohort) == self.federation.clients:
             return newest
         # What a client that tunes shows depends on the round, so the last evaluation does not tell.
@@ -123,7 +123,8 @@ class Rounds:
             others = self.federation.everyone[resting]
             by_client = dict(zip(others.tolist(), self.engine.test(self.federation, others), strict=True))
             by_client |= dict(zip(cohort.tolist(), scores, strict=True))
-            return Evaluation.of([by_client[client] for client in range(self.federation.clients)])
+            everybody = [by_client[client] for client in range(self.federation.clients)]
+            return Evaluation.of(self.federation.task, everybody)
         return self.latest.updated(cohort.numpy(), newest)
 
 

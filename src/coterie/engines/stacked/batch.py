@@ -88,6 +88,7 @@ class OneClient:
         features: Tensor | None = None,
     ) -> None:
         self._stack, self.slot, self._net = stack, slot, net
+        self.task = stack.ground.problem.task
         self.labels, self.inputs = labels, inputs
         self._slots, self._values = slots, values
         self._features = features

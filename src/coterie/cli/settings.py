@@ -74,6 +74,10 @@ class GivenSettings:
             "--client",
         ),
     ] = None
+    task: Annotated[
+        str | None,
+        option("What labels are: classes (classification) or numbers (regression).", "the data set's", DATA),
+    ] = None
     model: Annotated[str | None, option("The model (see 'coterie models').", "mlp", DATA)] = None
     classifier: Annotated[
         str | None,
@@ -104,6 +108,7 @@ class GivenSettings:
         None
     )
     unbalanced: Annotated[bool | None, switch("Clients differ in size.", BY_RULE, PARTITION)] = None
+    bins: Annotated[int | None, option("Bins of equally many samples.", BY_RULE, PARTITION)] = None
     samples: Annotated[int | None, option("Samples of each client.", BY_RULE, PARTITION)] = None
     iid: Annotated[float | None, option("The share of them that is evenly mixed, 0 to 1.", BY_RULE, PARTITION)] = None
     train_samples: Annotated[int | None, option("Training samples of each client.", BY_RULE, PARTITION)] = None

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coterie.core.task import Task, as_task
 from coterie.data.dataset import Dataset
 from coterie.data.images import Ints, normalise
-from coterie.data.labels import Classes, label_indices, numbered
+from coterie.data.labels import Classes, label_indices, label_numbers, numbered
 from coterie.errors import CoterieError, require
 
 Array = npt.NDArray[Any]
@@ -37,6 +38,7 @@ def from_arrays(
     classes: int | Classes | None = None,
     class_names: Sequence[str] = (),
     name: str = "own",
+    task: str | Task = "",
 ) -> Dataset:
     """A data set from arrays: `x [N, ...]`, `y [N]`, and where known each sample's client `owners [N]`.
 
@@ -47,6 +49,8 @@ def from_arrays(
     - integer labels count from 0, and there are `classes` of them (default: one per class name, or the
       largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise.
       `Classes` say how labels are numbered where that is settled already;
+    - with `task="regression"` labels are numbers, taken as they are; a task of your own (`Classification(loss=...)`)
+      may stand there too;
     - `test` is `(x, y)` or `(x, y, owners)` of an official test split.
 
     >>> data = from_arrays(np.zeros((3, 8, 8), dtype=np.uint8), ["cat", "dog", "cat"], owners=[7, 7, 9])
@@ -64,26 +68,25 @@ def from_arrays(
         require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
     for part, part_labels in zip(inputs, labels, strict=True):
         require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
+    learned, owned = as_task(task), _owner_indices(given, name)
+    whole = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    if learned.label_dtype.is_floating_point:
+        require(classes is None and not class_names, f"data '{name}': the task {learned.name} has no classes")
+        numbers = torch.from_numpy(label_numbers(_joined(labels, name), name, learned.name))
+        return Dataset(name, whole, numbers, 0, len(labels[0]), *owned, task=learned)
     if isinstance(classes, Classes):
         indices, names, count = classes.number(_joined(labels, name), name), classes.names, classes.count
     else:
         indices, names = label_indices(_joined(labels, name), name)
         names = names or tuple(class_names)
         count = _class_count(indices, names, classes, name)
-    owner_indices, owner_names = _owner_indices(given, name)
-    return Dataset(
-        name,
-        inputs[0] if len(inputs) == 1 else torch.cat(inputs),
-        torch.from_numpy(indices),
-        count,
-        len(labels[0]),
-        owner_indices,
-        owner_names,
-        names if len(names) == count else (),
-    )
+    named = names if len(names) == count else ()
+    return Dataset(name, whole, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned)
 
 
-def load_npz(path: Path, client: str | None = None, *, name: str, classes: Classes | None = None) -> Dataset:
+def load_npz(
+    path: Path, client: str | None = None, *, name: str, classes: Classes | None = None, task: str | Task = ""
+) -> Dataset:
     """Arrays `x`, `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and optionally each sample's client.
 
     Clients lie under the key `client` (training samples first), or under `client_train` and `client_test`;
@@ -111,7 +114,8 @@ def load_npz(path: Path, client: str | None = None, *, name: str, classes: Class
         test = (arrays["x_test"], arrays["y_test"])
         if clients[1] is not None:
             test = (*test, clients[1])
-    return from_arrays(arrays[wanted[0]], arrays[wanted[1]], owners=clients[0], test=test, classes=classes, name=name)
+    x, y = (arrays[key] for key in wanted[:2])
+    return from_arrays(x, y, owners=clients[0], test=test, classes=classes, name=name, task=task)
 
 
 def read_npz(path: Path) -> dict[str, Array]:

@@ -66,6 +66,14 @@ class Dataset:
         assert self.task is not None  # a data set without one was given its own
         return self.task
 
+    def require_task(self, task: str | Task) -> None:
+        """Refuse a wish for another task (nothing: none is wished for)."""
+        wanted = task if isinstance(task, str) else task.name
+        require(
+            wanted in ("", self.of_task.name),
+            f"task = {wanted}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
+        )
+
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from coterie.data.images import Decoded, normalise
 from coterie.data.locate import data_folder, decoded_folder
 from coterie.data.readers.cifar import CIFAR10, CIFAR100
 from coterie.data.readers.cinic import ARCHIVE as CINIC_ARCHIVE
+from coterie.data.readers.diabetes import load_diabetes
 from coterie.data.readers.digits import load_digits
 from coterie.data.readers.domainnet import CLASSES as DOMAINNET_CLASSES
 from coterie.data.readers.idx import MNIST_PARTS
@@ -45,7 +47,8 @@ class KnownDataset:
     """A data set by name: what it is, which files it is read from, and where those are published.
 
     `find` looks for one of the set's layouts in a folder; `remotes` are fetched where it finds nothing
-    (no checksum known: no `remotes`); `files` says what to place there by hand.
+    (no checksum known: no `remotes`); `files` says what to place there by hand. `embedded` reads a set that needs no
+    files. Without `classes`, labels are numbers: the task is regression.
     """
 
     name: str
@@ -55,11 +58,13 @@ class KnownDataset:
     files: str = ""
     remotes: tuple[Remote, ...] = ()
     find: Find | None = None
+    embedded: Callable[[], Dataset] | None = None
 
     def load(self, root: Path | None = None, progress: bool = True) -> Dataset:
         """The whole data set, normalised; official training samples first."""
-        if self.find is None:
-            return load_digits()
+        if self.embedded is not None:
+            return self.embedded()
+        assert self.find is not None
         decoded = _decode_once(self.name, self._found(self.find, data_folder(self.name, root), progress))
         names = decoded.class_names or self.class_names
         return Dataset(
@@ -123,7 +128,19 @@ _FASHION_MD5 = (
 )
 
 _KNOWN = (
-    KnownDataset("digits", "1,797 handwritten digits, 8 × 8, embedded: no files needed", 10, DIGIT_NAMES),
+    KnownDataset(
+        "digits",
+        "1,797 handwritten digits, 8 × 8, embedded: no files needed",
+        10,
+        DIGIT_NAMES,
+        embedded=load_digits,
+    ),
+    KnownDataset(
+        "diabetes",
+        "442 patients, 10 measurements, embedded; regression: progression after a year, standardised",
+        0,
+        embedded=load_diabetes,
+    ),
     KnownDataset(
         "mnist",
         "70,000 handwritten digits, 28 × 28",

@@ -112,10 +112,14 @@ def prepare(experiment: Settings) -> Prepared:
     assert isinstance(method, Method)
     data = experiment.data
     if isinstance(data, str):
-        data = load(data, label=experiment.label, client=experiment.client_column)
+        data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    else:
+        data.require_task(experiment.task)
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
+    with torch.no_grad():
+        data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
     problem = Problem(
         module=module,
         layout=layout,

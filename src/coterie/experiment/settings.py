@@ -9,6 +9,7 @@ from torch import nn
 
 from coterie import options
 from coterie.core.layout import MemoryFormat, StatsPolicy
+from coterie.core.task import TASKS
 from coterie.core.training import Training
 from coterie.data import Dataset
 from coterie.engines import ENGINES, require_device
@@ -24,7 +25,8 @@ class Settings:
 
     Everything but `method`, `data`, `partition` and `model` is a number or a word, and every run writes
     the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
-    of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
+    of a module. `label` and `client_column` name columns of your own table, `task` what
+    its labels are of (empty: classification, or the known data set's own). `stats` overrides what the method
     does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
     `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
@@ -38,6 +40,7 @@ class Settings:
     classifier: str = "last"
     label: str = "label"
     client_column: str | None = None
+    task: str = ""
     rounds: int = 20
     join: float = 1.0
     epochs: int = 5
@@ -72,6 +75,8 @@ class Settings:
             object.__setattr__(self, "partition", make_rule(self.partition, {}))
         if isinstance(self.model, str) and self.model not in MODELS:
             raise unknown("model", self.model, MODELS)
+        if self.task and self.task not in TASKS:
+            raise unknown("task", self.task, TASKS)
         require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
         require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
         require(self.seed >= 0, f"seed = {self.seed}: must not be negative")

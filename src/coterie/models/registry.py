@@ -135,7 +135,7 @@ def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.M
         f"shape = {sides}: every side must be a whole number of at least 1",
     )
     require(
-        isinstance(classes, int) and classes >= 2,
-        f"classes = {classes}: must be a whole number of at least 2",
+        isinstance(classes, int) and classes >= 1,
+        f"classes = {classes}: must be a whole number of at least 1 (1: a number is predicted)",
     )
     return spec.build(sides, classes, **options)

@@ -17,12 +17,13 @@ from coterie.partition.origin import DirichletPerClient, TwoClass
 from coterie.partition.owners import ByClient, ByDomain
 from coterie.partition.partition import Partition
 from coterie.partition.pathological import Pathological
+from coterie.partition.quantile import Quantile
 from coterie.partition.rule import Rule
 from coterie.partition.split import Split
 
 PARTITIONS: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, ByDomain, ByClient)
+    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, Quantile, ByDomain, ByClient)
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Iid",
     "Partition",
     "Pathological",
+    "Quantile",
     "Rule",
     "Split",
     "TwoClass",

@@ -76,7 +76,7 @@ def smaller(words: list[str]) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/runs.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/runs.md", "docs/tasks.md"])
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / page, "python")

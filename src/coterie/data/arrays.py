@@ -39,10 +39,13 @@ def from_arrays(
     class_names: Sequence[str] = (),
     name: str = "own",
     task: str | Task = "",
+    keep_dtype: bool = False,
 ) -> Dataset:
     """A data set from arrays: `x [N, ...]`, `y [N]`, and where known each sample's client `owners [N]`.
 
     - uint8 values are scaled to [−1, 1]; all others are taken as they are, as float32;
+    - with `keep_dtype` whole numbers stay whole numbers (int64) and dimensions stay as they are: for models that
+      begin with an embedding;
     - `[N, features]` stays; `[N, H, W]` becomes one channel `[N, 1, H, W]`;
     - of four dimensions, the second is the channels if it is 1 or 3 (`[N, C, H, W]`), else the last if it is
       1, 3 or 4 (`[N, H, W, C]`), else the second;
@@ -57,11 +60,11 @@ def from_arrays(
     >>> data.shape, data.class_names, data.owner_names, data.labels.tolist()
     ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
     """
-    inputs = [to_inputs(_array(x), name)]
+    inputs = [to_inputs(_array(x), name, keep_dtype)]
     labels = [_array(y).reshape(-1)]
     given = [owners]
     if test is not None:
-        inputs.append(to_inputs(_array(test[0]), name))
+        inputs.append(to_inputs(_array(test[0]), name, keep_dtype))
         labels.append(_array(test[1]).reshape(-1))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
@@ -135,8 +138,8 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise CoterieError(f"cannot read {path} ({' '.join(str(error).split())})") from error
 
 
-def to_inputs(values: Array, name: str) -> Tensor:
-    """Inputs as float32, channels first; uint8 scaled to [−1, 1].
+def to_inputs(values: Array, name: str, keep_dtype: bool = False) -> Tensor:
+    """Inputs as float32, channels first, uint8 scaled to [−1, 1]; or whole numbers as int64 if they are to be kept.
 
     >>> to_inputs(np.zeros((5, 32, 24, 3)), "own").shape
     torch.Size([5, 3, 32, 24])
@@ -146,6 +149,8 @@ def to_inputs(values: Array, name: str) -> Tensor:
         f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
     )
     require(values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers")
+    if keep_dtype and values.dtype.kind in "iu":
+        return torch.from_numpy(np.array(values, dtype=np.int64, order="C"))
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:

@@ -17,7 +17,8 @@ class Dataset:
     """All samples of a data set in memory, the official training split first.
 
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
-    scaled to [0, 1] and then by (x − 0.5) / 0.5). `owners [N]`, where given, names for each sample the
+    scaled to [0, 1] and then by (x − 0.5) / 0.5), or int64 for models that take whole numbers, such as the numbers
+    of words. `owners [N]`, where given, names for each sample the
     client or domain it belongs to, as an index into `owner_names`. `task` says what a label is: one of so many
     `classes` unless told otherwise.
 
@@ -48,7 +49,10 @@ class Dataset:
             object.__setattr__(self, "train_size", n)
         require(n > 0, f"data '{self.name}': there are no samples")
         require(len(self.inputs) == n, f"data '{self.name}': {len(self.inputs)} inputs but {n} labels")
-        require(self.inputs.dtype == torch.float32, f"data '{self.name}': inputs must be float32")
+        require(
+            self.inputs.dtype in (torch.float32, torch.int64),
+            f"data '{self.name}': inputs must be float32, or int64 for models that take whole numbers",
+        )
         self.of_task.check_labels(self.labels, self.name)
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
             first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coterie.core import TASKS
+from coterie.core.task import TASKS
 from coterie.data import DATASETS
 from coterie.engines import ENGINES
 from coterie.errors import CoterieError

@@ -98,7 +98,7 @@ def rounds_with(engine: Engine, prepared: Prepared) -> tuple[dict[str, Tensor], 
     rounds = Rounds(prepared.method, federation, engine, prepared.experiment.join)
     reports = [rounds.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
     last = rounds.scores_received(keep_scores=True)
-    told = [[repr(plain(report)) for report in reports], [str(score.probabilities) for score in last]]
+    told = [[repr(plain(report)) for report in reports], [str(score.kept) for score in last]]
     return {name: tensor.clone() for name, tensor in federation.state()}, told
 
 
@@ -148,10 +148,10 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ProcessPool) 
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
-            assert torch.equal(one.correct, other.correct)
-            assert one.probabilities is not None
-            assert other.probabilities is not None
-            assert torch.equal(one.probabilities, other.probabilities)
+            assert torch.equal(one.quantities["correct"], other.quantities["correct"])
+            assert one.kept is not None
+            assert other.kept is not None
+            assert torch.equal(one.kept, other.kept)
 
 
 def test_one_engine_serves_several_federations_and_sees_what_changes(pool: ProcessPool) -> None:

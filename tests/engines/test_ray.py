@@ -158,9 +158,9 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ActorPool) ->
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
-            assert one.probabilities is not None
-            assert other.probabilities is not None
-            assert torch.equal(one.probabilities, other.probabilities)
+            assert one.kept is not None
+            assert other.kept is not None
+            assert torch.equal(one.kept, other.kept)
 
 
 def test_rows_travel_again_only_after_something_was_written(session: RaySession) -> None:

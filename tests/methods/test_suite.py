@@ -114,9 +114,9 @@ def test_a_run_stays_finite_and_its_weights_are_means(name: str, model: str, joi
             assert set(mix.columns.tolist()) <= set(range(clients))
         for evaluation in (report.received, report.trained):
             assert evaluation is not None
-            assert evaluation.accuracy.shape == (clients,)
+            assert evaluation.judged.shape == (clients,)
             assert bool(np.isfinite(evaluation.loss).all())
-            assert bool(((evaluation.accuracy >= 0) & (evaluation.accuracy <= 1)).all())
+            assert bool(((evaluation.judged >= 0) & (evaluation.judged <= 1)).all())
         assert all(math.isfinite(count) and count >= 0 for count in report.bytes.values())
 
 

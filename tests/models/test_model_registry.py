@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_model(name: str) -> None:
         ("mlp", (8, 8), 10, {}, "(channels, height, width) or (features,)"),
         ("mlp", (), 10, {}, "(channels, height, width) or (features,)"),
         ("cnn", (1, 0, 8), 10, {}, "shape = (1, 0, 8): every side"),
-        ("cnn", (1, 8, 8), 1, {}, "classes = 1: must be"),
+        ("cnn", (1, 8, 8), 0, {}, "classes = 0: must be"),
     ],
 )
 def test_mistakes_are_named(

@@ -51,7 +51,7 @@ def listing(kind: str) -> Table:
         return table
     table = plain_table("data set", "what it is", "classes", right=(2,))
     for name, known in DATASETS.items():
-        table.add_row(*map(Text, (name, known.description, str(known.classes or "?"))))
+        table.add_row(*map(Text, (name, known.description, str(known.classes or "–"))))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coterie.core.task import Task
 from coterie.data.dataset import Dataset
 from coterie.data.own import DEFAULT_LABEL, load_own
 from coterie.data.registry import DATASETS
@@ -18,8 +19,12 @@ def load(
     *,
     label: str = DEFAULT_LABEL,
     client: str | None = None,
+    task: str | Task = "",
 ) -> Dataset:
     """Load a data set by name (see `DATASETS`) or by path (see `load_own`; only it has `label`, `client`).
+
+    `task` is what the labels of your own data are of, `classification` unless told otherwise; a known data set has
+    one of its own.
 
     A known name always means the known data set; `./file.py:name` is a function that returns one. Anything else that
     holds a path separator, has a suffix or exists is a path; `./mnist` means a folder of that name.
@@ -33,5 +38,7 @@ def load(
         known = DATASETS.find(usual if usual in DATASETS else name)
         require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
         require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
-        return known.load(root, progress)
-    return load_own(path, label, client, progress=progress)
+        data = known.load(root, progress)
+        data.require_task(task)
+        return data
+    return load_own(path, label, client, progress=progress, task=task)

@@ -28,6 +28,7 @@ from coterie.data.images import Decoded, normalise
 from coterie.data.locate import data_folder, decoded_folder
 from coterie.data.readers.cifar import CIFAR10, CIFAR100
 from coterie.data.readers.cinic import ARCHIVE as CINIC_ARCHIVE
+from coterie.data.readers.diabetes import load_diabetes
 from coterie.data.readers.digits import load_digits
 from coterie.data.readers.domainnet import CLASSES as DOMAINNET_CLASSES
 from coterie.data.readers.idx import MNIST_PARTS
@@ -48,7 +49,7 @@ class KnownDataset:
 
     `find` looks for one of the set's layouts in a folder; `remotes` are fetched where it finds nothing
     (no checksum known: no `remotes`); `files` says what to place there by hand. A set that is made, not found, has
-    `make` instead; how many classes it has may be left open (0) until then.
+    `make` instead; how many classes it has may be left open then (0), and it may be for regression.
     """
 
     name: str
@@ -132,6 +133,12 @@ _FASHION_MD5 = (
 _KNOWN = (
     KnownDataset(
         "digits", "1,797 handwritten digits, 8 × 8, embedded: no files needed", 10, DIGIT_NAMES, make=load_digits
+    ),
+    KnownDataset(
+        "diabetes",
+        "442 patients, 10 measurements, embedded; regression: progression after a year, standardised",
+        0,
+        make=load_diabetes,
     ),
     KnownDataset(
         "mnist",

@@ -17,6 +17,7 @@ from coterie import options
 from coterie.client.model import check_split, single_samples_fail
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
 from coterie.deployment.terms import FederationTerms
 from coterie.errors import require, unknown
@@ -133,13 +134,18 @@ class Agreement(FederationTerms):
         return self.method
 
     @property
+    def task(self) -> Task:
+        """What the sites learn: to tell classes apart."""
+        return Classification(self.classes)
+
+    @property
     def split(self) -> Split:
         """How a site divides its own data."""
         return Split(self.test, self.validation)
 
     def build(self) -> Blueprint:
         """The model with its first weights, and what follows from it."""
-        module, classifier = initial_model(self.model, self.classifier, self.shape, self.classes, self.seed)
+        module, classifier = initial_model(self.model, self.classifier, self.shape, self.task.outputs, self.seed)
         layout = Layout(module, classifier, self.stats or self.kind.stats)
         sample = torch.zeros(2, *self.shape)
         width = check_split(module, layout, sample)
@@ -159,6 +165,7 @@ class Agreement(FederationTerms):
             seed=self.seed,
             feature_width=blueprint.feature_width,
             head=require_classifier(blueprint.module, blueprint.layout.classifier),
+            task=self.task,
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,

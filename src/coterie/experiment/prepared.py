@@ -75,25 +75,30 @@ class Prepared:
 
     def federation(self, clients: list[int] | None = None) -> Federation:
         """A federation of some of the partition's clients before its first round."""
+        federation = self.empty_federation(clients)
+        self.method.init(federation)
+        return federation
+
+    def empty_federation(self, clients: list[int] | None = None) -> Federation:
+        """The same as the method finds it: with a model, and nothing else yet."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
-        counts = torch.from_numpy(self.partition.class_counts(self.data))[chosen]
         federation = Federation(
             layout=layout,
             initial=layout.row(module),
-            sizes=counts.sum(1),
-            class_counts=counts,
+            sizes=torch.from_numpy(self.partition.sizes)[chosen],
+            class_counts=torch.from_numpy(self.partition.class_counts(self.data))[chosen],
             keys=torch.from_numpy(self.partition.keys)[chosen],
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
             feature_width=self.feature_width,
             head=require_classifier(module, layout.classifier),
+            task=self.problem_base.task,
             training=self.experiment.training,
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
         )
         federation.add_slot("model", layout.everything, shared=self.method.shared)
-        self.method.init(federation)
         return federation
 
 
@@ -103,10 +108,14 @@ def prepare(experiment: Settings) -> Prepared:
     assert isinstance(method, Method)
     data = experiment.data
     if isinstance(data, str):
-        data = load(data, label=experiment.label, client=experiment.client_column)
+        data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    else:
+        data.require_task(experiment.task)
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
+    with torch.no_grad():
+        data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
     problem = Problem(
         module=module,
         layout=layout,
@@ -116,10 +125,12 @@ def prepare(experiment: Settings) -> Prepared:
         validation=(),
         test=(),
         training=experiment.training,
+        task=data.of_task,
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width)
-    method.check(prepared.federation())
+    method.check(prepared.empty_federation())
+    prepared.federation()  # what cannot be set up shows before the first round
     return prepared
 
 
@@ -156,7 +167,7 @@ def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Modu
     else:
         assert isinstance(experiment.model, str | ModelSpec)
         module, classifier = initial_model(
-            experiment.model, experiment.classifier, data.shape, data.classes, experiment.seed
+            experiment.model, experiment.classifier, data.shape, data.of_task.outputs, experiment.seed
         )
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 

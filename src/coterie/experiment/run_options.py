@@ -30,6 +30,12 @@ class RunOptions(JointTraining):
         "--client",
         shown="'client', if there is one",
     )
+    task: str = setting(
+        "",
+        "What labels are: classes (classification) or numbers (regression).",
+        "data",
+        shown="the data set's",
+    )
     partition: Any = setting("dirichlet", "The rule that shares the data out among clients.", "partition")
     model: Any = setting("mlp", "The model (see 'coterie models').", "data")
     test: float | None = setting(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from coterie import options
+from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset
 from coterie.engines import ENGINES, require_device
 from coterie.experiment.run_options import RunOptions
@@ -28,7 +29,8 @@ class Settings(RunOptions):
     files of your own, such as `./my.py:FedAvgM`.
 
     `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
-    latter. `label` and `client_column` name columns of your own table. `stats` overrides what the method does with
+    latter. `label` and `client_column` name columns of your own table, `task` what its labels are of (empty:
+    classification, or the known data set's own). `stats` overrides what the method does with
     batch-norm statistics. `test` and `validation` override the split of the partition rule;
     `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
@@ -52,6 +54,9 @@ class Settings(RunOptions):
         if isinstance(self.data, str) and is_reference(self.data):
             DATASETS.find(self.data)
             object.__setattr__(self, "data", absolute(self.data))
+        if self.task:
+            TASKS.find(self.task)
+            object.__setattr__(self, "task", absolute(self.task))
         if not self.engine:
             object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine != "auto":

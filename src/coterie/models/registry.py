@@ -179,7 +179,7 @@ def build(model: str | ModelSpec, shape: Sequence[int], classes: int, **options:
         f"shape = {sides}: every side must be a whole number of at least 1",
     )
     require(
-        isinstance(classes, int) and classes >= 2,
-        f"classes = {classes}: must be a whole number of at least 2",
+        isinstance(classes, int) and classes >= 1,
+        f"classes = {classes}: must be a whole number of at least 1 (1: a number is predicted)",
     )
     return spec.build(sides, classes, **options)

@@ -18,13 +18,14 @@ from coterie.partition.origin import DirichletPerClient, TwoClass
 from coterie.partition.owners import ByClient, ByDomain
 from coterie.partition.partition import Partition
 from coterie.partition.pathological import Pathological
+from coterie.partition.quantile import Quantile
 from coterie.partition.rule import Rule
 from coterie.partition.split import Split
 from coterie.registry import Registry, subclasses_of
 
 _OWN: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, ByDomain, ByClient)
+    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, Quantile, ByDomain, ByClient)
 }
 
 
@@ -47,6 +48,7 @@ __all__ = [
     "Iid",
     "Partition",
     "Pathological",
+    "Quantile",
     "Rule",
     "Split",
     "TwoClass",

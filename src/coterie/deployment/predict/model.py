@@ -65,11 +65,12 @@ class SiteModel(nn.Module):
             module=blueprint.module,
             layout=blueprint.layout,
             inputs=torch.zeros(1, *agreement.shape),
-            labels=torch.zeros(1, dtype=torch.int64),
+            labels=torch.zeros(1, dtype=agreement.task.label_dtype),
             train=(empty,),
             validation=(empty,),
             test=(empty,),
             training=agreement.training,
+            task=agreement.task,
             skip_single_samples=blueprint.skip_single_samples,
         )
         self._method = agreement.kind

@@ -80,7 +80,7 @@ class RemoteEngine(Engine):
         total = sum(sizes)
         batches = [min(TEST_BATCH, total - start) for start in range(0, total, TEST_BATCH)]
         results = self._perform(federation, call, batches, self._test_pace, {})
-        return _join(_by_client(results, batches)[1]).split(sizes)
+        return Score.joined(_by_client(results, batches)[1]).split(sizes)
 
     def _require_own_work(self, federation: Federation, work: Work) -> None:
         method = self._method
@@ -119,9 +119,9 @@ def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict
     scores: dict[int, Score] = {}
     for task, done in results:
         tensors = load(done.tensors) if done.tensors else {}
-        if "correct" in tensors:
-            whole = Score(tensors.pop("correct"), tensors.pop("losses"), tensors.pop("probabilities", None))
-            parts = whole.split([tests[position] for position in task])
+        if quantities := {name: tensors.pop(name) for name in list(tensors) if name.startswith("score.")}:
+            named = {name.removeprefix("score."): values for name, values in quantities.items()}
+            parts = Score(named, tensors.pop("kept", None)).split([tests[position] for position in task])
             untuned = tensors.pop("untuned").tolist()
             scores |= {
                 position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
@@ -133,12 +133,3 @@ def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict
 
 def _in_order(found: dict[int, Item]) -> list[Item]:
     return [found[position] for position in sorted(found)]
-
-
-def _join(scores: list[Score]) -> Score:
-    kept = [score.probabilities for score in scores if score.probabilities is not None]
-    return Score(
-        torch.cat([score.correct for score in scores]),
-        torch.cat([score.losses for score in scores]),
-        torch.cat(kept) if kept else None,
-    )

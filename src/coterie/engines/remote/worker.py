@@ -260,13 +260,10 @@ def _named(measured: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:
     if not scores:
         return {}
-    joined = {
-        "correct": torch.cat([score.correct for score in scores]),
-        "losses": torch.cat([score.losses for score in scores]),
-        "untuned": torch.tensor([score.untuned for score in scores]),
-    }
-    kept = [score.probabilities for score in scores if score.probabilities is not None]
-    return joined | ({"probabilities": torch.cat(kept)} if kept else {})
+    whole = Score.joined(scores)
+    named = {f"score.{name}": values for name, values in whole.quantities.items()}
+    named["untuned"] = torch.tensor([score.untuned for score in scores])
+    return named | ({"kept": whole.kept} if whole.kept is not None else {})
 
 
 def without_tensors(module: nn.Module) -> tuple[nn.Module, bytes]:

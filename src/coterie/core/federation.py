@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -155,7 +155,9 @@ class Federation:
         """The same state as the server sees it: what clients changed and did not send cannot be read."""
         view = copy.copy(self)
         view.slots = {name: ServerSlot(name, slot) for name, slot in self.slots.items()}
-        view.values = {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}
+        view.values = _ServerValues(
+            {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}, self.values
+        )
         if not self.asks_class_counts:
             view.class_counts = self.class_counts[:0]
         return view
@@ -213,6 +215,21 @@ class Federation:
         for name in self.values:
             self.values[name] = state[f"value.{name}"]
             self.value_marks[name].copy_(state[f"marks.{name}"])
+
+
+class _ServerValues(dict[str, Tensor]):
+    """Values as the server sees them."""
+
+    def __init__(self, seen: dict[str, Tensor], everything: Iterable[str]) -> None:
+        super().__init__(seen)
+        self._everything = tuple(everything)
+
+    def __missing__(self, name: str) -> Tensor:
+        if name in self._everything:
+            raise CoterieError(
+                f"value '{name}' is held by clients alone, but is read on the server; measure and send it"
+            )
+        raise unknown("value", name, self)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,12 @@ class Tracks:
                 return int(clients[~stretch.known[clients]][0])
         return None
 
+    def owe_anew(self, client: int) -> None:
+        """A client has lost what it held: it is owed all of its own columns that the server knows."""
+        for stretch in self.stretches:
+            if stretch.columns <= self._own and bool(stretch.known[client]):
+                stretch.marks[client] = stretch.marks[client].clamp(min=delivery_mark(1))
+
     def forget_marks(self) -> None:
         """Nothing of the slot is owed to anybody any longer."""
         for stretch in self.stretches:

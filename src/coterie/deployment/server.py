@@ -110,8 +110,12 @@ class Server:
             self._begin_anew(name)
 
     def _begin_anew(self, name: str) -> None:
-        log.warning("site %s has lost what it kept: it begins anew, and is sent all that it is owed", name)
-        self.federation.last_round[self.agreement.sites.index(name)] = 0
+        log.warning("site %s has lost what it kept: it begins anew, and is sent all that the server knows of it", name)
+        client = self.agreement.sites.index(name)
+        self.federation.last_round[client] = 0
+        for slot in self.federation.slots.values():
+            if not slot.dropped:
+                slot.tracks.owe_anew(client)
 
     def _counted(self, name: str, hello: Note, samples: int) -> Tensor | None:
         """How many samples of each class the site has, where the method needs that."""

@@ -75,7 +75,7 @@ def disclosure(method: Method) -> Disclosure:
         for slot, group in task.note["uploads"].items():
             sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
         trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
-        _answer(server, tasks)
+        answer_with_noise(server, tasks)
     found.down_late = _late(method, found.down[-1])
     found.told = "how many of each class" if server.federation.asks_class_counts else NOTHING
     found.stays = _spoken(_stays(server, sent, trained), ", ")
@@ -109,8 +109,8 @@ def _server(method: Method) -> Server:
     return server
 
 
-def _answer(server: Server, tasks: Mapping[str, Parcel]) -> None:
-    """Let every site that was asked answer with noise: what travels does not depend on what it says."""
+def answer_with_noise(server: Server, tasks: Mapping[str, Parcel]) -> None:
+    """Close a round in which every site that was asked answers with noise: it has no say in what travels."""
     stream = torch.Generator().manual_seed(server.federation.round)
     for name in tasks:
         tensors = {key: _noise(expected, stream) for key, expected in server.expected_answer().items()}
@@ -127,7 +127,7 @@ def _late(method: Method, usual: str) -> str:
     """What a site receives that joins in the last round, if that differs from what the others do."""
     server = _server(method)
     while server.federation.round < ROUNDS - 1:
-        _answer(server, server.open_round([name for name in SITES if name != LATE]))
+        answer_with_noise(server, server.open_round([name for name in SITES if name != LATE]))
     received = _spoken(_down(server, server.open_round(list(SITES))[LATE]))
     return received if received != usual else ""
 

@@ -154,7 +154,7 @@ def test_a_value_keeps_the_shape_and_kind_that_it_was_declared_with(wrong: Tenso
 
 @pytest.mark.parametrize("start", [torch.zeros(3, 2), torch.tensor(0.0)])
 def test_a_value_per_client_needs_a_row_for_each(start: Tensor) -> None:
-    with pytest.raises(CoterieError, match="value 'mask': has the shape .*, but 4 clients are to have one each"):
+    with pytest.raises(CoterieError, match=r"value 'mask': has the shape .*, but 4 clients are to have one each"):
         federation().add_value("mask", start, per_client=True)
 
 

@@ -21,9 +21,12 @@ def delivers(method: Method) -> bool:
 
 
 class Delivery:
-    """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides."""
+    """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides.
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor) -> None:
+    It is for the round under way; `after` says that this is over and has had its exchange.
+    """
+
+    def __init__(self, method: Method, federation: Federation, clients: Tensor, after: bool = False) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
         made = list(method.deliver(view, clients)) if delivers(method) else []
@@ -31,7 +34,8 @@ class Delivery:
         self._chosen = [one for one in made if isinstance(one, Peers)]
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
-        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), delivery_mark(federation.round))
+        mark = delivery_mark(federation.round + after)
+        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -55,8 +59,8 @@ class Delivery:
 
 @contextmanager
 def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
-    """While inside, `clients` hold what they would download; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients)
+    """Between rounds: while inside, `clients` hold what they would download; afterwards what they held before."""
+    delivery = Delivery(method, federation, clients, after=True)
     try:
         yield delivery
     finally:

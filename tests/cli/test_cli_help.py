@@ -76,7 +76,8 @@ def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixtur
         line = next(line for line in methods.splitlines() if line.startswith(f"{name} "))
         assert (cls.__doc__ or "").splitlines()[0] in line
         assert cls.extra_cost in line
-    assert re.search(r"pfedcs .* model; later extractor .* extractor \+ teacher; later extractor", methods)
+    assert re.search(r"^pfedcs .* model; later extractor +extractor \+ teacher  ", methods, re.MULTILINE)
+    assert re.search(r"^pfedsim .* model +model; later extractor  ", methods, re.MULTILINE)
     about = call(capsys, "methods", "fedprox").out
     assert "mu=0.01" in about
     assert "Li et al., MLSys 2020" in about

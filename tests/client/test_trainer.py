@@ -394,8 +394,8 @@ def test_another_slots_head_is_frozen_while_the_model_trains() -> None:
 
 def test_values_reach_the_client_they_are_for() -> None:
     worker = seat(prepared(), CLIENT)
-    worker.federation.values["shared"] = torch.tensor([[1.0, 2.0]])
-    worker.federation.values["own"] = torch.arange(4.0)[:, None]
+    worker.federation.add_value("shared", torch.tensor([1.0, 2.0]))
+    worker.federation.add_value("own", torch.arange(4.0)[:, None], per_client=True)
     assert worker.value("shared").tolist() == [1.0, 2.0]
     assert worker.value("own").tolist() == [float(CLIENT)]
 

@@ -166,7 +166,7 @@ def test_without_an_end_the_newest_round_is_exported_and_said_to_be(
     row = site.worker.model("model").row
     for name, view in site.problem.layout.views(row).items():
         assert torch.equal(tensors[name], view)
-    assert torch.equal(tensors["value.prototypes"], site.federation.values["prototypes"][0])
+    assert torch.equal(tensors["value.prototypes"], site.federation.values["prototypes"])
     assert tensors["value.prototypes"].isfinite().all()
 
 

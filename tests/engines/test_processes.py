@@ -174,7 +174,7 @@ def test_one_engine_serves_several_federations_and_sees_what_changes(pool: Proce
 
 
 @pytest.mark.parametrize("name", ["fedcac", "pfedcs"])
-def test_newcomers_train_without_probes(name: str, pool: ProcessPool) -> None:
+def test_newcomers_train_and_measure_alike(name: str, pool: ProcessPool) -> None:
     prepared = experiment(name, held_out=2).prepare()
     guests = list(prepared.partition.held_out)
     ours = Processes(prepared.problem(guests), prepared.method, 0, pool=pool)
@@ -182,7 +182,8 @@ def test_newcomers_train_without_probes(name: str, pool: ProcessPool) -> None:
     federation = prepared.federation(guests)
     work = Work(prepared.method.recipe(federation), test=True)
     one, other = (engine.train(federation, work, federation.everyone) for engine in (ours, serial))
-    assert one.probes == {}
+    assert list(one.measured) == list(other.measured) == list(work.measured)
+    assert all(torch.equal(one.measured[measured], other.measured[measured]) for measured in work.measured)
     assert torch.equal(one.rows["model"], other.rows["model"])
     assert all(torch.equal(a.losses, b.losses) for a, b in zip(one.scores, other.scores, strict=True))
     assert one.test_seconds > 0

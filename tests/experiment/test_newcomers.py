@@ -92,8 +92,8 @@ class Stored(Method):
     shared: ClassVar[str] = ""
 
     def init(self, federation: Federation) -> None:
-        federation.values["count"] = torch.zeros(1, 1)
-        federation.values["own"] = torch.zeros(federation.clients, 1)
+        federation.add_value("count", torch.zeros(1))
+        federation.add_value("own", torch.zeros(federation.clients, 1), per_client=True)
 
     def uploads(self, federation: Federation) -> dict[str, str]:
         return {"model": "all"}
@@ -112,7 +112,7 @@ def test_uploaded_personal_columns_are_the_mean_of_those_who_took_part() -> None
     newcomers = welcome(result.prepared, result.federation)
     expected = final_rows(result)[took_part].mean(0)
     assert torch.allclose(rows_of(newcomers), expected.expand(2, -1), atol=1e-6)
-    assert newcomers.values["count"].tolist() == [[1.0]]
+    assert newcomers.values["count"].tolist() == [1.0]
     assert newcomers.values["own"].tolist() == [[0.0], [0.0]]
 
 
@@ -122,4 +122,4 @@ def test_values_per_client_are_not_taken_for_shared_ones_if_one_client_was_train
     result = tiny(Stored(), "plain", data=toy_data(), partition=partition).run()
     newcomers = welcome(result.prepared, result.federation)
     assert newcomers.values["own"].tolist() == [[0.0], [0.0]]
-    assert newcomers.values["count"].tolist() == [[3.0]]
+    assert newcomers.values["count"].tolist() == [3.0]

@@ -81,6 +81,10 @@ class Many(Method):
 
     shared: ClassVar[str] = "extractor"
 
+    def init(self, federation: Federation) -> None:
+        for name in ("sizes", "again"):
+            federation.add_value(name, torch.zeros(federation.clients, dtype=torch.int64))
+
     def uploads(self, federation: Federation) -> dict[str, str]:
         return {"model": "all"}
 
@@ -88,8 +92,8 @@ class Many(Method):
         yield Mix(by_size(uploads), "extractor")
         yield Mix(identity(len(uploads.cohort)), "classifier")
         yield Mix(identity(uploads.federation.clients), "classifier", source="model", to="everyone")
-        yield Put("late", uploads.sizes[None])
-        yield Put("later", uploads.federation.values.get("late", uploads.sizes[None]))
+        yield Put("sizes", uploads.federation.sizes)
+        yield Put("again", uploads.federation.values["sizes"])
 
 
 @pytest.mark.parametrize("join", [1.0, 0.5])

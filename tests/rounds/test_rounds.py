@@ -19,6 +19,7 @@ from coterie.core.exchange import Mix
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
 from coterie.core.scale import ACCURACY
+from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -26,7 +27,7 @@ from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.partition import Dirichlet, Partition
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import declared_bytes
+from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampling import draw_cohort
 from support import MODELS as TOY_MODELS
 from support import final_rows, permuted_partition, rows_of, seeded, stepwise, tiny, toy_data, toy_partition
@@ -257,16 +258,18 @@ def test_rounds_that_are_not_evaluated_still_train() -> None:
 )
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_bytes_are_four_times_the_columns_that_travel(method: str, group: str, join: float) -> None:
+    """Up in every round; down in every round but the first, in which everybody holds the common initial row."""
     result = run(method, "norm", join=join)
     columns = result.federation.layout.columns(group).size
     clients = 4 if join == 1 else 2
     assert (columns == 0) == (method == "local")
     assert result.summary["bytes"] == {
         "up": 3 * clients * 4 * columns,
-        "down": 3 * clients * 4 * columns,
-        "total": 6 * clients * 4 * columns,
-        "per_client_round": {"up": 4 * columns, "down": 4 * columns},
+        "down": 2 * clients * 4 * columns,
+        "total": 5 * clients * 4 * columns,
+        "per_client_round": {"up": 4 * columns, "down": pytest.approx(4 * columns * 2 / 3)},
     }
+    assert [line["bytes"]["down"] for line in result.history.lines] == [0, *[clients * 4 * columns] * 2]
 
 
 def test_statistics_count_as_bytes_only_if_they_travel() -> None:
@@ -279,9 +282,29 @@ def test_statistics_count_as_bytes_only_if_they_travel() -> None:
 
 def test_values_count_once_per_client() -> None:
     federation = tiny("fedavg").prepare().federation()
-    federation.values["prototypes"] = torch.zeros(1, 3, 5)
-    federation.values["mask"] = torch.zeros(4, 17, dtype=torch.bool)
-    assert declared_bytes(federation, {"prototypes": "", "mask": ""}) == 3 * 5 * 4 + 3
+    federation.add_value("prototypes", torch.zeros(3, 5))
+    federation.add_value("mask", torch.zeros(4, 17, dtype=torch.bool), per_client=True)
+    federation.add_value("memory", torch.zeros(4, 17), per_client=True, held_by="server")
+    everyone = federation.everyone
+    assert bytes_down(federation, everyone, {}, {}) == 0, "what they start as is known to all"
+    for name, value in list(federation.values.items()):
+        federation.write_value(name, value, exchange_mark(1))
+    assert bytes_down(federation, everyone[:3], {}, {}) == 3 * (3 * 5 * 4 + 3)
+
+
+def test_models_of_peers_are_billed_as_they_are_uploaded() -> None:
+    federation = tiny("fedavg").prepare().federation()
+    extractor = federation.layout.columns("extractor").size
+    peers = {0: [1, 2], 3: [0]}
+    assert bytes_down(federation, federation.everyone, peers, {"model": "extractor"}) == 3 * 4 * extractor
+    assert bytes_down(federation, federation.everyone, peers, {}) == 0
+
+
+def test_what_is_measured_is_billed_for_one_client() -> None:
+    federation = tiny("fedavg").prepare().federation()
+    measured = {"class_means": torch.zeros(4, 3, 5), "critical": torch.zeros(4, 17, dtype=torch.bool)}
+    head = federation.layout.columns("classifier").size
+    assert bytes_up(federation, {"model": "classifier"}, measured) == 4 * head + 3 * 5 * 4 + 3
 
 
 # Downloads that are made for one client -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
-from coterie.core.downloads import owed
+from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied, Uploads, apply
 from coterie.core.federation import Federation
 from coterie.core.task import Task
@@ -96,8 +96,9 @@ class Server:
         if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or not sizes[0]:
             raise RefusedError(f"site {name} says it has {sizes} samples")
         samples, validation, test = (int(size or 0) for size in sizes)
-        self._learn(name, samples, validation, self._counted(name, hello, samples))
+        counts = self._counted(name, hello, samples)
         self._require_snapshot(name, hello)
+        self._learn(name, samples, validation, counts)
         self.standing[name] = Standing(samples, validation, test)
         return name
 
@@ -110,12 +111,8 @@ class Server:
             self._begin_anew(name)
 
     def _begin_anew(self, name: str) -> None:
-        log.warning("site %s has lost what it kept: it begins anew, and is sent all that the server knows of it", name)
-        client = self.agreement.sites.index(name)
-        self.federation.last_round[client] = 0
-        for slot in self.federation.slots.values():
-            if not slot.dropped:
-                slot.tracks.owe_anew(client)
+        log.warning("site %s has lost what it kept: it begins anew, and is sent all that there is of it here", name)
+        begin_anew(self.federation, self.agreement.sites.index(name))
 
     def _counted(self, name: str, hello: Note, samples: int) -> Tensor | None:
         """How many samples of each class the site has, where the method needs that."""

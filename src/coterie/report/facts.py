@@ -117,8 +117,8 @@ def spoken_columns(layout: Layout, columns: Columns) -> str:
 
     >>> from torch import nn
     >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), classifier="1")
-    >>> spoken_columns(layout, layout.columns("extractor")), spoken_columns(layout)
-    'extractor'
+    >>> spoken_columns(layout, layout.columns("extractor")), spoken_columns(layout, Columns.of((1, 3)))
+    ('extractor', 'columns')
     """
     for group, words in GROUPS.items():
         if layout.columns(group) == columns:

@@ -43,7 +43,7 @@ def command(*arguments: str | Path) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_method_in_a_file_runs_like_any_other(folder: Path) -> None:
+def test_a_method_in_a_file_runs_like_any_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = command("run", "./my.py:Mine", *SMALL, "--set", "beta=0.25", "--json")
     assert answer.code == 0, answer.err
     run = folder / "runs" / "Mine-digits-1"
@@ -54,12 +54,12 @@ def test_a_method_in_a_file_runs_like_any_other(folder: Path) -> None:
     assert list(config["plugins"]) == [f"{folder}/my.py"]
     (copy,) = (run / "plugins").iterdir()
     assert copy.read_text() == METHOD
-    assert command("run", "fedavg", *SMALL, "--out", "plain").code == 0
+    assert call(capsys, "run", "fedavg", *SMALL, "--out", "plain").code == 0
     assert_same_run(run, folder / "plain")
-    assert command("show", run).out.startswith(f"{folder}/my.py:Mine (beta=0.25) on digits")
+    assert call(capsys, "show", run).out.startswith(f"{folder}/my.py:Mine (beta=0.25) on digits")
 
 
-def test_everything_from_files_at_once(folder: Path) -> None:
+def test_everything_from_files_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = command(
         "run", "./my.py:Mine", "--model", "./net.py:Net", "--classifier", "head", "--partition", "./rule.py:Evenly",
         "--data", "./points.py:toy", "--engine", "./engine.py:Loud", "--workers", "3", *SMALL, "--out", "run",
@@ -67,7 +67,7 @@ def test_everything_from_files_at_once(folder: Path) -> None:
     assert answer.code == 0, answer.err
     assert answer.out.startswith("loud engine with 3 workers\n")
     assert len(list((folder / "run" / "plugins").iterdir())) == 5
-    again = command("run", "--config", "run/config.toml", "--out", "again")
+    again = call(capsys, "run", "--config", "run/config.toml", "--out", "again")
     assert again.code == 0, again.err
     assert_same_run(folder / "run", folder / "again")
 
@@ -123,28 +123,28 @@ def test_resuming_uses_the_copy_and_refuses_a_changed_original(folder: Path) -> 
     assert next(written) == next(written)
 
 
-def test_comparing_methods_in_files(folder: Path) -> None:
+def test_comparing_methods_in_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("fedavg", "./my.py:Mine", "--model", "net.py:Net", "--classifier", "head", "--set", "Mine.beta=0.1")
     apart = command("compare", *arguments, *SMALL, "--seeds", "0", "1", "--jobs", "2", "--out", "two", "--json")
     assert apart.code == 0, apart.err
     assert apart.json["methods"] == ["fedavg", "Mine"]
-    alone = command("compare", *arguments, *SMALL, "--seeds", "0", "1", "--jobs", "1", "--out", "one", "--json")
+    alone = call(capsys, "compare", *arguments, *SMALL, "--seeds", "0", "1", "--jobs", "1", "--out", "one", "--json")
     assert alone.code == 0, alone.err
     for name in ("fedavg-s0", "fedavg-s1", "Mine-s0", "Mine-s1"):
         assert_same_run(folder / "one" / name, folder / "two" / name)
     assert tomllib.loads(Path("two/Mine-s1/config.toml").read_text())["set"] == {"beta": 0.1}
-    answer = command("compare", "./my.py:Mine", "my.py:Mine", *SMALL)
+    answer = call(capsys, "compare", "./my.py:Mine", "my.py:Mine", *SMALL)
     assert (answer.code, answer.err) == (2, "coterie: error: method 'Mine' is given twice\n")
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_workers_know_what_stands_in_files(folder: Path, engine: str) -> None:
+def test_workers_know_what_stands_in_files(folder: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
     arguments = ("run", "./my.py:Mine", "--model", "./net.py:Net", "--classifier", "head", *SMALL)
     answer = command(*arguments, "--engine", engine, "--workers", "2", "--out", engine)
     assert answer.code == 0, answer.err
-    assert command(*arguments, "--out", "serial").code == 0
+    assert call(capsys, *arguments, "--out", "serial").code == 0
     assert_same_run(folder / engine, folder / "serial")
 
 

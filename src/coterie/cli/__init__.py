@@ -123,6 +123,26 @@ def resume(
 
 
 @app.command(group=LOOK)
+def check(
+    method: Annotated[str, Parameter(help="A method by name, or in a file of your own: ./my.py:FedAvgM.")],
+    /,
+    *,
+    only: Annotated[
+        list[str] | None,
+        Parameter(help="Run this check alone; may be repeated.", negative=(), show_default="all", group=OUTPUT),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),
+    ] = None,
+) -> None:
+    """Check that a method keeps what all methods promise: resuming, relabelling, travel, bytes, engines and more."""
+    from coterie.cli.check import check_command
+
+    check_command(method, only or [], set or [])
+
+
+@app.command(group=LOOK)
 def show(
     run: Annotated[Path, Parameter(help="The directory of a finished run or comparison.")],
     /,

@@ -53,10 +53,10 @@ class Agreement(FederationTerms):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.method, str):
-            _require_installed("method", self.method)
+            self._require_installed("method", self.method)
             object.__setattr__(self, "method", make_method(self.method, {}))
-        _require_installed("method", reference_to(type(self.method)) or "")
-        _require_installed("model", self.model)
+        self._require_installed("method", reference_to(type(self.method)) or "")
+        self._require_installed("model", self.model)
         for item in ("sites", "shape", "class_names"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
@@ -81,7 +81,6 @@ class Agreement(FederationTerms):
         """The agreement that plain values describe, each checked."""
         given = dict(values)
         named = str(given.pop("method", "fedavg"))
-        _require_installed("method", named)
         method = make_method(named, dict(given.pop("set", {})))
         hints = get_type_hints(cls)
         known = {item.name for item in fields(cls)}
@@ -143,6 +142,14 @@ class Agreement(FederationTerms):
         """How a site divides its own data."""
         return Split(self.test, self.validation)
 
+    def _require_installed(self, option: str, text: str) -> None:
+        """An error if a method or model is named by a path: sites cannot agree on what stands in somebody's file."""
+        require(
+            not is_reference(text),
+            f"{option} = '{text}': a federation takes installed plug-ins only, never a path; make it a package with an "
+            "entry point (docs/plugins.md) that all sites install",
+        )
+
     def build(self) -> Blueprint:
         """The model with its first weights, and what follows from it."""
         module, classifier = initial_model(self.model, self.classifier, self.shape, self.task.outputs, self.seed)
@@ -172,15 +179,6 @@ class Agreement(FederationTerms):
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation
-
-
-def _require_installed(option: str, text: str) -> None:
-    """An error if a method or model is named by a path: sites cannot agree on what stands in a file of one of them."""
-    require(
-        not is_reference(text),
-        f"{option} = '{text}': a federation takes installed plug-ins only, never a path; make it a package with an "
-        "entry point (docs/plugins.md) that all sites install",
-    )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession, import_ray
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Task
+from coterie.engines.remote.worker import Call, Positions
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -239,9 +239,9 @@ class Doomed:
         return lambda _: SimpleNamespace(remote=self._actor)
 
     def _actor(self, _device: str) -> Any:
-        tasks: list[Task] = []
+        tasks: list[Positions] = []
 
-        def perform(task: Task, _news: None, _blocks: Any, mark: tuple[str, int] | None = None) -> Task:
+        def perform(task: Positions, _news: None, _blocks: Any, mark: tuple[str, int] | None = None) -> Positions:
             tasks.append(task)
             if mark is not None and len(tasks) <= self._begun:
                 self._notes |= [mark]

@@ -113,6 +113,14 @@ def test_metrics_of_ones_own_are_recorded_and_may_be_judged_by() -> None:
     assert other.history.lines[-1]["received"]["worst_decile"] == max(other.history.lines[-1]["received"]["doubt"])
 
 
+def test_known_data_take_a_loss_of_ones_own() -> None:
+    data = ct.load("digits", task=OWN)
+    assert (data.of_task.loss, data.classes, data.of_task.outputs) == (OWN.loss, 10, 10)
+    assert "top2" in [metric.scale.name for metric in data.of_task.metrics]
+    with pytest.raises(ct.CoterieError, match="task = regression: the task of data 'digits' is classification"):
+        ct.load("digits", task=ct.Regression())
+
+
 class BagOfWords(nn.Module):
     def __init__(self, words: int = 40, width: int = 6, classes: int = 3) -> None:
         super().__init__()

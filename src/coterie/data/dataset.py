@@ -70,13 +70,14 @@ class Dataset:
         assert self.task is not None  # a data set without one was given its own
         return self.task
 
-    def require_task(self, task: str | Task) -> None:
-        """Refuse a wish for another task (nothing: none is wished for)."""
+    def with_task(self, task: str | Task) -> Dataset:
+        """The same with a task's own loss and metrics; another kind of task is refused, a mere name changes nothing."""
         wanted = task if isinstance(task, str) else task.name
         require(
             wanted in ("", self.of_task.name),
             f"task = {wanted}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
         )
+        return self if isinstance(task, str) else replace(self, task=task)
 
     def __len__(self) -> int:
         """The number of samples."""

@@ -23,8 +23,8 @@ def load(
 ) -> Dataset:
     """Load a data set by name (see `DATASETS`) or by path (see `load_own`; only it has `label`, `client`).
 
-    `task` is what the labels of your own data are of, `classification` unless told otherwise; a known data set has
-    one of its own.
+    `task` is what the labels of your own data are of, `classification` unless told otherwise. A known data set has
+    one of its own, to which a `Task` may bring another loss and further metrics.
 
     A known name always means the known data set; `./file.py:name` is a function that returns one. Anything else that
     holds a path separator, has a suffix or exists is a path; `./mnist` means a folder of that name.
@@ -38,7 +38,5 @@ def load(
         known = DATASETS.find(usual if usual in DATASETS else name)
         require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
         require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
-        data = known.load(root, progress)
-        data.require_task(task)
-        return data
+        return known.load(root, progress).with_task(task)
     return load_own(path, label, client, progress=progress, task=task)

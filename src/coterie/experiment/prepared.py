@@ -109,8 +109,7 @@ def prepare(experiment: Settings) -> Prepared:
     data = experiment.data
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
-    else:
-        data.require_task(experiment.task)
+    data = data.with_task(experiment.task)
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])

@@ -14,7 +14,7 @@ from coterie.engines.processes.pool import ProcessPool
 from coterie.engines.processes.shared import Bound, Buffer, shared_job
 from coterie.engines.remote.engine import RemoteEngine, packed, position_name
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Job, Task
+from coterie.engines.remote.worker import Call, Done, Job, Positions
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
@@ -64,7 +64,7 @@ class Processes(RemoteEngine):
 
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         bound = self._bind(federation)
         bases = {number: buffer.base for number, buffer in self._buffers.items()}
         values = federation.values

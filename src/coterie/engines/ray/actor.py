@@ -27,8 +27,8 @@ from coterie.engines.remote.worker import (
     Done,
     Failed,
     Job,
+    Positions,
     Refused,
-    Task,
     TaskWorker,
     described,
     without_tensors,
@@ -92,7 +92,7 @@ class Actor:
         return Arrived(socket.gethostname(), os.getpid())
 
     def perform(
-        self, task: Task, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+        self, task: Positions, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
     ) -> tuple[Done | Failed, Rows]:
         """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
 

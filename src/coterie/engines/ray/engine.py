@@ -16,7 +16,7 @@ from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession
 from coterie.engines.remote.engine import RemoteEngine, position_name
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Task
+from coterie.engines.remote.worker import Call, Done, Positions
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
@@ -82,11 +82,11 @@ class RayCluster(RemoteEngine):
 
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         pool, cargo = self._ready(federation)
         cargo.begin(call)
 
-        def collect(task: Task, trained: Rows) -> None:
+        def collect(task: Positions, trained: Rows) -> None:
             for slot, matrix in trained.items():
                 rows[slot].numpy()[list(task)] = matrix
 

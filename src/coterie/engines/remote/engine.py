@@ -18,7 +18,7 @@ from coterie.client.scores import TEST_BATCH, Score
 from coterie.core.federation import Federation
 from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.remote.queue import Pace
-from coterie.engines.remote.worker import Call, Done, Task
+from coterie.engines.remote.worker import Call, Done, Positions
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 
@@ -46,7 +46,7 @@ class RemoteEngine(Engine):
     @abstractmethod
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         """Have the call's positions done (`samples` says how large each is), trained rows put into `rows`."""
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
@@ -113,7 +113,7 @@ def _outline(work: Work) -> list[object]:
     return [trained, work.measured]
 
 
-def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
+def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
     """What was measured (by name) and the scores of every position, in order; `tests` counts each one's samples."""
     measured: dict[str, dict[int, Tensor]] = {}
     scores: dict[int, Score] = {}

@@ -70,7 +70,7 @@ class Call:
     new_values: bytes = b""
 
 
-Task = tuple[int, ...]
+Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TaskWorker:
         self._work: Work | None = None
         self._tests: Tensor | None = None
 
-    def perform(self, task: Task, rows: dict[str, Tensor] | None = None) -> Done | Failed:
+    def perform(self, task: Positions, rows: dict[str, Tensor] | None = None) -> Done | Failed:
         """Do a task of the present call.
 
         Trained rows go into the call's buffers, or, if given, into the empty `rows` (slot -> `[len(task), width]`).
@@ -196,7 +196,7 @@ class TaskWorker:
             return Failed(self._position, message, traceback.format_exc(), expected)
         return Done(time.perf_counter() - begin, test_seconds, packed)
 
-    def _train(self, task: Task, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
+    def _train(self, task: Positions, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
         call, method, federation = self._call, self._method, self._federation
         if self._work is None:
             self._work = Work(method.recipe(federation), call.test_trained, call.peers)
@@ -224,7 +224,7 @@ class TaskWorker:
         together = {name: torch.stack(values) for name, values in measured.items()}
         return _named(together) | _joined(scores), seconds
 
-    def _test(self, task: Task) -> dict[str, Tensor]:
+    def _test(self, task: Positions) -> dict[str, Tensor]:
         call, scores = self._call, []
         if self._together is not None and call.action == "test":
             return _joined(self._together.test(self._federation, self._clients(task), call.keep_scores, call.peers))
@@ -241,7 +241,7 @@ class TaskWorker:
                 )
         return _joined(scores)
 
-    def _clients(self, task: Task) -> Tensor:
+    def _clients(self, task: Positions) -> Tensor:
         return torch.tensor([self._call.clients[position] for position in task])
 
     def _test_samples(self) -> Tensor:

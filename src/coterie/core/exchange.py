@@ -193,6 +193,7 @@ def apply(
         for one, part, values in results:
             one.write(part, values)
     for one in bound:
+        one.target.dropped = False  # whatever was said before, it is of use again
         one.target.tracks.wrote(one.columns, one.receivers, mark)
     for action in listed:
         if isinstance(action, Drop):

@@ -15,7 +15,6 @@ from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError
 from plugins import ENGINE, METHOD, MODEL, install, write_files
 
-
 pytestmark = pytest.mark.thorough
 
 

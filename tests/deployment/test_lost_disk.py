@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_coordinator import Trial
 from torch import Tensor
 
 from coterie.core.downloads import owed
@@ -16,7 +17,6 @@ from coterie.deployment.logbook import Logbook
 from coterie.deployment.store import Store
 from coterie.deployment.wire import RefusedError
 from federated import SITES, Together, agreed
-from test_coordinator import Trial
 
 LOSER, CLIENT = "site-b", torch.tensor([1])
 # The server has all that the sites of these methods keep: what they upload, and what it makes of that.

@@ -1,9 +1,14 @@
 # Two commands: `make demo` shows what Coterie does, `make test` proves it. Both set themselves up.
+# Three lanes of tests: `quick` while working, `test` before every merge, `full` before anything is called done.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests run side by side, each worker with one PyTorch thread.
+JOBS ?= 2
+# Tests that start several processes themselves form a group, which one worker runs alone.
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo quick test full lint types numerics bench clean
 
 setup: $(VENV)/.ready
 
@@ -22,8 +27,17 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+quick: lint
+	$(PYTEST) -m "not (thorough or processes or ray or real or slow)"
+
 test: lint types
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+full: test numerics
+	$(PYTEST) -m slow
+
+numerics: setup
+	$(BIN)/python tools/numerics.py
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+# Before PyTorch is loaded, here and in every process that a test starts: small models run fastest on one thread,
+# rounding then does not depend on the machine's cores, and tests that run side by side do not fight for them.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+
+# Tests that start several processes themselves: one worker runs them all, one after the other.
+CROWDED = ("real", "ray", "processes")
+CACHE = "COTERIE_TEST_CACHE"
 
 
 def requires_data(name: str) -> pytest.MarkDecorator:
@@ -14,7 +26,40 @@ def requires_data(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not present, reason=f"needs COTERIE_DATA with a sub-folder '{name}'")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For bits that are promised on one thread alone: where workers have one thread, so must the main process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is cached goes to a folder of this session, which its workers share: never to the user's own caches."""
+    # Tests that are run in the background of a shell would hand down that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if CACHE not in os.environ:
+        made = tempfile.mkdtemp(prefix="coterie-tests-")
+        os.environ[CACHE] = os.environ["XDG_CACHE_HOME"] = made
+        os.environ.pop("COTERIE_CACHE", None)
+        config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
+        config.add_cleanup(lambda: os.environ.pop(CACHE))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Crowded tests are one group, before pytest-xdist looks for groups."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if any(item.get_closest_marker(name) for name in CROWDED):
+                item.add_marker(pytest.mark.xdist_group("crowded"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Small models run fastest on one thread, and rounding then does not depend on the machine's cores."""
-    torch.set_num_threads(1)
+    """Whatever PyTorch makes of the environment.
+
+    `make numerics` asks for more threads, to see that nothing but what is promised on one thread depends on it.
+    """
+    torch.set_num_threads(int(os.environ.get("COTERIE_TEST_THREADS", "1")))

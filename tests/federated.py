@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,10 @@ def agreed(method: Method | str, **options: Any) -> Agreement:
 
 
 class Together:
-    """A server and its sites."""
+    """A server and its sites, with data of their own or those given."""
 
-    def __init__(self, agreement: Agreement, folder: Path) -> None:
-        self.agreement, self.folder = agreement, folder
+    def __init__(self, agreement: Agreement, folder: Path, data: Mapping[str, Dataset] | None = None) -> None:
+        self.agreement, self.folder, self.data = agreement, folder, data
         self.server = Server(agreement)
         self.sites = {name: self.site(name) for name in agreement.sites}
         self.reports: list[Report] = []
@@ -52,7 +52,8 @@ class Together:
         """A site as it starts: whatever it knows comes from its disk."""
         number = self.agreement.sites.index(name)
         store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
-        return Site(self.agreement, name, site_data(number, SIZES[number], self.agreement.shape), store)
+        data = self.data[name] if self.data else site_data(number, SIZES[number], self.agreement.shape)
+        return Site(self.agreement, name, data, store)
 
     def admit(self, *names: str) -> None:
         for name in names or self.agreement.sites:

@@ -1,8 +1,14 @@
-"""Tiny problems for tests: a data set, a partition of unequal clients, models with and without batch norm."""
+"""Tiny problems for tests: a data set, a partition of unequal clients, models with and without batch norm.
+
+And what tests of processes share: how long to wait, and who is still alive.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +29,7 @@ from coterie.partition import Partition
 from coterie.rounds.round import Rounds
 
 FEATURES, CLASSES = 6, 3
+PATIENCE = 300.0  # seconds after which something counts as hanging: far more than the busiest machine needs
 
 
 def toy_data(samples: int = 150, classes: int = CLASSES, features: int = FEATURES, seed: int = 0) -> Dataset:
@@ -186,3 +193,23 @@ def permuted_partition(partition: Partition, seed: int = 5) -> tuple[Partition, 
     if partition.clients > 1 and order == sorted(order):
         order = order[::-1]
     return partition.permuted(order), order
+
+
+def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    """Whether a condition comes true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still wait for somebody to ask for its exit code."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        os.kill(pid, 0)
+        return not stat.is_file() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

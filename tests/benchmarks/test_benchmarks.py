@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from benchmarks.harness import Figure, in_turns, ratio
 from benchmarks import __main__ as command
 from benchmarks import baselines, core, dataloader_design, deployment, methods
 from benchmarks import growth as growing
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +68,14 @@ def test_cases_run_in_turns() -> None:
         (lambda: growing.round_seconds(2, repeats=3, methods=("fedavg",)), 3),
     ],
 )
-def test_benchmarks_run(figures: Callable[[], Iterator[Figure]], count: int) -> None:
+def test_benchmarks_run(figures: Callable[[], Iterator[Figure]], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.engines.HOPELESS", 0.0)  # what is measured whatever the trials say is enough
     found = list(figures())
     assert len(found) == count
-    assert all(0 < one.low <= one.high and one.value > 0 for one in found)
+    for one in found:
+        assert one.low <= one.high
+        # The exponent of a time may have any sign where other programs run; a ratio of times has none.
+        assert math.isfinite(one.value) if one.what == "log amount" else min(one.low, one.value) > 0
 
 
 def test_speedups_are_to_be_at_least_the_bar() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coterie.cli import main
+from support import PATIENCE
 
 # A run of some hundredths of a second.
 SMALL = ("--clients", "4", "--rounds", "2", "--epochs", "1", "--threads", "1")
@@ -55,7 +56,7 @@ def start(*arguments: str | Path, before: str = "", after: str = "") -> subproce
 
 
 def finish(process: subprocess.Popen[str]) -> Answer:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     return Answer(process.returncode, out, err)
 
 

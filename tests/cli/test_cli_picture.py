@@ -10,6 +10,8 @@ from PIL import Image
 
 from coterie.cli import app
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

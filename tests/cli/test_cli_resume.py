@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from cli_tools import SMALL, Answer, assert_same_run, call, finish, start
 
-from coterie.report.terminal import RoundProgress
-from coterie.rounds.round import RoundReport
+from coterie.rounds.progress import RoundProgress
+from support import PATIENCE
+
+pytestmark = pytest.mark.thorough
 
 RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
 
@@ -18,7 +20,7 @@ RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--
 def stopped(path: Path, by: signal.Signals) -> Answer:
     """Start a run in a process of its own and stop it in the middle."""
     process = start(*RUN, "--checkpoint-every", "3", "--out", path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (path / "checkpoint.safetensors").is_file():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
@@ -52,27 +54,27 @@ def test_ctrl_c_says_how_to_carry_on(tmp_path: Path) -> None:
     assert "Traceback" not in answer.err
 
 
-@pytest.fixture
-def _ctrl_c_after_round_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: RoundProgress, report: RoundReport, _: object = None) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RoundProgress, "on_round", interrupt)
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("_ctrl_c_after_round_1")
+@pytest.mark.parametrize(
+    ("moment", "way_on"),
+    [
+        ("begin", "starts again from round 1 (there is no checkpoint: see --checkpoint-every)"),
+        ("round", "carries on after round 1"),
+    ],
+)
 def test_ctrl_c_without_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    moment: str, way_on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What is over when Ctrl-C comes is kept all the same."""
     monkeypatch.chdir(tmp_path)
-    answer = call(capsys, "run", "local", *SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(RoundProgress, moment, interrupt)
+        answer = call(capsys, "run", "local", *SMALL)
     assert answer.code == 130
-    assert answer.err == (
-        "coterie: interrupted; 'coterie resume runs/local-digits-1' starts again from round 1 "
-        "(there is no checkpoint: see --checkpoint-every)\n"
-    )
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    assert answer.err == f"coterie: interrupted; 'coterie resume runs/local-digits-1' {way_on}\n"
     assert call(capsys, "resume", "runs/local-digits-1").code == 0
     assert call(capsys, "run", "local", *SMALL, "--out", "whole").code == 0
     assert_same_run(Path("runs/local-digits-1"), Path("whole"))

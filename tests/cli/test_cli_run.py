@@ -4,8 +4,6 @@ import json
 import logging
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from cli_tools import SMALL, assert_same_run, call
 from coterie.cli.merge import one_experiment
 from coterie.experiment.config import complete
 from coterie.experiment.directory import RunDirectory
-from coterie.report import terminal
 
 
 @pytest.fixture(autouse=True)
@@ -91,36 +88,6 @@ def test_diverged_clients_are_named_on_stderr(capsys: pytest.CaptureFixture[str]
     assert any("round 1: client 0 diverged" in line for line in warnings)
     assert answer.json["diverged"]["0"] == [1, 2]
     assert not logging.getLogger("coterie").handlers
-
-
-def test_warnings_stop_being_shown_when_there_are_many(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.RoundProgress(1):
-        for number in range(100):
-            logging.getLogger("coterie").warning("number %d", number)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == terminal.MOST_WARNINGS + 1
-    assert lines[0] == "coterie: warning: number 0"
-    assert "more" in lines[-1]
-
-
-def test_plain_progress_is_a_line_a_second_and_the_last(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    with terminal.RoundProgress(rounds=20) as progress:
-        for number in range(1, 21):
-            clock.now += 0.3
-            accuracy = SimpleNamespace(mean=number / 100) if number % 2 == 0 else None
-            report: Any = SimpleNamespace(round=number, received=accuracy)
-            progress.on_round(report)
-    assert capsys.readouterr().err.splitlines() == [
-        "round 4/20, received mean 0.0400, ETA 0:00:04",
-        "round 8/20, received mean 0.0800, ETA 0:00:03",
-        "round 12/20, received mean 0.1200, ETA 0:00:02",
-        "round 16/20, received mean 0.1600, ETA 0:00:01",
-        "round 20/20, received mean 0.2000, ETA 0:00:00",
-    ]
 
 
 def test_show_prints_clients_and_who_learns_from_whom(capsys: pytest.CaptureFixture[str]) -> None:

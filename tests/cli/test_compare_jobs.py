@@ -28,9 +28,9 @@ from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedAvg
 from coterie.report.terminal import ComparisonProgress
-from support import tiny, without_times
+from support import PATIENCE, eventually, tiny, without_times
 
-BOUND = 120  # seconds: more than a busy machine needs, less than anybody would wait for
+pytestmark = pytest.mark.processes
 
 
 class Notes:
@@ -92,7 +92,7 @@ def test_one_failure_ends_everything_at_once(notes: Notes, ending: int, error: t
     begin = time.monotonic()
     with pytest.raises(error, match=message):
         run_in_parallel(runs_of(stand_in.ENDLESS, ending, 5, 10), 2, notes)
-    assert time.monotonic() - begin < BOUND
+    assert time.monotonic() - begin < PATIENCE
     assert "a, seed 5 begun" not in notes.lines
     assert_no_workers()
 
@@ -210,7 +210,7 @@ def test_expected_seconds_follow_the_work() -> None:
 
 
 def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.report.terminal.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("coterie.rounds.progress.SECONDS_BETWEEN_LINES", 0.0)
     one, other = (Run(name, Experiment(rounds=2)) for name in ("fedavg", "fedper"))
     with ComparisonProgress(2, 4) as progress:
         progress.begun(one)
@@ -269,20 +269,16 @@ def script(path: Path, text: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def finished(process: subprocess.Popen[str]) -> Answer:
-    out, err = process.communicate(timeout=BOUND)
+    out, err = process.communicate(timeout=PATIENCE)
     return Answer(process.returncode, out, err)
 
 
-def assert_all_gone(group: int) -> None:
-    """No process of the group is left within seconds."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError("a process is left")
+def group_is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_results_are_those_of_one_job_bit_for_bit(
@@ -335,7 +331,7 @@ def test_ctrl_c_ends_everything_without_a_traceback(tmp_path: Path) -> None:
         assert "round" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: the workers are hit as well
         answer = finished(process)
-        assert_all_gone(process.pid)
+        assert eventually(lambda: not group_is_alive(process.pid))
     assert answer.code == 130
     last = answer.err.splitlines()[-1]
     assert last.startswith("coterie: interrupted")
@@ -361,4 +357,4 @@ def test_a_worker_ends_with_the_main_process(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith('{"round": 1, "received": 0.')
         process.kill()
         assert finished(process).err == ""
-        assert_all_gone(process.pid)
+        assert eventually(lambda: not group_is_alive(process.pid))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.optim import TORCH_OPTIMISERS
 from coterie.client.recipe import Phase
-from coterie.client.terms import Linear, Proximal, cross_entropy
+from coterie.client.terms import Linear, Proximal, task_loss
 from coterie.client.trainer import Trainer, train
 from coterie.core.columns import Columns
 from coterie.core.training import OPTIMISERS, Training
@@ -160,7 +160,7 @@ def test_every_epoch_sees_every_sample_once_and_keeps_the_partial_batch() -> Non
 
     def watch(batch: Batch) -> Tensor:
         seen.append(batch.inputs[:, 0])
-        return cross_entropy(batch)
+        return task_loss(batch)
 
     trained_row(ready, (Phase(terms=(watch,)),), CLIENT)
     per_epoch = math.ceil(len(own) / 10)
@@ -264,7 +264,7 @@ def test_statistics_rest_in_head_only_phases_whatever_a_term_computes() -> None:
     ready = prepared("norm")
 
     def again(batch: Batch) -> Tensor:
-        return cross_entropy(batch) + 0.1 * batch.under("model").features.square().sum(1)
+        return task_loss(batch) + 0.1 * batch.under("model").features.square().sum(1)
 
     stats = ready.problem().layout.columns("stats")
     row = trained_row(ready, (Phase("classifier", terms=(again,)),), CLIENT)
@@ -360,7 +360,7 @@ def test_terms_add_up() -> None:
     ready = prepared()
 
     def half(batch: Batch) -> Tensor:
-        return cross_entropy(batch) / 2
+        return task_loss(batch) / 2
 
     row = trained_row(ready, (Phase(terms=(half, half)),), CLIENT)
     assert torch.allclose(row, trained_row(ready, (Phase(),), CLIENT), atol=1e-6)
@@ -385,7 +385,7 @@ def test_another_slots_head_is_frozen_while_the_model_trains() -> None:
     before = worker.model("teacher").row.clone()
 
     def both(batch: Batch) -> Tensor:
-        return cross_entropy(batch) + batch.head("teacher").square().sum(1)
+        return task_loss(batch) + batch.head("teacher").square().sum(1)
 
     train(worker, (Phase(terms=(both,)),))
     assert torch.equal(worker.model("teacher").row, before)
@@ -454,7 +454,7 @@ def test_a_phase_may_train_two_slots_in_one_step() -> None:
         second = nn.functional.cross_entropy(
             batch.head("second", batch.features.detach()), batch.labels, reduction="none"
         )
-        return cross_entropy(batch) + second
+        return task_loss(batch) + second
 
     worker = seat(ready, CLIENT)
     worker.federation.add_slot("second", "classifier")

@@ -11,6 +11,7 @@ import torch
 from data_files import hub_table, pixels, scaled
 
 from coterie.data import Dataset, load
+from coterie.data.locate import decoded_folder, user_cache
 from coterie.data.readers import hub
 
 
@@ -117,3 +118,9 @@ def test_the_root_argument_goes_before_the_environment(root: Path, monkeypatch: 
     hub_table(root / "b" / "domainnet" / "train.parquet", pixels(1, 3, 64), {"label": [0], "domain": ["real"]})
     hub_table(root / "b" / "domainnet" / "test.parquet", pixels(1, 3, 64), {"label": [0], "domain": ["real"]})
     assert len(load("domainnet", root / "b")) == 2
+
+
+def test_the_users_own_cache_is_never_touched_by_tests() -> None:
+    mine = Path(os.environ["COTERIE_TEST_CACHE"])
+    assert user_cache() == mine
+    assert decoded_folder() == mine / "coterie" / "decoded"

@@ -11,6 +11,7 @@ from conftest import requires_data
 from coterie.data import load
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "shape", "train_size", "per_class"),
     [

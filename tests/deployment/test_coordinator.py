@@ -179,6 +179,7 @@ def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(
     trial.run()
     final = tmp_path / "sites" / "trial" / "site-c" / "final.safetensors"
     assert not final.exists()
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
     again = Trial(tmp_path, site_a=Behaviour(comes=1e6))
     again.run()
     assert final.exists()
@@ -226,6 +227,7 @@ class KilledError(Exception):
     """The server's process is gone."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedper", "fedcac", "pfedsim", "scaffold"])
 @pytest.mark.parametrize("moment", ["before the checkpoint", "after the checkpoint"])
 def test_a_killed_server_resumes_to_the_same_rows(
@@ -305,6 +307,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TAMPERED)
 def test_a_tampered_answer_is_refused_for_the_round_and_named(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

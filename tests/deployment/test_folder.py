@@ -15,6 +15,8 @@ from coterie.deployment.flower.folder import require_folder, write_folder
 from coterie.deployment.flower.processes import environment, flower_command
 from coterie.errors import CoterieError
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def agreement() -> Agreement:

@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +21,16 @@ from coterie.deployment.flower.processes import (
     split_address,
 )
 from coterie.errors import CoterieError
+from support import PATIENCE, alive, eventually
+
+pytestmark = pytest.mark.processes
 
 # Starts a child, names both, and waits; the child is what a parent that is merely killed would leave behind.
 PARENT = """
 import subprocess, sys, time, os
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print(os.getpid(), child.pid, flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 STARTER = """
 import sys, time
@@ -39,29 +40,12 @@ folder = Path(sys.argv[1])
 command = [sys.executable, "-c", sys.argv[2]]
 process = Process(command, folder / "log", {"PATH": "/bin"}, folder, Lock(folder / "lock", "it"))
 print("started", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        # A process that has ended but was not waited for is a zombie: Z.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def family(log: Path) -> list[int]:
-    assert wait_for(lambda: log.exists() and len(log.read_text().split()) == 2)
+    assert eventually(lambda: log.exists() and len(log.read_text().split()) == 2)
     return [int(word) for word in log.read_text().split()]
 
 
@@ -77,7 +61,7 @@ def test_a_process_ends_with_its_children(tmp_path: Path, way: str) -> None:
     assert process.code is None
     code = getattr(process, way)()
     assert code == 128 + (signal.SIGTERM if way == "terminate" else signal.SIGKILL)
-    assert wait_for(lambda: not any(map(alive, pids)))
+    assert eventually(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -91,19 +75,19 @@ def test_a_starter_that_dies_leaves_nothing(tmp_path: Path, signal_number: signa
     with pytest.raises(CoterieError, match="it runs already"):
         Lock(tmp_path / "lock", "it", patience=0)
     starter.send_signal(signal_number)
-    starter.wait(10)
+    starter.wait(PATIENCE)
     starter.stdout.close()
     # The guard keeps the lock until its command has ended.
-    Lock(tmp_path / "lock", "it").release()
-    assert wait_for(lambda: not any(map(alive, pids)))
+    Lock(tmp_path / "lock", "it", patience=PATIENCE).release()
+    assert eventually(lambda: not any(map(alive, pids)))
 
 
 def test_a_guard_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     process = guarded(tmp_path, PARENT)
     pids = family(tmp_path / "log")
     os.kill(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    assert wait_for(lambda: process.code is not None)
-    assert wait_for(lambda: not any(map(alive, pids)))
+    assert eventually(lambda: process.code is not None)
+    assert eventually(lambda: not any(map(alive, pids)))
 
 
 def test_a_starter_and_a_guard_that_are_killed_at_once(tmp_path: Path) -> None:
@@ -118,31 +102,31 @@ def test_a_starter_and_a_guard_that_are_killed_at_once(tmp_path: Path) -> None:
     os.kill(guard, signal.SIGKILL)
     starter.communicate()
     # What the command itself started is its own business then: Flower's processes watch their parents.
-    assert wait_for(lambda: not alive(leader))
+    assert eventually(lambda: not alive(leader))
     os.killpg(leader, signal.SIGKILL)
 
 
 def test_the_exit_code_and_the_words_of_a_process(tmp_path: Path) -> None:
     process = guarded(tmp_path, "print('first'); print('\\x1b[92mlast\\x1b[0m  '); print('---'); raise SystemExit(7)")
-    assert process.wait(10) == 7
+    assert process.wait(PATIENCE) == 7
     assert process.last_words() == "last"
     assert process.news() == ["first", "last  ", "---"]
     assert process.news() == []
     again = guarded(tmp_path, "print('again')")
-    again.wait(10)
+    again.wait(PATIENCE)
     assert again.said() == "again\n"
     grave = guarded(tmp_path, "print('grave'); print('INFO: all over')")
-    grave.wait(10)
+    grave.wait(PATIENCE)
     assert grave.last_words() == "grave"
 
 
 def test_a_process_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.deployment.flower.processes.GRACE", 0.3)
     deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(999)"
     )
     process = guarded(tmp_path, deaf)
-    assert wait_for(lambda: "deaf" in process.said())
+    assert eventually(lambda: "deaf" in process.said())
     assert process.terminate() == 128 + signal.SIGKILL
 
 

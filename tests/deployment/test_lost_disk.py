@@ -175,3 +175,15 @@ def test_a_site_with_more_on_its_disk_than_counts_has_lost_nothing(tmp_path: Pat
     restart(one)
     assert one.sites[LOSER].hello()["snapshots"] == [1, 2]
     assert one.server.federation.last_round.tolist() == [1, 1, 1]
+
+
+def test_a_slot_that_served_its_purpose_is_not_sent_again(tmp_path: Path) -> None:
+    one = together("pfedcs", tmp_path)
+    for _ in range(ROUNDS):
+        one.round()
+    assert one.server.federation["teacher"].dropped
+    one.sites["site-b"].store = Store(tmp_path, "elsewhere", "site-b", one.agreement.fingerprint)
+    one.admit("site-b")
+    task = one.server.farewells(["site-b"])["site-b"]
+    assert "slot.model" in task.tensors
+    assert "slot.teacher" not in task.tensors

@@ -25,6 +25,8 @@ from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Me
 from coterie.models import build
 from federated import CLASSES, SITES, WIDTH, Together, agreed
 
+pytestmark = pytest.mark.thorough
+
 
 class Pictures(Together):
     """Sites with small images, for models with batch norm."""
@@ -48,7 +50,7 @@ def assert_exports_are_what_was_tested(together: Together, folder: Path) -> None
         labels, probabilities = predict(file, site.problem.inputs[test])
         assert int((labels == site.problem.labels[test]).sum()) == found[name]["received"]["correct"]
         tested = site.worker.test(test, keep_scores=True)
-        torch.testing.assert_close(probabilities, tested.probabilities, atol=1e-6, rtol=0)
+        torch.testing.assert_close(probabilities, tested.kept, atol=1e-6, rtol=0)
         with torch.no_grad():
             scores = load_model(file)(site.problem.inputs[test])
         loss = float(nn.functional.cross_entropy(scores, site.problem.labels[test], reduction="sum"))

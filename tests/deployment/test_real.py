@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,20 @@ from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
+from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 from coterie.experiment.directory import CHECKPOINT, LOG, ROUNDS, load_tensors
 from coterie.rounds.delivery import as_delivered
-from federated import simulated
+from federated import Together, simulated
+from support import eventually
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+pytestmark = pytest.mark.real
 
 SITES = ("site-a", "site-b", "site-c")
 DOOMED = "site-d"  # is killed, and so cannot come back for a minute
 TOLERANCE = 1e-5
-LIMIT = 240.0  # seconds that any one wait may last
+LIMIT = 900.0  # seconds that any one wait may last, the federations' own included: only what hangs comes near
 
 
 def own_digits() -> dict[str, Dataset]:
@@ -62,7 +64,7 @@ class Ground:
         return Node(state, self.link.address, settings, key=own, authority=keys.authority)
 
     def agreement(self, name: str, method: str, **options: Any) -> Agreement:
-        given = {"sites": SITES, "rounds": 2, "deadline": 60.0, "gather": 60.0, "least_sites": 3, **options}
+        given = {"sites": SITES, "rounds": 2, "deadline": LIMIT, "gather": LIMIT, "least_sites": 3, **options}
         training = {"model": "mlp", "epochs": 2, "batch": 16, "lr": 0.05}
         return Agreement(name=name, shape=(1, 8, 8), classes=10, method=method, **given, **training)
 
@@ -85,12 +87,9 @@ class Ground:
         return load_tensors(path)[0]
 
 
-def wait_for(done: Any, directory: Path) -> None:
-    end = time.monotonic() + LIMIT
-    while not done():
-        log = directory / LOG
-        assert time.monotonic() < end, log.read_text() if log.is_file() else "the server's app never started"
-        time.sleep(0.2)
+def wait_for(done: Callable[[], bool], directory: Path) -> None:
+    log = directory / LOG
+    assert eventually(done, LIMIT), log.read_text() if log.is_file() else "the server's app never started"
 
 
 def status(directory: Path) -> dict[str, Any]:
@@ -151,7 +150,22 @@ def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path)
     assert accuracy == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedcs", "fedrema", "pfedsim", "fedtc"])
+def assert_same_as_in_one_process(ground: Ground, together: Together) -> None:
+    """The sites' final rows are those of a federation whose messages went nowhere."""
+    for site in together.agreement.sites:
+        expected = Store(together.folder, together.agreement.name, site, together.agreement.fingerprint).final()
+        found = ground.final(together.agreement, site)
+        assert expected is not None
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, atol=TOLERANCE, rtol=0, msg=f"{site} {name}")
+
+
+# The other methods meet real processes below, each in an incident of its own.
+@pytest.mark.parametrize(
+    "method",
+    ["pfedcs", "fedtc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedrema", "pfedsim"))],
+)
 def test_final_rows_are_those_of_the_serial_engine(ground: Ground, method: str) -> None:
     agreement = ground.agreement(f"run-{method}", method)
     _, directory = ground.start(agreement)
@@ -204,8 +218,8 @@ flower.Store = store
 '''
 
 
-def test_a_tampered_payload_is_refused_and_named(ground: Ground) -> None:
-    agreement = ground.agreement("tampered", "fedavg", least_sites=2)
+def test_a_tampered_payload_is_refused_and_named(ground: Ground, tmp_path: Path) -> None:
+    agreement = ground.agreement("tampered", "fedrema", least_sites=2)
     app = ground.folder / "apps" / agreement.name
     write_folder(app, agreement)
     client = app / "coterie_app" / "client.py"
@@ -215,23 +229,42 @@ def test_a_tampered_payload_is_refused_and_named(ground: Ground) -> None:
     assert [line["answered"] for line in lines] == [["site-a", "site-c"], list(SITES)]
     assert "bytes long" in lines[0]["refused"]["site-b"]
     assert "round 1: site site-b is refused" in (directory / LOG).read_text()
+    together = Together(agreement, tmp_path, ground.data)
+    together.admit()
+    together.round(silent=("site-b",))
+    together.round()
+    together.finish()
+    assert_same_as_in_one_process(ground, together)
 
 
-def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others(ground: Ground) -> None:
+def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_back(
+    ground: Ground, tmp_path: Path
+) -> None:
     sites = ("site-a", "site-b", DOOMED)
-    agreement = ground.agreement("killed", "fedper", sites=sites, deadline=40.0, gather=25.0, least_sites=2)
+    agreement = ground.agreement("killed", "pfedsim", sites=sites, least_sites=2)
     node = ground.nodes[DOOMED] = ground.node(DOOMED)
     node.start()
     node.wait_accepted(LIMIT)
     _, directory = ground.start(agreement)
     wait_for(lambda: node.process.said().count("Receiving: train message") == 2, directory)
     node.kill()
+    # The round goes on once Flower has given the node up. The end waits for whoever has taken part, so there is no
+    # need to hurry back; before, the server would take the node for the one that it has lost.
+    wait_for(lambda: len(rounds(directory)) == 2, directory)
+    standing = json.loads(load_tensors(directory / CHECKPOINT)[1]["standing"])
+    assert {name: about["since"] for name, about in standing.items()} == {"site-a": 2, "site-b": 2, DOOMED: 1}
+    node.start()
+    node.wait_accepted(LIMIT)
     lines = ground.finish(directory)
     assert [line["answered"] for line in lines] == [list(sites), ["site-a", "site-b"]]
     assert lines[1]["missing"] == [DOOMED]
-    standing = json.loads(load_tensors(directory / CHECKPOINT)[1]["standing"])
-    assert {name: about["since"] for name, about in standing.items()} == {"site-a": 2, "site-b": 2, DOOMED: 1}
-    assert set(json.loads((directory / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
+    assert set(json.loads((directory / "summary.json").read_text())["accuracy"]) == set(sites)
+    together = Together(agreement, tmp_path, ground.data)
+    together.admit()
+    together.round()
+    together.round(silent=(DOOMED,))
+    together.finish()
+    assert_same_as_in_one_process(ground, together)
 
 
 def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from coterie.methods import METHODS
 from coterie.rounds.delivery import as_delivered
 from federated import SITES, Together, agreed, simulated
 
+pytestmark = pytest.mark.thorough
+
 # PFedCS's teachers have served their purpose at the end: nobody is sent the one that it has missed.
 DROPPED = ("teacher",)
 PAIRS = [(name, join) for name in sorted(METHODS) for join in (1.0, 0.67)]

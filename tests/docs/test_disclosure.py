@@ -14,6 +14,7 @@ from federated import agreed
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 
 
+@pytest.mark.thorough
 def test_the_table_is_the_one_that_the_code_gives() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     begin = lines.index(HEADER[0])

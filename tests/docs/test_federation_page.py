@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import app, main
+from coterie.deployment.check import look_here
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/federation.md", "docs/cli.md", "docs/predict.md")
@@ -42,6 +43,8 @@ def test_the_data_of_the_page_fits_its_agreement(
 ) -> None:
     pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
     monkeypatch.chdir(tmp_path)
+    # A process of its own would take seconds to load PyTorch, which is here already.
+    monkeypatch.setattr("coterie.cli.federation_client.look", look_here)
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(compile(example, "federation.md", "exec", dont_inherit=True), {"__name__": "example"})

@@ -9,6 +9,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedcs", "moon", "scaffold"])
 @pytest.mark.parametrize(("model", "engine"), [("lenet5", "serial"), ("cnn", "stacked")])

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,10 +32,12 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
-from coterie.rounds.round import RoundReport, Rounds
-from support import MODELS, seeded, tiny, toy_data, toy_partition
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
+from listening import EachRound
+from support import MODELS, PATIENCE, alive, eventually, seeded, tiny, toy_data, toy_partition
 
-BOUND = 90.0  # seconds after which a subprocess counts as hanging
+pytestmark = pytest.mark.processes
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Incident(FedPer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Workers have one thread each: bits are promised to whoever has one as well.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
     """Two workers for all tests of this file: starting some takes seconds."""
@@ -93,7 +98,7 @@ def rounds_with(engine: Engine, prepared: Prepared) -> tuple[dict[str, Tensor], 
     rounds = Rounds(prepared.method, federation, engine, prepared.experiment.join)
     reports = [rounds.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
     last = rounds.scores_received(keep_scores=True)
-    told = [[repr(plain(report)) for report in reports], [str(score.probabilities) for score in last]]
+    told = [[repr(plain(report)) for report in reports], [str(score.kept) for score in last]]
     return {name: tensor.clone() for name, tensor in federation.state()}, told
 
 
@@ -143,10 +148,10 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ProcessPool) 
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
-            assert torch.equal(one.correct, other.correct)
-            assert one.probabilities is not None
-            assert other.probabilities is not None
-            assert torch.equal(one.probabilities, other.probabilities)
+            assert torch.equal(one.quantities["correct"], other.quantities["correct"])
+            assert one.kept is not None
+            assert other.kept is not None
+            assert torch.equal(one.kept, other.kept)
 
 
 def test_one_engine_serves_several_federations_and_sees_what_changes(pool: ProcessPool) -> None:
@@ -250,10 +255,10 @@ def test_a_client_that_kills_its_workers_is_given_up(
     with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):
         by_processes(experiment(Incident("death", left=str(left)), join=1.0).prepare(), pool)
     assert pool.pids == []
-    assert all(gone(pid) for pid in pids)
+    assert not any(map(alive, pids))
 
 
-def test_an_agenda_gives_up_after_three_deaths_and_deals_largest_first() -> None:
+def test_a_queue_gives_up_after_three_deaths_and_deals_largest_first() -> None:
     pace = Pace()
     book = TaskQueue([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
     task = book.next_task()
@@ -334,7 +339,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
 
 def test_an_unguarded_script_is_told_what_to_do(scripts: dict[str, subprocess.Popen[str]]) -> None:
     script = scripts["unguarded"]
-    _, errors = script.communicate(timeout=BOUND)
+    _, errors = script.communicate(timeout=PATIENCE)
     assert script.returncode == 1
     assert "CoterieError: engine = 'processes': workers import the script; put what the script does under" in errors
     assert errors.count("Traceback") == 1
@@ -375,41 +380,27 @@ def test_workers_end_with_the_main_process(
             assert script.poll() is None
     workers = [int(pid) for pid in busy]
     assert len(workers) == 1
-    assert not any(gone(pid) for pid in workers)
+    assert all(map(alive, workers))
     if number == signal.SIGINT:
         os.killpg(script.pid, signal.SIGINT)  # as Ctrl-C does: the workers are hit as well
     else:
         script.kill()
-    _, errors = script.communicate(timeout=BOUND)
-    assert all(gone(pid, within=10) for pid in workers)
+    _, errors = script.communicate(timeout=PATIENCE)
+    assert eventually(lambda: not any(map(alive, workers)))
     assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0)
-
-
-def gone(pid: int, within: float = 0.0) -> bool:
-    """Whether a process has ended (it may still wait for somebody to ask for its exit code)."""
-    until = time.monotonic() + within
-    while True:
-        try:
-            os.kill(pid, 0)
-            stat = Path(f"/proc/{pid}/stat")
-            ended = stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] in "ZX"
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        if ended or time.monotonic() >= until:
-            return ended
-        time.sleep(0.05)
 
 
 def test_runs_use_one_thread_and_end_with_a_workers_error_and_no_workers() -> None:
     threads: list[int] = []
+    others = set(multiprocessing.active_children())
     run = experiment(Incident("bug"), join=1.0, rounds=3, engine="processes", workers=1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with pytest.raises(RuntimeError, match="round 2, client 2: ZeroDivisionError: a bug") as caught:
-            run.run(on_round=lambda *_: threads.append(torch.get_num_threads()))
+            run.run(listeners=[EachRound(lambda _: threads.append(torch.get_num_threads()))])
     finally:
         torch.set_num_threads(before)
     assert threads == [1]
     assert "in strike" in caught.value.__notes__[0]
-    assert not [child for child in multiprocessing.active_children() if child.name == "coterie worker"]
+    assert set(multiprocessing.active_children()) <= others

@@ -26,6 +26,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedPer, FedTC, Method
 from support import PlainNet, rows_of, seeded, tiny
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 2e-5
 
 

@@ -73,8 +73,8 @@ def test_personalisation_improves_the_loss(method: str) -> None:
     found = onboard(result.prepared, result.federation)
     assert found["trained"].loss.mean() < found["received"].loss.mean()
     for moment in ("received", "trained"):
-        assert result.summary["newcomers"][moment]["accuracy"] == found[moment].accuracy.tolist()
-        assert result.summary["newcomers"][moment]["mean"] == pytest.approx(found[moment].accuracy.mean())
+        assert result.summary["newcomers"][moment]["accuracy"] == found[moment].judged.tolist()
+        assert result.summary["newcomers"][moment]["mean"] == pytest.approx(found[moment].judged.mean())
 
 
 def test_onboarding_does_not_touch_the_trained_federation() -> None:

@@ -16,6 +16,9 @@ from coterie.experiment.experiment import Experiment
 from coterie.maths.similarity import class_cosines
 from coterie.methods import FedReMa, Local, PFedCS, PFedSim
 from coterie.partition import Dominant, Partition, Pathological
+from listening import EachRound
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +66,13 @@ def test_pfedcs_finds_the_clients_with_the_same_classes(unbalanced: bool) -> Non
     result = Experiment(
         method=PFedCS(beta=10), data=data, partition=rule, rounds=5, epochs=3, batch=16, lr=0.05, evaluate_every=5
     ).run(
-        on_round=lambda report, _: collaborators.extend(
-            (mix.weights > 0).fill_diagonal_(False) for mix in report.mixes if mix.target == "teacher"
-        )
+        listeners=[
+            EachRound(
+                lambda report: collaborators.extend(
+                    (mix.weights > 0).fill_diagonal_(False) for mix in report.mixes if mix.target == "teacher"
+                )
+            )
+        ]
     )
     owns = torch.from_numpy(result.prepared.partition.class_counts(data)) > 0
     same = (owns[:, None] & owns[None]).any(-1).fill_diagonal_(False)
@@ -102,7 +109,7 @@ def test_fedrema_finds_its_group_relevant() -> None:
         batch=16,
         lr=0.05,
         evaluate_every=3,
-    ).run(on_round=lambda report, _: chosen.append((report.mixes[1].weights > 0).fill_diagonal_(False)))
+    ).run(listeners=[EachRound(lambda report: chosen.append((report.mixes[1].weights > 0).fill_diagonal_(False)))])
     group = torch.arange(20) // 4
     same, apart = (group[:, None] == group[None]), ~torch.eye(20, dtype=torch.bool)
     assert len(method.seen) == len(chosen) == 3

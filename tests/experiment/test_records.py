@@ -18,25 +18,13 @@ from coterie.core.mixing import by_size, identity
 from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
 from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
 from coterie.files import write_whole
 from coterie.methods import FedPer, Method
 from coterie.partition import Iid
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
+from listening import EachRound, power_cut
 from support import final_rows, tiny, without_times
-
-
-class PowerCutError(Exception):
-    """The run is killed."""
-
-
-def kill_after(round: int) -> Any:
-    def on_round(report: RoundReport, prepared: Prepared) -> None:
-        if report.round == round:
-            raise PowerCutError
-
-    return on_round
 
 
 def named(**options: Any) -> Experiment:
@@ -72,7 +60,7 @@ def test_a_run_directory_holds_what_the_run_gave(tmp_path: Path) -> None:
 
 def test_recorded_mixes_say_who_learned_from_whom(tmp_path: Path) -> None:
     reports: list[RoundReport] = []
-    named(record_every=2).run(tmp_path / "run", on_round=lambda report, _: reports.append(report))
+    named(record_every=2).run(tmp_path / "run", listeners=[EachRound(reports.append)])
     directory = RunDirectory.open(tmp_path / "run")
     assert directory.recorded_rounds() == [2, 4]
     (mix,) = directory.mixes(2)
@@ -111,8 +99,8 @@ class Many(Method):
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_tensors_that_share_memory_can_be_recorded_and_resumed(tmp_path: Path, join: float) -> None:
     experiment = tiny(Many(), join=join, checkpoint_every=1, rounds=4)
-    with pytest.raises(PowerCutError):
-        experiment.run(tmp_path / "run", on_round=kill_after(2))
+    with power_cut(tmp_path / "run", 2) as listeners:
+        experiment.run(tmp_path / "run", listeners)
     directory = RunDirectory.open(tmp_path / "run")
     assert [mix.group for mix in directory.mixes(2)] == ["extractor", "classifier", "classifier"]
     again = resume(tmp_path / "run", experiment=experiment)
@@ -123,8 +111,8 @@ def test_tensors_that_share_memory_can_be_recorded_and_resumed(tmp_path: Path, j
 def test_a_killed_run_ends_like_one_that_was_not(tmp_path: Path, last: int) -> None:
     """Killed before the first checkpoint, at one, and after one."""
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(PowerCutError):
-        named().run(tmp_path / "killed", on_round=kill_after(last))
+    with power_cut(tmp_path / "killed", last) as listeners:
+        named().run(tmp_path / "killed", listeners)
     assert not RunDirectory.open(tmp_path / "killed").finished
     again = resume(str(tmp_path / "killed"))
     same_results(whole, again)
@@ -134,20 +122,20 @@ def test_a_killed_run_ends_like_one_that_was_not(tmp_path: Path, last: int) -> N
 
 
 def test_resuming_starts_after_the_last_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(PowerCutError):
-        named().run(tmp_path / "run", on_round=kill_after(3))
+    with power_cut(tmp_path / "run", 3) as listeners:
+        named().run(tmp_path / "run", listeners)
     rounds: list[int] = []
-    resume(tmp_path / "run", on_round=lambda report, _: rounds.append(report.round))
+    resume(tmp_path / "run", listeners=[EachRound(lambda report: rounds.append(report.round))])
     assert rounds == [3, 4]
 
 
 def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: Path) -> None:
     experiment = named(held_out=1, evaluate_every=3, checkpoint_every=1)
     whole = experiment.run(tmp_path / "whole")
-    with pytest.raises(PowerCutError):
-        experiment.run(tmp_path / "killed", on_round=kill_after(1))
-    with pytest.raises(PowerCutError):
-        resume(tmp_path / "killed", on_round=kill_after(3))
+    with power_cut(tmp_path / "killed", 1) as listeners:
+        experiment.run(tmp_path / "killed", listeners)
+    with power_cut(tmp_path / "killed", 3) as listeners:
+        resume(tmp_path / "killed", listeners)
     again = resume(tmp_path / "killed")
     same_results(whole, again)
     assert whole.summary["newcomers"] == again.summary["newcomers"]
@@ -155,15 +143,15 @@ def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: P
 
 def test_a_run_that_was_killed_after_its_last_round_is_finished_by_resume(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(PowerCutError):
-        named().run(tmp_path / "killed", on_round=kill_after(4))
+    with power_cut(tmp_path / "killed", 4) as listeners:
+        named().run(tmp_path / "killed", listeners)
     same_results(whole, resume(tmp_path / "killed"))
 
 
 def test_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
-    with pytest.raises(PowerCutError):
-        named().run(tmp_path / "killed", on_round=kill_after(3))
+    with power_cut(tmp_path / "killed", 3) as listeners:
+        named().run(tmp_path / "killed", listeners)
     file = tmp_path / "killed" / "rounds.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     assert [line["round"] for line in RunDirectory.open(tmp_path / "killed").lines()] == [1, 2]
@@ -181,8 +169,8 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
 
 def test_a_run_of_own_objects_needs_them_again(tmp_path: Path) -> None:
     experiment = tiny("fedper", checkpoint_every=1)
-    with pytest.raises(PowerCutError):
-        experiment.run(tmp_path / "run", on_round=kill_after(1))
+    with power_cut(tmp_path / "run", 1) as listeners:
+        experiment.run(tmp_path / "run", listeners)
     with pytest.raises(CoterieError, match="Python objects"):
         resume(tmp_path / "run")
     same_results(
@@ -259,3 +247,20 @@ def test_one_clients_saved_row_is_its_model(tmp_path: Path) -> None:
     inputs = result.prepared.data.inputs[:7]
     with torch.no_grad():
         assert torch.equal(loaded(inputs), result.model(client)(inputs))
+
+
+def test_runs_of_other_formats_are_refused_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    named(rounds=1).run(out)
+    config = out / "config.toml"
+    text = config.read_text()
+    assert text.startswith("format = 1\n")
+    assert "format" not in RunDirectory.open(out).config()
+    for now, message in [
+        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 1); run it again"),
+        ("format = 2\n", f"run = {out}: was written by a newer version of Coterie (format 2, this one reads 1)"),
+    ]:
+        config.write_text(text.replace("format = 1\n", now))
+        with pytest.raises(CoterieError) as caught:
+            RunDirectory.open(out)
+        assert str(caught.value) == message

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from coterie.core import exchange
-from coterie.maths.similarity import class_cosines, cosines, overlaps, row_normalised, squared_distances
+from coterie.maths.similarity import class_cosines, cosines, mirrored, overlaps, row_normalised, squared_distances
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
@@ -69,6 +69,36 @@ def test_cosines_are_symmetric_and_one_for_the_client_itself() -> None:
     assert float(found.abs().max()) <= 1.0
     direct = torch.nn.functional.cosine_similarity(given[1].double(), given[2].double(), dim=0)
     assert float(found[1, 2]) == pytest.approx(float(direct))
+
+
+def test_a_mirror_image_keeps_the_upper_triangle_and_every_bit_of_what_is_symmetric() -> None:
+    given = rows(5, 5)
+    found = mirrored(given)
+    assert torch.equal(found, found.T)
+    assert torch.equal(found.triu(), given.triu())
+    symmetric = torch.tensor([[0.0, -0.0], [-0.0, torch.nan]])
+    assert torch.equal(mirrored(symmetric).view(torch.int32), symmetric.view(torch.int32))
+
+
+@pytest.fixture
+def uneven_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrix products as some processors form them: the half below the diagonal is rounded differently."""
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        exact = torch.matmul(left, right)
+        upwards = torch.nextafter(exact, torch.full_like(exact, torch.inf))
+        return torch.where(torch.ones_like(exact, dtype=torch.bool).tril(-1), upwards, exact)
+
+    monkeypatch.setattr(Tensor, "__matmul__", product)
+
+
+@pytest.mark.usefixtures("uneven_products")
+def test_distances_and_cosines_are_symmetric_on_every_processor() -> None:
+    given = rows(6, 9)
+    assert not torch.equal(given @ given.T, (given @ given.T).T), "the stand-in for such a processor is none"
+    for found in (squared_distances(given), cosines(given), *class_cosines(rows(6, 3, 9))):
+        assert torch.equal(found, found.T)
+    assert torch.equal(squared_distances(given).diagonal(), torch.zeros(6, dtype=torch.float64))
 
 
 def mask(*bits: int) -> list[bool]:

@@ -15,6 +15,7 @@ from coterie.client.recipe import Recipe
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.engines import Trained, base
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
@@ -22,6 +23,7 @@ from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rounds.collect import collect
+from listening import EachRound
 from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
 
 
@@ -50,13 +52,14 @@ def random_rows(federation: Federation, count: int | None = None, seed: int = 0)
 
 
 def send(
-    method: Method, federation: Federation, rows: Tensor, cohort: Sequence[int] | None = None, **probes: Tensor
+    method: Method, federation: Federation, rows: Tensor, cohort: Sequence[int] | None = None, **measured: Tensor
 ) -> list[Applied]:
     """Let the cohort upload `rows [m, P]`, exchange, and return the mixes as applied."""
     clients = federation.everyone if cohort is None else torch.tensor(cohort)
-    uploads, diverged = collect(method, federation, clients, Trained({"model": rows}, probes))
+    trained = Trained({"model": rows}, measured)
+    uploads, diverged = collect(federation, method.recipe(federation), method.uploads(federation), clients, trained)
     assert not diverged
-    return apply(method.exchange(uploads), federation, uploads)
+    return apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
 
 
 def part(federation: Federation, rows: Tensor, group: str) -> Tensor:
@@ -78,7 +81,7 @@ class Watched:
 
 def watch(experiment: Experiment) -> Watched:
     mixes: list[list[Applied]] = []
-    result = experiment.run(on_round=lambda report, _: mixes.append(report.mixes))
+    result = experiment.run(listeners=[EachRound(lambda report: mixes.append(report.mixes))])
     return Watched(result, mixes)
 
 
@@ -106,10 +109,11 @@ def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> No
     """Have a client's model turn out not finite in one round."""
     train = base.train
 
-    def train_and_break(worker: Worker, recipe: Recipe) -> None:
-        train(worker, recipe)
+    def train_and_break(worker: Worker, recipe: Recipe) -> dict[str, Tensor]:
+        measured = train(worker, recipe)
         if recipe and (worker.client, worker.federation.round) == (client, round):
             worker.model("model").row[3] = torch.nan
+        return measured
 
     monkeypatch.setattr(base, "train", train_and_break)
 

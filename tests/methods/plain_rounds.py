@@ -13,8 +13,9 @@ from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
+from listening import EachRound
 from support import PlainNet, final_rows, permuted_partition, seeded, tiny, toy_data, toy_partition
 
 DATA = toy_data()
@@ -112,7 +113,7 @@ def mean_of(rows: list[Tensor], weights: list[float] | None = None) -> Tensor:
 def run(method: Method, **options: Any) -> tuple[Result, list[RoundReport]]:
     """A tiny run, and what each of its rounds reported."""
     reports: list[RoundReport] = []
-    result = tiny(method, **options).run(on_round=lambda report, _: reports.append(copy.deepcopy(report)))
+    result = tiny(method, **options).run(listeners=[EachRound(lambda report: reports.append(copy.deepcopy(report)))])
     return result, reports
 
 

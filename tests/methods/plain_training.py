@@ -20,7 +20,8 @@ from coterie.engines import make_engine
 from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.rng import torch_stream
-from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
 from support import permuted_partition, tiny, toy_data, toy_partition
 
@@ -178,7 +179,8 @@ def assert_relabelling_permutes(method: Method, **options: Any) -> None:
     for slot in ours.federation.slots:
         assert_near(theirs.rows(slot), ours.rows(slot)[list(order)])
     for name, value in ours.federation.values.items():
-        assert_near(theirs.federation.values[name], value if len(value) == 1 else value[list(order)])
+        per_client = ours.federation.kinds[name].per_client
+        assert_near(theirs.federation.values[name], value[list(order)] if per_client else value)
     for one, other in zip(ours.reports, theirs.reports, strict=True):
         assert one.received is not None
         assert other.received is not None
@@ -186,9 +188,10 @@ def assert_relabelling_permutes(method: Method, **options: Any) -> None:
 
 
 def assert_bytes(played: Played, up: int, down: int) -> None:
-    """What every client of every cohort sent and received."""
+    """What every client of every cohort sent and received; nothing comes down before the first exchange."""
     for report in played.reports:
-        assert report.bytes == {"up": up * len(report.cohort), "down": down * len(report.cohort)}
+        received = down if report.round > 1 else 0
+        assert report.bytes == {"up": up * len(report.cohort), "down": received * len(report.cohort)}
 
 
 def assert_unlike(rows: Tensor, *others: Tensor) -> None:

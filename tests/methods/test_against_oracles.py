@@ -15,6 +15,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.methods import FedCAC, FedReMa, FedTC, Method, PFedCS, PFedSim
 from coterie.partition import Pathological
 
+pytestmark = pytest.mark.thorough
+
 ROUNDS, CLIENTS = 3, 8
 SETTINGS: dict[str, Any] = {"epochs": 2, "batch": 48, "lr": 0.05, "momentum": 0.5, "weight_decay": 1e-3, "decay": 0.9}
 

@@ -23,6 +23,7 @@ def personal_model(p: Tensor, k: int, own: Tensor, cores: Tensor, known: list[in
     return sum((p[j] * (cores[j] if j in known and j != k else own) for j in range(len(p))), torch.tensor(0.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("join", "horizon"), [(1.0, 0.2), (0.5, 0.9)])
 def test_steps_by_hand_give_the_same_models(join: float, horizon: float) -> None:
     method = APPLE(mu=0.5, lr_relations=0.02, horizon=horizon)
@@ -61,12 +62,14 @@ def test_slopes_are_the_gradient_in_the_relations() -> None:
     ready = prepared_for(method, epochs=1, batch=60)
     worker = seat(ready, 2, round=2)
     federation = worker.federation
-    federation.taken_part[:] = True
+    federation.rounds_taken[:] = 1
     federation["model"].own.add_(0.2 * torch.randn(federation["model"].own.shape, generator=torch.manual_seed(4)))
     cores = federation["model"].own.clone()
     hand = Hand(ready)
     (index,) = hand.batches(2, 2)
+    federation.values["relations"] = federation.values["shares"].repeat(4, 1)
     relations = federation.values["relations"][2].clone().requires_grad_()
+    worker.seat(federation, 2, peers=[0, 1, 3])
     (expected,) = torch.autograd.grad(hand.loss(relations @ cores, index), relations)
     train(worker, method.recipe(federation))
     assert_near(worker.notes["relations"], relations - 0.1 * expected)
@@ -96,15 +99,17 @@ def test_it_is_neither_local_nor_fedavg() -> None:
 
 
 def test_only_cores_travel() -> None:
-    """|w| up, and down the core of everybody else who has taken part; relations stay."""
+    """|w| up, and down the core of everybody else who has taken part; relations stay, shares come down once."""
     ours = play(APPLE(), rounds=4, join=0.5)
-    width, taken = ours.bytes_of("all"), set()
+    width, shares, taken = ours.bytes_of("all"), 4 * 4, set()
     for report in ours.reports:
-        down = sum(len(taken - {k}) for k in report.cohort)
-        assert report.bytes == {"up": width * len(report.cohort), "down": width * down}
+        cores = sum(len(taken - {k}) for k in report.cohort)
+        told = len(set(report.cohort) - taken)
+        assert report.bytes == {"up": width * len(report.cohort), "down": width * cores + shares * told}
         assert report.mixes == []
         taken |= set(report.cohort)
     everybody = play(APPLE())
+    assert everybody.reports[0].bytes == {"up": 4 * width, "down": 4 * shares}
     assert everybody.reports[1].bytes == {"up": 4 * width, "down": 4 * 3 * width}
 
 
@@ -114,7 +119,7 @@ def test_clients_that_sit_out_keep_everything() -> None:
     for k in set(range(4)) - set(ours.reports[0].cohort):
         assert torch.equal(ours.rows()[k], ours.federation.initial)
         assert torch.equal(ours.rows("personal")[k], ours.federation.initial)
-        assert torch.equal(ours.federation.values["relations"][k], fractions)
+        assert not bool(ours.federation.values["relations"][k].any()), "they will start from the shares"
     for k in ours.reports[0].cohort:
         moved = ours.federation.values["relations"][k] != fractions
         assert moved.nonzero()[:, 0].tolist() == [k], "nobody else's core is known yet"
@@ -134,8 +139,8 @@ def test_peers_send_no_more_than_they_upload() -> None:
     ready = prepared_for(APPLE(), model="norm")
     worker = seat(ready, 1)
     federation = worker.federation
-    federation.taken_part[:] = True
     federation["model"].own.copy_(torch.arange(4.0)[:, None].expand_as(federation["model"].own))
+    worker.seat(federation, 1, peers=[0, 2, 3])
     peers, rows = worker.peers()
     layout = federation.layout
     assert peers == [0, 2, 3]
@@ -161,6 +166,7 @@ def test_head_and_core_move_in_one_phase() -> None:
     assert sorted({part.slot for part in trainer.parts}) == ["model", "personal"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes_matrices(APPLE(lr_relations=0.01), "relations", join=join)

@@ -28,6 +28,7 @@ from coterie.methods import FedAvg, Local
 from coterie.methods.ditto import Ditto
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float) -> None:
     ours = play(Ditto(lam=0.8, personal_epochs=3), join=join)
@@ -122,6 +123,7 @@ def test_the_own_model_never_travels_and_moves_only_when_its_client_takes_part()
     assert float(mix.weights.double().sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(Ditto(), join=join)

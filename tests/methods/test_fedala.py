@@ -46,6 +46,7 @@ def aggregate(
     return last + (received - last) * blend, blend
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("join", "adapted"), [(1.0, "classifier"), (0.5, "classifier"), (1.0, "all"), (1.0, "body.2 + classifier")]
 )
@@ -84,7 +85,7 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     ready = prepared_for(method, batch=100)
     worker = seat(ready, 1, round=3)
     federation = worker.federation
-    federation.values["rounds_taken"][:] = 2
+    federation.rounds_taken[:] = 2
     federation["previous"].own.add_(torch.randn(federation["previous"].own.shape, generator=torch.manual_seed(6)))
     federation["blend"].own.fill_(0.5)
     hand = Hand(ready)
@@ -101,6 +102,7 @@ def test_one_step_follows_the_gradient_and_is_clipped() -> None:
     assert torch.equal(worker.model("model").row, before), "once a visit"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_at_rate_zero_it_is_fedavg(join: float, model: str) -> None:
@@ -150,7 +152,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
     counts = []
     for rounds in (1, 2):
         worker = seat(ready, 0, round=2)
-        worker.federation.values["rounds_taken"][:] = rounds
+        worker.federation.rounds_taken[:] = rounds
         noise = torch.randn(worker.federation["previous"].own.shape, generator=torch.manual_seed(6))
         worker.federation["previous"].own.add_(noise)
         seen = 0
@@ -160,7 +162,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
             seen += 1
             return torch.full((len(batch.labels),), float(seen % 7))
 
-        monkeypatch.setattr("coterie.methods.fedala.cross_entropy", counted)
+        monkeypatch.setattr("coterie.methods.fedala.task_loss", counted)
         train(worker, method.tune(worker.federation))
         counts.append(seen)
     assert counts[0] == MOST_PASSES * counts[1]
@@ -169,7 +171,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
 def test_batch_norm_keeps_its_statistics_while_blending() -> None:
     ready = prepared_for(FedALA(adapted="all"), model="norm")
     worker = seat(ready, 0, round=2)
-    worker.federation.values["rounds_taken"][:] = 1
+    worker.federation.rounds_taken[:] = 1
     worker.federation["previous"].own.mul_(0.5)
     stats = worker.federation.layout.columns("stats")
     before = stats.take(worker.model("model").row).clone()
@@ -195,6 +197,7 @@ def test_bytes_and_weights() -> None:
         assert float(mix.weights.double().sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedALA(), join=join)

@@ -150,9 +150,10 @@ def test_the_first_round_is_held_at_the_initial_model() -> None:
 
 def test_a_model_goes_up_and_an_anchor_comes_down() -> None:
     for report in run(FedAMP(), join=0.5)[1]:
-        assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH)
+        assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH if report.round > 1 else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(FedAMP(), join=join)

@@ -25,6 +25,7 @@ from coterie.methods import FedAvg, Local
 from coterie.methods.fedbabu import FedBABU
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("tuned", ["all", "classifier", "extractor"])
 def test_plain_loops_give_the_same_models_and_the_same_tuned_losses(join: float, tuned: str) -> None:
@@ -101,6 +102,7 @@ def test_everybody_holds_one_model_statistics_included() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_relabelling() -> None:
     assert_relabelling_permutes(FedBABU(), join=0.5)
 

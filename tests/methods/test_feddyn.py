@@ -23,6 +23,7 @@ from coterie.methods import FedAvg, FedProx, Local
 from coterie.methods.feddyn import FedDyn
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_steps_by_hand_give_the_same_models(join: float) -> None:
     alpha = 0.2
@@ -124,6 +125,7 @@ def test_bytes_and_weights() -> None:
         assert_near(mix.weights, torch.full((1, 2), 0.5))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedDyn(), join=join)

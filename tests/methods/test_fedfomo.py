@@ -32,6 +32,7 @@ def fomo_prepared(**options: Any) -> Any:
     return prepared_for(FedFomo(**options), data=data, partition=with_validation(toy_partition(data)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("join", "models"), [(1.0, 2), (0.5, 2), (1.0, 5)])
 def test_steps_by_hand_give_the_same_models(join: float, models: int) -> None:
     offered: list[dict[int, list[int]]] = []
@@ -39,7 +40,7 @@ def test_steps_by_hand_give_the_same_models(join: float, models: int) -> None:
 
     def watch(federation: Federation) -> None:
         federation.round += 1
-        offered.append({k: list(method.peers(federation, k)) for k in range(4)})
+        offered.append({k: list(method.preferred(federation, k)) for k in range(4)})
         federation.round -= 1
 
     ours = fomo_play(method, join=join, rounds=4, watch=watch)
@@ -103,21 +104,21 @@ def test_losses_that_overflow_give_finite_gains() -> None:
 def arranged(preference: list[float], taken: list[int], round: int = 2) -> Federation:
     federation: Federation = fomo_prepared().federation()
     federation.round = round
-    federation.taken_part[taken] = True
+    federation.rounds_taken[taken] = 1
     federation.values["preference"][0] = torch.tensor(preference)
     return federation
 
 
 def test_the_preferred_models_come_first_and_untried_before_harmful_ones() -> None:
     federation = arranged([9.0, -1.0, 2.0, 0.0], taken=[0, 1, 2, 3])
-    assert list(FedFomo(models=3).peers(federation, 0)) == [2, 3, 1]
-    assert list(FedFomo(models=1).peers(federation, 0)) == [2]
-    assert list(FedFomo().peers(arranged([9.0, -1.0, 2.0, 0.0], taken=[0, 1]), 0)) == [1]
-    assert list(FedFomo().peers(arranged([9.0, -1.0, 2.0, 0.0], taken=[]), 0)) == []
+    assert list(FedFomo(models=3).preferred(federation, 0)) == [2, 3, 1]
+    assert list(FedFomo(models=1).preferred(federation, 0)) == [2]
+    assert list(FedFomo().preferred(arranged([9.0, -1.0, 2.0, 0.0], taken=[0, 1]), 0)) == [1]
+    assert list(FedFomo().preferred(arranged([9.0, -1.0, 2.0, 0.0], taken=[]), 0)) == []
 
 
 def test_ties_are_broken_anew_in_every_round() -> None:
-    orders = {tuple(FedFomo().peers(arranged([1.0, 0, 0, 0], [0, 1, 2, 3], round), 0)) for round in range(2, 30)}
+    orders = {tuple(FedFomo().preferred(arranged([1.0, 0, 0, 0], [0, 1, 2, 3], round), 0)) for round in range(2, 30)}
     assert len(orders) > 3
     assert all(sorted(order) == [1, 2, 3] for order in orders)
 
@@ -125,13 +126,12 @@ def test_ties_are_broken_anew_in_every_round() -> None:
 def test_if_no_model_helps_the_own_one_is_kept() -> None:
     ready = fomo_prepared()
     worker, hand = seat(ready, 0, round=2), Hand(ready)
-    worker.federation.taken_part[:] = True
     index = hand.problem.validation[0]
     good = hand.initial
     for _ in range(300):
         good = good - 0.1 * hand.gradient(good, index)
     worker.federation["model"].own[0] = good
-    worker.seat(worker.federation, 0)
+    worker.seat(worker.federation, 0, peers=[1, 2, 3])
     train(worker, ready.method.recipe(worker.federation))
     row = good
     for batch in hand.batches(0, 2):
@@ -182,6 +182,7 @@ def test_clients_that_sit_out_keep_their_model() -> None:
     assert moved.nonzero()[:, 0].tolist() == ours.reports[0].cohort
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes_matrices(FedFomo(models=2), "preference", join=join)
@@ -202,8 +203,8 @@ def test_a_client_without_validation_data_downloads_nothing() -> None:
     ours = play(FedFomo(), data=data, partition=partition)
     local = play(Local(), data=data, partition=partition)
     assert torch.equal(ours.rows()[1], local.rows()[1])
-    assert list(FedFomo().peers(ours.federation, 1)) == []
-    assert list(FedFomo().peers(ours.federation, 0)) == [1]
+    assert list(FedFomo().preferred(ours.federation, 1)) == []
+    assert list(FedFomo().preferred(ours.federation, 0)) == [1]
 
 
 def test_refused_options() -> None:

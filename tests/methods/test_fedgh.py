@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from coterie.core.exchange import Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedgh import FedGH
@@ -31,6 +32,7 @@ from coterie.rng import torch_stream
 from support import final_rows, tiny
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"server_epochs": 3, "server_batch": 2}])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float, options: dict[str, int]) -> None:
@@ -74,7 +76,7 @@ def test_a_server_step_by_hand() -> None:
     means = torch.full((1, 3, 8), torch.nan)
     means[0, 0] = torch.arange(8.0)
     uploads = Uploads(federation, torch.tensor([2]), {}, {}, {"class_means": means})
-    apply(method.exchange(uploads), federation, uploads)
+    apply(method.exchange(uploads), federation, uploads, exchange_mark(1))
     weight, bias = federation["model"].rows(federation.everyone, head)[3].split([24, 3])
     assert_near(weight.view(3, 8), torch.outer(torch.tensor([0.2, -0.1, -0.1]), torch.arange(8.0)))
     assert_near(bias, [0.2, -0.1, -0.1])
@@ -124,6 +126,7 @@ def test_class_means_go_up_and_the_classifier_comes_down() -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedGH(server_lr=0.5, server_batch=2), join=join)
@@ -143,7 +146,7 @@ def test_means_that_overflowed_or_do_not_exist_teach_nothing() -> None:
     means = torch.full((2, 3, 8), torch.nan)
     means[1, 2] = torch.inf
     uploads = Uploads(federation, torch.tensor([0, 1]), {}, {}, {"class_means": means})
-    apply(method.exchange(uploads), federation, uploads)
+    apply(method.exchange(uploads), federation, uploads, exchange_mark(1))
     head = federation.layout.columns("classifier")
     assert torch.equal(federation["model"].rows(federation.everyone[:1], head)[0], head.take(federation.initial))
 

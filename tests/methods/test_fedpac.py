@@ -10,12 +10,12 @@ import torch
 from plain_rounds import (
     CLIENTS,
     DATA,
+    HEAD,
     SIZES,
     TRAIN,
     WIDTH,
     assert_relabelling_changes_nothing,
     assert_rows,
-    bytes_a_client,
     cohort_of,
     copies,
     differs_from_both,
@@ -129,7 +129,7 @@ def test_rounds_equal_plain_loops(join: float, lam: float) -> None:
     result, _ = run(FedPAC(lam=lam, head_lr=0.3), join=join)
     assert_rows(result, [vector(model) for model in models])
     for c, prototype in prototypes.items():
-        torch.testing.assert_close(result.federation.values["prototypes"][0, c], prototype, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.federation.values["prototypes"][c], prototype, rtol=1e-4, atol=1e-5)
 
 
 def test_alignment_moves_the_extractor_from_round_two_on() -> None:
@@ -145,8 +145,8 @@ def test_features_that_overflow_leave_a_client_alone() -> None:
     statistics = torch.rand(CLIENTS, 1 + C * D)
     statistics[1, 3] = torch.inf
     declared = {"model": federation.layout.columns("all")}
-    probes = {"feature_statistics": statistics, "class_means": torch.rand(CLIENTS, C, D)}
-    uploads = Uploads(federation, federation.everyone, {"model": rows_of(federation)}, declared, probes)
+    measured = {"feature_statistics": statistics, "class_means": torch.rand(CLIENTS, C, D)}
+    uploads = Uploads(federation, federation.everyone, {"model": rows_of(federation)}, declared, measured)
     (heads,) = [a for a in method.exchange(uploads) if isinstance(a, Mix) and a.group == "classifier"]
     assert torch.equal(heads.weights[1], torch.eye(CLIENTS, dtype=torch.float64)[1])
     assert bool((heads.weights[[0, 2, 3], 1] == 0).all())
@@ -172,10 +172,18 @@ def test_who_sits_out_keeps_its_classifier_and_gets_the_extractor() -> None:
 
 def test_the_wire() -> None:
     _, reports = run(FedPAC(), join=0.5)
-    up, prototypes = 4 * (WIDTH + 1 + 2 * C * D), 4 * C * D
-    assert [bytes_a_client(report) for report in reports] == [(up, 4 * WIDTH)] + [(up, 4 * WIDTH + prototypes)] * 2
+    up, common, head = 4 * (WIDTH + 1 + 2 * C * D), 4 * (WIDTH - HEAD + C * D), 4 * HEAD
+    taken: set[int] = set()
+    for report in reports:
+        # Extractor and prototypes are everybody's; a classifier is combined for those alone who sent theirs.
+        combined = len(set(report.cohort) & taken)
+        down = common * len(report.cohort) + head * combined if taken else 0
+        assert report.bytes == {"up": up * len(report.cohort), "down": down}
+        taken |= set(report.cohort)
+    assert len(set(reports[1].cohort) - set(reports[0].cohort)) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["plain", "norm"])
 def test_relabelling(join: float, model: str) -> None:

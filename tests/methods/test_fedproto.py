@@ -37,6 +37,7 @@ def plain_scores(features: Tensor, prototypes: dict[int, Tensor], classes: int) 
     return -torch.stack([known.get(c, beyond) for c in range(classes)], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("average", ["clients", "samples"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models_and_prototypes(join: float, average: str) -> None:
@@ -67,7 +68,7 @@ def test_plain_loops_give_the_same_models_and_prototypes(join: float, average: s
             prototypes[c] = total / sum(weight for weight, _ in means)
     assert_near(ours.rows(), rows_of_modules(models))
     for c in range(plain.classes):
-        assert_near(ours.federation.values["prototypes"][0, c], prototypes[c])
+        assert_near(ours.federation.values["prototypes"][c], prototypes[c])
     losses = plain.test_losses(lambda k, x: plain_scores(models[k].body(x), prototypes, plain.classes))
     assert ours.reports[-1].received is not None
     assert_near(ours.reports[-1].received.loss, losses)
@@ -75,13 +76,13 @@ def test_plain_loops_give_the_same_models_and_prototypes(join: float, average: s
 
 def exchanged(method: FedProto, means: Tensor, before: Tensor, cohort: list[int]) -> Tensor:
     federation = prepared_for(method).federation()
-    federation.values["prototypes"] = before[None]
+    federation.values["prototypes"] = before
     federation.class_counts = torch.tensor([[1, 0, 0], [3, 0, 0], [9, 9, 9], [0, 4, 0]])
     uploads = Uploads(federation, torch.tensor(cohort), {}, {}, {"class_means": means})
     (put,) = method.exchange(uploads)
     assert isinstance(put, Put)
     assert put.name == "prototypes"
-    return put.value[0]
+    return put.value
 
 
 def test_prototypes_by_hand() -> None:
@@ -98,7 +99,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     prototypes[1] = NAN
 
     def arrange(federation: Federation) -> None:
-        federation.values["prototypes"] = prototypes[None]
+        federation.values["prototypes"] = prototypes
 
     phase = prepared.method.recipe(prepared.federation())[0]
     gradients, batch, _ = gradient_at(prepared, phase, client=1, arrange=arrange)
@@ -119,7 +120,7 @@ def test_the_nearest_prototype_is_predicted() -> None:
     prototypes[2], prototypes[0] = 0.0, 1.0
 
     def arrange(federation: Federation) -> None:
-        federation.values["prototypes"] = prototypes[None]
+        federation.values["prototypes"] = prototypes
 
     _, _, worker = gradient_at(prepared, prepared.method.recipe(prepared.federation())[0], arrange=arrange)
     with torch.no_grad():
@@ -162,6 +163,7 @@ def test_only_prototypes_travel_and_nothing_is_mixed() -> None:
     assert not any(report.mixes for report in ours.reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedProto(), join=join)

@@ -23,6 +23,7 @@ from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedrep import FedRep
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float) -> None:
     ours = play(FedRep(head_epochs=3, body_epochs=2), join=join)
@@ -85,6 +86,7 @@ def test_clients_that_sat_out_keep_the_initial_classifier() -> None:
     assert moved.nonzero()[:, 0].tolist() == ours.reports[0].cohort
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedRep(2, 1), join=join)

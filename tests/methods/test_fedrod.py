@@ -28,6 +28,7 @@ from coterie.methods import FedAvg, Local
 from coterie.methods.fedrod import HEADS, FedRod
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float, head: str) -> None:
@@ -124,6 +125,7 @@ def test_the_personal_classifier_never_travels() -> None:
         assert_near(mix.weights, (sizes / sizes.sum())[None])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(FedRod(), join=join)

@@ -129,9 +129,10 @@ def test_who_never_took_part_receives_the_mean_of_all_known() -> None:
 
 def test_models_go_up_and_come_down() -> None:
     for report in run(FeSEM(centres=2), join=0.5)[1]:
-        assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH)
+        assert bytes_a_client(report) == (4 * WIDTH, 4 * WIDTH if report.round > 1 else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_changes_nothing(FeSEM(centres=3), join=join, partition=toy_partition(DATA, 7))

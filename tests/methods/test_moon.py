@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from coterie.client.recipe import Phase
-from coterie.client.terms import cross_entropy as cross_entropy_term
+from coterie.client.terms import task_loss
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
@@ -38,6 +38,7 @@ def contrast(own: Tensor, received: Tensor, last: Tensor, temperature: float) ->
     return -torch.log(near / (near + far))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_plain_loops_give_the_same_models(join: float) -> None:
     ours = play(MOON(mu=2.0, temperature=0.3), join=join)
@@ -72,9 +73,9 @@ def gradients(known: float, same: bool = False) -> tuple[Tensor, Tensor]:
         if not same:
             noise = torch.randn(federation["previous"].own.shape, generator=torch.manual_seed(1))
             federation["previous"].own.add_(0.3 * noise)
-        federation.values["has_previous"][:] = known
+        federation.rounds_taken[:] = int(known)
 
-    phase = Phase(terms=(cross_entropy_term, ModelContrast(3.0, 0.5)))
+    phase = Phase(terms=(task_loss, ModelContrast(3.0, 0.5)))
     found, batch, worker = gradient_at(prepared, phase, client=1, arrange=arrange)
     module, layout = copy.deepcopy(prepared.problem_base.module), prepared.problem_base.layout
     last = copy.deepcopy(module)
@@ -107,7 +108,7 @@ def test_the_term_cannot_overflow() -> None:
 
     def arrange(federation: Federation) -> None:
         federation["previous"].own.mul_(-1)
-        federation.values["has_previous"][:] = 1
+        federation.rounds_taken[:] = 1
 
     found, _, _ = gradient_at(prepared, phase, arrange=arrange)
     assert bool(torch.isfinite(found["model"]).all())
@@ -131,7 +132,7 @@ def test_the_last_model_is_what_training_left_statistics_included(stats: str) ->
     cohort = ours.reports[0].cohort
     assert torch.equal(ours.rows("previous")[cohort], trained[cohort])
     others = [k for k in range(ours.federation.clients) if k not in cohort]
-    assert bool((ours.federation.values["has_previous"][others] == 0).all())
+    assert bool((ours.federation.rounds_taken[others] == 0).all())
 
 
 def test_bytes_and_weights() -> None:
@@ -143,6 +144,7 @@ def test_bytes_and_weights() -> None:
         assert_near(mix.weights, (sizes / sizes.sum())[None])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(MOON(), join=join)

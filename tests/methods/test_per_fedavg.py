@@ -32,6 +32,7 @@ def meta_step(hand: Hand, row: Tensor, index: Tensor, alpha: float, beta: float,
     return row - beta * direction
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["FO", "HF"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_steps_by_hand_give_the_same_models(join: float, variant: str) -> None:
@@ -149,6 +150,7 @@ def test_bytes_and_weights() -> None:
         assert float(mix.weights.double().sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(PerFedAvg(variant="HF"), join=join)

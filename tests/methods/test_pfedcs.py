@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy, linear, log_softmax
 from coterie.client.recipe import Phase
 from coterie.client.trainer import Trainer, train
 from coterie.core.columns import Columns
+from coterie.core.downloads import Owed, owed
 from coterie.core.federation import Federation
 from coterie.maths import grouping
 from coterie.maths.similarity import row_normalised, squared_distances
@@ -74,9 +75,10 @@ class TestDegenerateCases:
         federation = server(method, round=round)
         assert method.recipe(federation) == FedPer().recipe(federation) == (Phase(),)
         assert method.uploads(federation) == FedPer().uploads(federation)
-        assert method.downloads(federation) == FedPer().downloads(federation)
         (mix,) = send(method, federation, random_rows(federation))
         assert (mix.group, mix.target) == ("extractor", "model")
+        for k in range(5):
+            assert owed(federation, k) == Owed({"model": federation.layout.columns("extractor")}, ())
 
     def test_stage_one_lasts_all_rounds_by_default(self) -> None:
         method = PFedCS()
@@ -189,6 +191,7 @@ class TestTeaching:
             method.collaborators(federation, federation.everyone, distances), expected(distances) & apart
         )
 
+    @pytest.mark.thorough
     def test_two_hundred_clients_against_a_plain_loop(self) -> None:
         method = PFedCS(beta=10, lam=0.3)
         federation = server(method, clients=200, round=3)
@@ -228,13 +231,13 @@ class TestClientRound:
     """Equations (9), (10) and (12), written out."""
 
     @staticmethod
-    def taught(method: PFedCS, has_teacher: float = 1.0, **options: Any) -> tuple[Any, Tensor, Tensor]:
+    def taught(method: PFedCS, rounds_taken: int = 1, **options: Any) -> tuple[Any, Tensor, Tensor]:
         """A worker after round 2 of stage 1 with a given teacher; the teacher and the trained row."""
         worker = seat(tiny(method, epochs=2, lr=0.2, rounds=10, **options).prepare(), client=1, round=2)
         federation = worker.federation
         teacher = 2 * torch.randn(federation["teacher"].width, generator=torch.Generator().manual_seed(3))
         federation["teacher"].own[1] = teacher
-        federation.values["has_teacher"][1] = has_teacher
+        federation.rounds_taken[1] = rounds_taken
         train(worker, method.recipe(federation))
         return worker, teacher, worker.model("model").row.clone()
 
@@ -282,7 +285,7 @@ class TestClientRound:
         method = PFedCS(beta=5, tune_epochs=0)
         worker = seat(tiny(method, batch=1000, rounds=10).prepare(), client=1, round=2)
         worker.federation["teacher"].own.normal_(generator=torch.Generator().manual_seed(0))
-        worker.federation.values["has_teacher"].fill_(1.0)
+        worker.federation.rounds_taken.fill_(1)
         (phase,) = method.recipe(worker.federation)
         trainer = Trainer(worker, phase, 0)
         batch = next(trainer.batches())
@@ -300,7 +303,7 @@ class TestClientRound:
 
     def test_without_a_teacher_a_client_trains_plainly(self) -> None:
         method = PFedCS(beta=5, kl=50.0)
-        _, _, found = self.taught(method, has_teacher=0.0)
+        _, _, found = self.taught(method, rounds_taken=0)
         prepared = tiny(FedPer(), epochs=2, lr=0.2, rounds=10).prepare()
         assert torch.equal(found, trained_row(prepared, (Phase(),), client=1, round=2))
 
@@ -308,7 +311,7 @@ class TestClientRound:
         method = PFedCS(beta=5)
         federation = server(method, round=1)
         assert method.recipe(federation) == (Phase(),)
-        assert method.downloads(federation) == {"model": "extractor"}
+        assert owed(federation, 0) == Owed({}, ())
         assert method.uploads(federation) == {"model": "all"}
 
 
@@ -317,12 +320,14 @@ class TestFederationsAtTheEdges:
         method = PFedCS(beta=10, selection="all")
         federation = server(method)
         rows = random_rows(federation, 3)
-        weights = send(method, federation, rows, [0, 2, 3])[1].weights
-        for absent in (1, 4):
-            assert torch.equal(weights[absent], torch.eye(5)[absent])
-            assert not bool(weights[[0, 2, 3], absent].any())
-        assert bool((weights[[0, 2, 3]][:, [0, 2, 3]] > 0).all())
-        assert federation.values["has_teacher"][:, 0].tolist() == [1, 0, 1, 1, 0]
+        teaching = send(method, federation, rows, [0, 2, 3])[1]
+        assert teaching.rows.tolist() == [0, 2, 3]
+        assert not bool(teaching.weights[:, [1, 4]].any())
+        assert bool((teaching.weights[:, [0, 2, 3]] > 0).all())
+        untaught = part(federation, federation.initial, "classifier")
+        taught = [not torch.equal(row, untaught) for row in rows_of(federation, "teacher")]
+        sent = ["teacher" in owed(federation, k).slots for k in range(5)]
+        assert taught == sent == [True, False, True, True, False]
 
     def test_resting_clients_teach_with_their_last_classifier(self) -> None:
         method = PFedCS(beta=10, selection="all")
@@ -336,6 +341,7 @@ class TestFederationsAtTheEdges:
         assert bool((weights[0, 2:] > 0).all())
         torch.testing.assert_close(rows_of(federation, "teacher"), weights @ stored)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("selection", ["gmm", "kmeans", "hierarchical", "none", "all", "random", "fixed"])
     @pytest.mark.parametrize("clients", [1, 2, 3])
     def test_few_clients(self, clients: int, selection: str) -> None:
@@ -353,6 +359,7 @@ class TestFederationsAtTheEdges:
         # Similarity 1 for oneself and 0 for the neighbour, who is the farthest of two.
         torch.testing.assert_close(weights, torch.tensor([[0.5 + a / 2, b / 2], [a / 2, 0.5 + b / 2]]))
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("selection", ["gmm", "random"])
     def test_relabelling_permutes(self, join: float, selection: str) -> None:
@@ -372,7 +379,9 @@ class TestFederationsAtTheEdges:
     def test_a_client_that_diverges_at_once_teaches_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         break_client(monkeypatch, client=2, round=1)
         watched = watch(tiny(PFedCS(beta=9, selection="all"), rounds=2))
-        assert not bool(watched.mixes[0][1].weights[[0, 1, 3], 2].any())
+        teaching = watched.mixes[0][1]
+        assert teaching.rows.tolist() == [0, 1, 3]
+        assert not bool(teaching.weights[:, 2].any())
         assert bool(torch.isfinite(final_rows(watched.result)).all())
 
 
@@ -382,8 +391,23 @@ def test_ledger() -> None:
     extractor, classifier = (4 * layout.columns(group).size for group in ("extractor", "classifier"))
     both = extractor + classifier
     # No teacher in round 1; the classifiers of round β would teach nobody, so they stay at home.
-    assert watched.sent("down") == [extractor, both, both, extractor, extractor]
+    assert watched.sent("down") == [0, both, both, extractor, extractor]
     assert watched.sent("up") == [both, both, extractor, extractor, extractor]
+
+
+def test_who_joins_late_is_not_billed_for_a_teacher_it_does_not_have() -> None:
+    watched = watch(tiny(PFedCS(), rounds=5, join=0.5))
+    layout = watched.result.federation.layout
+    extractor, classifier = (4 * layout.columns(group).size for group in ("extractor", "classifier"))
+    seen: set[int] = set()
+    late = 0
+    for line in watched.result.history.lines:
+        taught = len(seen & set(line["cohort"]))
+        late += bool(seen) * (len(line["cohort"]) - taught)
+        received = len(line["cohort"]) * extractor if seen else 0  # everybody knows the initial model
+        assert line["bytes"]["down"] == received + taught * classifier
+        seen |= set(line["cohort"])
+    assert late > 0
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core.exchange import apply
+from coterie.core.exchange import Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import delivery_mark
 from coterie.engines import make_engine
 from coterie.methods import FedAvg, Local, PFedSim
-from coterie.rounds.delivery import no_uploads
 from coterie.rounds.round import Rounds
 from support import final_rows, rows_of, seeded, tiny
 
@@ -44,7 +44,8 @@ def phi(a: list[list[float]], b: list[list[float]], similarity: str) -> float:
 def deliver(method: PFedSim, federation: Federation, clients: list[int]) -> Tensor:
     """Have some clients download; returns the weights of their mix."""
     chosen = torch.tensor(clients)
-    (mix,) = apply(method.deliver(federation, chosen), federation, no_uploads(federation, chosen))
+    mark = delivery_mark(federation.round)
+    (mix,) = apply(method.deliver(federation, chosen), federation, Uploads(federation, chosen, {}, {}), mark)
     assert mix.group == "extractor"
     return mix.weights
 
@@ -290,6 +291,7 @@ class TestFederationsAtTheEdges:
         assert torch.equal(weights[1:], torch.eye(4)[2:])
         assert torch.equal(rows_of(federation)[3], mean)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("clients", [1, 2, 3])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_few_clients(self, clients: int, similarity: str) -> None:
@@ -301,6 +303,7 @@ class TestFederationsAtTheEdges:
         ours, theirs = (final_rows(tiny(method, clients=1, rounds=4).run()) for method in (PFedSim(), Local()))
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("similarity", ["code", "paper"])
     def test_relabelling_permutes(self, join: float, similarity: str) -> None:
@@ -357,7 +360,7 @@ def test_ledger() -> None:
     third, fourth = (set(line["cohort"]) for line in watched.result.history.lines[2:])
     newly = len(fourth - third) / len(fourth)
     assert newly < 1
-    assert watched.sent("down") == [whole, whole, whole, extractor + newly * (whole - extractor)]
+    assert watched.sent("down") == [0, whole, whole, extractor + newly * (whole - extractor)]
     assert watched.sent("up") == [whole] * 4
 
 

@@ -29,6 +29,7 @@ from coterie.partition import Partition
 from support import seat, toy_data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("join", "server_lr", "weights"), [(1.0, 1.0, "uniform"), (0.5, 1.0, "uniform"), (0.5, 0.6, "size")]
 )
@@ -142,6 +143,7 @@ def test_bytes_and_weights() -> None:
         assert_near(control.weights, torch.full((1, 4), 0.25))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling(join: float) -> None:
     assert_relabelling_permutes(SCAFFOLD(), join=join)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,32 @@ import torch
 from torch import Tensor
 
 from coterie import resume
+from coterie.client.recipe import measures
 from coterie.core.columns import Columns
-from coterie.core.exchange import Action, Uploads
+from coterie.core.downloads import owed
+from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
+from coterie.core.mixing import uniform
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.server import Report
+from coterie.deployment.site import Site
+from coterie.deployment.store import Store
+from coterie.deployment.wire import Packed, Parcel, pack
 from coterie.engines import Trained, Work
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete
 from coterie.experiment.directory import RunDirectory, load_tensors
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
-from coterie.methods import METHODS, Method
+from coterie.methods import METHODS, FedPer, Method
 from coterie.models import build
 from coterie.partition import Partition
 from coterie.rng import stream_seed
-from coterie.rounds.round import RoundReport, Rounds
+from coterie.rounds.delivery import as_delivered
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
+from federated import Together, agreed, simulated, site_data
+from listening import EachRound, power_cut
 from support import MODELS as TOY_MODELS
 from support import (
     Recording,
@@ -41,6 +53,8 @@ from support import (
     toy_partition,
     without_times,
 )
+
+pytestmark = pytest.mark.thorough
 
 NAMES = sorted(METHODS)
 ROUNDS, CLIENTS = 3, 4
@@ -75,7 +89,7 @@ class Watched:
 
     def __init__(self, one: Experiment, out: Path | None = None) -> None:
         self.reports: list[RoundReport] = []
-        self.result: Result = one.run(out, on_round=lambda report, _: self.reports.append(report))
+        self.result: Result = one.run(out, [EachRound(self.reports.append)])
 
 
 @cache
@@ -111,9 +125,9 @@ def test_a_run_stays_finite_and_its_weights_are_means(name: str, model: str, joi
             assert set(mix.columns.tolist()) <= set(range(clients))
         for evaluation in (report.received, report.trained):
             assert evaluation is not None
-            assert evaluation.accuracy.shape == (clients,)
+            assert evaluation.judged.shape == (clients,)
             assert bool(np.isfinite(evaluation.loss).all())
-            assert bool(((evaluation.accuracy >= 0) & (evaluation.accuracy <= 1)).all())
+            assert bool(((evaluation.judged >= 0) & (evaluation.judged <= 1)).all())
         assert all(math.isfinite(count) and count >= 0 for count in report.bytes.values())
 
 
@@ -145,20 +159,12 @@ def test_relabelling_clients_changes_nothing_else(name: str, join: float, model:
             assert again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
 
 
-class PowerCutError(Exception):
-    """The run is killed."""
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_ends_bit_identical(name: str, tmp_path: Path) -> None:
     one = experiment(name, "norm", join=0.5, rounds=4, checkpoint_every=1)
 
-    def kill(report: RoundReport, prepared: Prepared) -> None:
-        if report.round == 2:
-            raise PowerCutError
-
-    with pytest.raises(PowerCutError):
-        one.run(tmp_path / "killed", on_round=kill)
+    with power_cut(tmp_path / "killed", 2) as listeners:
+        one.run(tmp_path / "killed", listeners)
     again = resume(tmp_path / "killed", experiment=one)
     whole = one.run(tmp_path / "whole")
     assert torch.equal(final_rows(again), final_rows(whole))
@@ -216,7 +222,7 @@ def test_only_what_is_declared_is_read(name: str, monkeypatch: pytest.MonkeyPatc
             copy = rows.clone()
             hidden.within(held).put(copy, torch.full((len(copy), hidden.size), torch.nan))
             spoiled[slot] = copy
-        unseen = Uploads(uploads.federation, uploads.cohort, spoiled, uploads.declared, uploads.probes)
+        unseen = Uploads(uploads.federation, uploads.cohort, spoiled, uploads.declared, uploads.measured)
         return list(original(self, unseen))
 
     expected = standard(name, "norm", 0.5, CLIENTS).result
@@ -226,16 +232,13 @@ def test_only_what_is_declared_is_read(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 class Declaring(Recording):
-    """Keeps what the clients were to send and receive, too."""
+    """Keeps what the clients were to send and what they are sent, too."""
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
-        method = self.worker.method
-        self.uploads = dict(method.uploads(federation))
-        self.received = [
-            (dict(method.downloads(federation)), dict(method.catches_up(federation, client)))
-            for client in cohort.tolist()
-        ]
-        self.peers = sum(len(method.peers(federation, client)) for client in cohort.tolist())
+        self.uploads = dict(self.worker.method.uploads(federation))
+        self.measured = [measure.name for measure in measures(work.recipe) if not measure.keep]
+        self.received = [owed(federation, client) for client in cohort.tolist()]
+        self.peers = sum(map(len, work.peers.values()))
         return super().train(federation, work, cohort)
 
 
@@ -249,51 +252,166 @@ def declaring(name: str) -> tuple[Rounds, Declaring]:
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_of_what_travels(name: str) -> None:
     rounds, engine = declaring(name)
-    federation, method = rounds.federation, rounds.method
+    federation = rounds.federation
 
-    def size(declared: dict[str, str]) -> int:
-        total = 0
-        for key, group in declared.items():
-            if key in federation.slots:
-                columns = federation.layout.columns(group)
-                assert columns <= federation[key].columns, f"'{key}' declares more than the slot holds"
-                total += 4 * columns.size
-            else:
-                total += bytes_of(federation.values[key][0])
-        return total
+    def size(slots: dict[str, Columns]) -> int:
+        for slot, columns in slots.items():
+            assert columns <= federation[slot].columns, f"more of '{slot}' travels than the slot holds"
+        return sum(4 * columns.size for columns in slots.values())
 
+    total = {"up": 0, "down": 0}
+    mixed = False
     for _ in range(ROUNDS):
         report = rounds.run_round()
-        up = engine.uploads
-        assert set(up) <= set(federation.slots)
-        sent = sum(bytes_of(value[0]) for key, value in engine.trained.probes.items() if key not in method.remembers)
+        up = {slot: federation.layout.columns(group) for slot, group in engine.uploads.items()}
+        sent = sum(bytes_of(engine.trained.measured[key][0]) for key in engine.measured)
         assert report.bytes["up"] == len(report.cohort) * (size(up) + sent)
-        models = engine.peers * 4 * federation.layout.columns(up.get("model", "")).size
-        assert report.bytes["down"] == models + sum(size(down) + size(besides) for down, besides in engine.received)
-        if report.mixes:
-            assert report.bytes["up"] > 0
-            assert report.bytes["down"] > 0
+        models = engine.peers * 4 * up.get("model", Columns()).size
+        told = sum(bytes_of(federation.value_of(key, 0)) for due in engine.received for key in due.values)
+        assert report.bytes["down"] == models + told + sum(size(dict(due.slots)) for due in engine.received)
+        total = {way: total[way] + report.bytes[way] for way in total}
+        mixed = mixed or bool(report.mixes)
+    if mixed:
+        assert total["up"] > 0
+        assert total["down"] > 0
 
 
 def bytes_of(value: Tensor) -> int:
     return math.ceil(value.numel() / 8) if value.dtype == torch.bool else value.numel() * value.element_size()
 
 
+FOUR = ("site-a", "site-b", "site-c", "site-d")
+DATAS = {name: site_data(number, 17 + 6 * number) for number, name in enumerate(FOUR)}
+
+
+class Carried(Together):
+    """Four sites; what their tasks weigh as they travel, round by round."""
+
+    def __init__(self, agreement: Agreement, folder: Path) -> None:
+        super().__init__(agreement, folder)
+        self.down: list[int] = []
+
+    def site(self, name: str) -> Site:
+        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
+        return Site(self.agreement, name, DATAS[name], store)
+
+    def answer(self, name: str, task: Parcel) -> Packed:
+        self.down[-1] += pack(task).bytes
+        return super().answer(name, task)
+
+    def round(self, *present: str, silent: tuple[str, ...] = ()) -> Report:
+        self.down.append(0)
+        return super().round(*present, silent=silent)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_clients_that_sit_out_keep_what_never_leaves_them(name: str) -> None:
-    """Columns that do not travel change only in rounds in which their client takes part."""
-    rounds, engine = declaring(name)
+def test_the_ledger_counts_what_packed_messages_carry(name: str, tmp_path: Path) -> None:
+    """Sites hold nothing but what they kept and were sent, and end where the simulation ends: no byte was missing."""
+    six = replace(agreed(METHODS[name](), rounds=6, epochs=1, join=0.5, validation=0.2), sites=FOUR)
+    together = Carried(six, tmp_path)
+    together.run()
+    serial = simulated(six, list(DATAS.values())).run()
+    lines = serial.history.lines
+    assert [[FOUR.index(site) for site in report.asked] for report in together.reports] == [
+        line["cohort"] for line in lines
+    ]
+    assert together.down == [line["bytes"]["down"] for line in lines]
+    assert [report.bytes["up"] for report in together.reports] == [line["bytes"]["up"] for line in lines]
+    late = {client for line in lines[1:] for client in line["cohort"]} - set(lines[0]["cohort"])
+    assert late, "somebody comes for the first time after an exchange"
+    everyone, tested = serial.federation.everyone, six.kind.tested
+    with as_delivered(six.kind, serial.federation, everyone):
+        for client, site in enumerate(FOUR):
+            mine = together.sites[site].federation[tested].rows(everyone[client : client + 1])
+            theirs = serial.federation[tested].rows(everyone[client : client + 1])
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0, msg=site)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_everybody_knows_does_not_come_down_in_the_first_round(name: str) -> None:
+    """Initial rows and values are common; what depends on others is told, and is all that comes."""
+    one = experiment(name, "norm", rounds=1)
+    federation = one.prepare().federation()
+    told = [key for key, marks in federation.value_marks.items() if bool(marks.any())]
+    (line,) = one.run().history.lines
+    assert line["bytes"]["down"] == CLIENTS * sum(bytes_of(federation.value_of(key, 0)) for key in told)
+    assert told == (["shares"] if name == "apple" else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_that_sit_out_keep_all_but_what_they_are_owed(name: str) -> None:
+    """Whatever a client holds changes in a round in which it takes part, or comes to it by a download."""
+    rounds, _ = declaring(name)
     federation = rounds.federation
-    slot = federation["model"]
+    held = {key: slot for key, slot in federation.slots.items() if slot.held_by != "server"}
+    values = [key for key, kind in federation.kinds.items() if kind.held_by != "server"]
     for _ in range(ROUNDS):
-        before = slot.own.clone()
+        before = {key: rows_of(federation, key) for key in held}
+        known = {key: [federation.value_of(key, k).clone() for k in range(CLIENTS)] for key in values}
         report = rounds.run_round()
-        private = slot.own_columns
-        for declared in (engine.uploads, *(part for parts in engine.received for part in parts)):
-            private = private - federation.layout.columns(declared.get("model", ""))
-        where = private.within(slot.own_columns)
-        resting = [client for client in range(CLIENTS) if client not in report.cohort]
-        assert torch.equal(where.take(slot.own)[resting], where.take(before)[resting])
+        for client in set(range(CLIENTS)) - set(report.cohort):
+            due = owed(federation, client)
+            for key, slot in held.items():
+                kept = (slot.columns - due.slots.get(key, Columns())).within(slot.columns)
+                assert torch.equal(kept.take(rows_of(federation, key)[client]), kept.take(before[key][client])), key
+            for key in set(values) - set(due.values):
+                now = federation.value_of(key, client)
+                assert torch.equal(now.nan_to_num(), known[key][client].nan_to_num()), key
+
+
+@dataclass(frozen=True)
+class Eavesdropper(FedPer):
+    """Uploads extractors; the server step wants classifiers all the same."""
+
+    way: str = "mix"
+
+    def init(self, federation: Federation) -> None:
+        federation.add_slot("diary", "classifier", held_by="client")
+        federation.add_value("secret", torch.zeros(federation.clients), per_client=True, held_by="client")
+
+    def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
+        if self.way == "deliver" and federation.round > 1:
+            yield Mix(uniform(federation.clients), "classifier", source="model")
+
+    def exchange(self, uploads: Uploads) -> Iterable[Action]:
+        federation = uploads.federation
+        yield from super().exchange(uploads)
+        if self.way == "mix":
+            yield Mix(uniform(federation.clients), "classifier", source="model", to="everyone")
+        elif self.way == "upload":
+            yield Mix(uniform(len(uploads.cohort)), "classifier")
+        elif self.way == "rows":
+            federation["model"].rows(federation.everyone, federation.layout.columns("classifier"))
+        elif self.way == "slot":
+            yield Mix(uniform(federation.clients), "classifier", source="diary", to="everyone")
+        elif self.way == "value":
+            federation.values["secret"].sum()
+        elif self.way == "strangers":
+            # Those who never trained hold what everybody began with.
+            weights = (~federation.taken_part).double()[None]
+            yield Mix(weights / weights.sum(), "classifier", source="model", to="everyone")
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("mix", "slot 'model' of client [0-3] is read on the server, but what the client trained of it is not among"),
+        ("rows", "slot 'model' of client [0-3] is read on the server, but what the client trained of it is not among"),
+        ("deliver", "slot 'model' of client [0-3] is read on the server, but what the client trained of it is not"),
+        ("upload", "'.*' of slot 'model' was read on the server but is not among the uploads"),
+        ("slot", "slot 'diary' is held by clients alone, but is read on the server; upload it"),
+        ("value", "value 'secret' is held by clients alone, but is read on the server; measure and send it"),
+    ],
+)
+def test_a_server_step_that_reads_what_never_travelled_is_refused(way: str, words: str) -> None:
+    with pytest.raises(CoterieError, match=rf"\A[^\n]*{words}[^\n]*\Z"):
+        tiny(Eavesdropper(way), join=0.5).run()
+
+
+def test_rows_that_never_changed_may_be_read() -> None:
+    result = tiny(Eavesdropper("strangers"), join=0.5, rounds=1).run()
+    head = result.federation.layout.columns("classifier")
+    assert torch.equal(head.take(final_rows(result)), head.take(result.federation.initial).expand(CLIENTS, -1))
 
 
 @pytest.mark.parametrize("name", NAMES)

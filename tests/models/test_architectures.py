@@ -12,6 +12,8 @@ from coterie.models import MODELS, build
 from coterie.models.layers import max_pool
 from coterie.models.mobilenet_v2 import InvertedResidual
 
+pytestmark = pytest.mark.thorough
+
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 
 

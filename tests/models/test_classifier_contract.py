@@ -9,6 +9,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from coterie.models import MODELS, build
 
+pytestmark = pytest.mark.thorough
+
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 

@@ -23,6 +23,7 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "lenet5.safetensors"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["cnn", "resnet8", "mobilenet_v2"])
 @pytest.mark.parametrize("reading", [None, "last"])
 def test_weights_survive_the_round_trip(name: str, reading: str | None, tmp_path: Path) -> None:

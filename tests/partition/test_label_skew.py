@@ -163,6 +163,7 @@ def test_dirichlet_cap_stops_large_clients() -> None:
     assert (free.sum(2) == 6000).all()
 
 
+@pytest.mark.thorough
 def test_dirichlet_size_spread_matches_the_published_partition() -> None:
     """pFedSim's Table 4: standard deviation 487 (alpha 0.1) and 170 (alpha 0.5) around 600 samples."""
     for alpha, low, high in [(0.1, 380, 520), (0.5, 165, 215)]:

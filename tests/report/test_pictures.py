@@ -28,7 +28,10 @@ from coterie.partition import Partition, Pathological
 from coterie.report import Learning, label_order, learning_matrix, picture
 from coterie.report.learning import class_shares, learn_differently
 from coterie.report.pictures import draw
-from coterie.rounds.round import RoundReport
+from coterie.rounds.listeners import Listener, Start
+from coterie.rounds.report import RoundReport
+
+pytestmark = pytest.mark.thorough
 
 NAN = np.nan
 SHARED = torch.tensor([], dtype=torch.int64)
@@ -225,10 +228,14 @@ def test_fedtc_learns_from_all_by_size(runs: Path) -> None:
 def test_a_round_under_way_gives_the_same_as_its_record(tmp_path: Path) -> None:
     seen: list[Learning] = []
 
-    def on_round(report: RoundReport, prepared: Prepared) -> None:
-        seen.append(Learning.of_round(report, prepared))
+    class Draw(Listener):
+        def begin(self, start: Start) -> None:
+            self.prepared: Prepared = start.prepared
 
-    Experiment("fedrema", partition=Pathological(clients=4), rounds=2, epochs=1).run(tmp_path / "run", on_round)
+        def round(self, report: RoundReport) -> None:
+            seen.append(Learning.of_round(report, self.prepared))
+
+    Experiment("fedrema", partition=Pathological(clients=4), rounds=2, epochs=1).run(tmp_path / "run", [Draw()])
     recorded = Learning.of_run(tmp_path / "run", round=1)
     np.testing.assert_array_equal(seen[0].matrix, recorded.matrix)
     np.testing.assert_array_equal(seen[0].counts, recorded.counts)

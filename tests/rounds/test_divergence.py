@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.client.batch import Batch
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import cross_entropy
+from coterie.client.terms import task_loss
 from coterie.client.worker import Worker
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
@@ -26,7 +26,8 @@ from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
-from coterie.rounds.round import RoundReport
+from coterie.rounds.report import RoundReport
+from listening import EachRound
 from support import final_rows, rows_of, stepwise, tiny, toy_data, toy_partition
 
 BAD = 1
@@ -64,9 +65,7 @@ def test_others_learn_as_if_it_were_not_there(method: str) -> None:
 def fedper() -> tuple[Result, list[RoundReport]]:
     data, partition = poisoned()
     reports: list[RoundReport] = []
-    result = tiny("fedper", "relu", data=data, partition=partition).run(
-        on_round=lambda report, _: reports.append(report)
-    )
+    result = tiny("fedper", "relu", data=data, partition=partition).run(listeners=[EachRound(reports.append)])
     return result, reports
 
 
@@ -99,7 +98,7 @@ def test_its_result_is_that_of_the_row_it_keeps(fedper: tuple[Result, list[Round
         logits = module(problem.inputs[index])
     first = reports[0].trained
     assert first is not None
-    assert first.accuracy[BAD] == pytest.approx(float((logits.argmax(1) == problem.labels[index]).double().mean()))
+    assert first.judged[BAD] == pytest.approx(float((logits.argmax(1) == problem.labels[index]).double().mean()))
     assert np.isfinite(first.loss).all()
 
 
@@ -186,7 +185,7 @@ class FailsOnce(FedPer):
     def recipe(self, federation: Federation) -> Recipe:
         def loss(batch: Batch) -> Tensor:
             broken = federation.round == 2 and batch._client.client == BAD
-            return cross_entropy(batch) * (float("nan") if broken else 1.0)
+            return task_loss(batch) * (float("nan") if broken else 1.0)
 
         return (Phase(terms=(loss,)),)
 

@@ -13,6 +13,8 @@ from coterie.partition import Partition
 from coterie.rounds.round import Rounds
 from support import toy_data
 
+pytestmark = pytest.mark.thorough
+
 CLIENTS = 10_000
 
 

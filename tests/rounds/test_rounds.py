@@ -18,6 +18,7 @@ from torch import Tensor
 from coterie.core.exchange import Mix
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
+from coterie.core.scale import ACCURACY
 from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
 from coterie.experiment.experiment import Experiment
@@ -214,7 +215,7 @@ def evaluated_by_hand(prepared: Prepared, rows: Tensor) -> Evaluation:
         accuracy.append(float((logits.argmax(1) == problem.labels[index]).double().mean()))
         loss.append(float(torch.nn.functional.cross_entropy(logits, problem.labels[index])))
         sizes.append(len(index))
-    return Evaluation(np.array(accuracy), np.array(loss), np.array(sizes))
+    return Evaluation(ACCURACY, {"accuracy": np.array(accuracy), "loss": np.array(loss)}, np.array(sizes))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "local"])
@@ -235,7 +236,7 @@ def test_both_moments_recomputed_by_hand(method: str, every: int) -> None:
         for found, rows in ((report.received, rows_of(rounds.federation)), (report.trained, trained)):
             expected = evaluated_by_hand(prepared, rows)
             assert found is not None
-            assert found.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
+            assert found.judged == pytest.approx(expected.judged, abs=1e-6)
             assert found.loss == pytest.approx(expected.loss, abs=1e-5)
             assert found.sizes.tolist() == expected.sizes.tolist()
 
@@ -326,7 +327,7 @@ def test_what_is_delivered_is_tested_and_then_put_back() -> None:
     result = run(SwapAtDownload(), join=0.5)
     rows = final_rows(result)
     expected = evaluated_by_hand(result.prepared, rows.roll(-1, 0))
-    assert result.accuracy().received.by_client == pytest.approx(expected.accuracy)
+    assert result.accuracy().received.by_client == pytest.approx(expected.judged)
     assert not torch.equal(rows[0], rows[1])
 
 

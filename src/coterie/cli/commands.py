@@ -15,14 +15,14 @@ from coterie.compare.table import Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, method_name
 from coterie.experiment.directory import RunDirectory, refuse_existing
-from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.experiment import Experiment
 from coterie.experiment.resume import resume
 from coterie.methods import Method
+from coterie.registry import short_name
 from coterie.report.terminal import (
     ComparisonProgress,
-    RoundProgress,
-    accuracy_table,
     comparison_table,
+    metric_table,
     print_result,
     summary_lines,
 )
@@ -42,18 +42,15 @@ def run_command(
     experiment = one_experiment(method, file, given, sets)
     if out is not None:
         refuse_existing(out)
-    showing = RoundProgress(experiment.rounds)
-    with _run_directory(out, experiment) as directory, _resumable(directory), showing as progress:
-        summary = experiment.run(directory, progress.on_round).summary
+    with _run_directory(out, experiment) as directory, _resumable(directory):
+        summary = experiment.run(directory, progress=True).summary
     _print_summary(summary, directory, json)
 
 
 def resume_command(path: Path, json: bool) -> None:
     """Carry a run on and print its summary."""
-    config = RunDirectory.open(path).config()
-    rounds = experiment_from(config).rounds
-    with _resumable(path), RoundProgress(rounds) as progress:
-        summary = resume(path, progress.on_round).summary
+    with _resumable(path):
+        summary = resume(path, progress=True).summary
     _print_summary(summary, path, json)
 
 
@@ -93,7 +90,7 @@ def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> No
         return
     seeds = ", ".join(map(str, comparison.seeds))
     spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
-    print_result(comparison_table(comparison), "", f"Accuracy in %: {spread} {seeds}. {comparison.note()}")
+    print_result(comparison_table(comparison), "", f"{comparison.scale.title}: {spread} {seeds}. {comparison.note()}")
     if comparison.settings_note():
         print_result(comparison.settings_note())
     if out is not None:
@@ -105,7 +102,8 @@ def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> N
         print(json_format.dumps(summary, indent=2))
         print(f"coterie: the run is kept in {directory}", file=sys.stderr)
         return
-    print_result(accuracy_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}")
+    way_on = f"; 'coterie resume {directory}' carries it on" if "stopped" in summary else ""
+    print_result(metric_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}{way_on}")
 
 
 @contextmanager
@@ -120,7 +118,7 @@ def _run_directory(out: Path | None, experiment: Experiment) -> Iterator[Path]:
         return
     assert isinstance(experiment.method, Method)
     assert isinstance(experiment.data, str)
-    data = Path(experiment.data)
+    data = Path(short_name(experiment.data))
     stem = f"{method_name(experiment.method)}-{data.stem or data.resolve().stem}"
     made = not RUNS.exists()
     path = next_free(RUNS, stem)

@@ -11,26 +11,26 @@ from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config
-from coterie.experiment.directory import SUMMARY, RunDirectory
-from coterie.report.terminal import accuracy_table, clients_table, print_result, summary_lines
+from coterie.experiment.directory import RunDirectory
+from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
 
 
 def show_command(path: Path, everyone: bool, json: bool) -> None:
-    """Print a finished run or comparison."""
+    """Print a finished or stopped run, or a comparison."""
     if (path / COMPARISON).is_file():
         print_comparison(Comparison.load(path), None, json)
         return
     run = RunDirectory.open(path)
     config = run.config()
-    if not run.finished:
+    if not run.finished and not run.stopped:
         done = len(run.lines())
         raise CoterieError(
             f"run = {path}: is not finished (round {done} of {config['rounds']}); 'coterie resume {path}' carries it on"
         )
-    text = (path / SUMMARY).read_text(encoding="utf-8")
+    text = run.summary_text()
     if json:
         print(text, end="")
         return
@@ -39,7 +39,7 @@ def show_command(path: Path, everyone: bool, json: bool) -> None:
     method = config["method"] + (f" ({options})" if options else "")
     names = [client["client"] for client in summary["clients"]]
     title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
-    print_result(title, "", accuracy_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
+    print_result(title, "", metric_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
     print_result(*_learning(run, config, names, everyone))
 
 

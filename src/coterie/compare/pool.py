@@ -25,10 +25,13 @@ from coterie.engines.processes.pool import UNGUARDED
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete, to_toml
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.prepared import Prepared
+from coterie.methods import METHODS
 from coterie.models import MODELS
+from coterie.partition import PARTITIONS
 from coterie.processes import interrupts_held_back
-from coterie.rounds.round import RoundReport
+from coterie.registry import Registry, reference_to
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 
 log = logging.getLogger("coterie")
 
@@ -95,11 +98,12 @@ def obstacle(experiment: Experiment) -> str | None:
     if experiment.engine not in ("serial", "stacked"):
         return f"engine '{experiment.engine}' shares the cores out by itself"
     own = "it uses Python objects of its own (data, model, partition or method)"
-    parts: list[object] = [type(experiment.method), type(experiment.partition)]
-    if isinstance(experiment.model, str):
-        parts.append(MODELS[experiment.model].build)
-    # What is the user's own may be registered in this process alone.
-    if not all(getattr(part, "__module__", "").startswith("coterie.") for part in parts):
+    method, rule, model = type(experiment.method), type(experiment.partition), experiment.model
+    known = _known_everywhere(METHODS, method, METHODS.name_of(method))
+    known = known and _known_everywhere(PARTITIONS, rule, PARTITIONS.name_of(rule))
+    if isinstance(model, str):
+        known = known and _known_everywhere(MODELS, MODELS[model].build, model)
+    if not known:
         return own
     try:
         repeated = experiment_from(tomllib.loads(to_toml(complete(experiment))))
@@ -108,15 +112,28 @@ def obstacle(experiment: Experiment) -> str | None:
     return None if repeated == experiment else own
 
 
+def _known_everywhere(registry: Registry[Any], thing: object, name: str | None) -> bool:
+    """Whether a worker finds something too: what was only added to a registry exists in this process alone."""
+    built_in = getattr(thing, "__module__", "").startswith("coterie.")
+    return built_in or reference_to(thing) is not None or (name is not None and registry.origin(name) is not None)
+
+
 def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     """Run everything in this process."""
     for run in runs:
         watcher.begun(run)
+        watcher.ended(run, run.experiment.run(run.directory, [_Tell(run, watcher)]).summary)
 
-        def on_round(report: RoundReport, _: Prepared, run: Run = run) -> None:
-            watcher.round_done(run, report.round, None if report.received is None else report.received.mean)
 
-        watcher.ended(run, run.experiment.run(run.directory, on_round).summary)
+class _Tell(Listener):
+    """Tells a watcher of the rounds of a run in this process."""
+
+    def __init__(self, run: Run, watcher: Watcher) -> None:
+        self._run, self._watcher = run, watcher
+
+    def round(self, report: RoundReport) -> None:
+        received = None if report.received is None else report.received.mean
+        self._watcher.round_done(self._run, report.round, received)
 
 
 def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:

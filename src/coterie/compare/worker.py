@@ -14,9 +14,9 @@ import torch
 
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import experiment_from
-from coterie.experiment.prepared import Prepared
 from coterie.processes import depend_on_parent
-from coterie.rounds.round import RoundReport
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 
 log = logging.getLogger("coterie")
 
@@ -40,18 +40,25 @@ def serve(connection: Connection) -> None:
 
 
 def _answer(task: Message, connection: Connection) -> Message:
-    def on_round(report: RoundReport, _: Prepared) -> None:
-        received = None if report.received is None else report.received.mean
-        send(connection, {"round": report.round, "received": received})
-
     try:
         experiment = experiment_from(tomllib.loads(task["config"]))
-        return {"summary": experiment.run(task["out"], on_round).summary}
+        return {"summary": experiment.run(task["out"], [_Messenger(connection)]).summary}
     except (CoterieError, OSError) as error:
         return {"mistake": " ".join(str(error).split())}
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"error": text, "details": traceback.format_exc()}
+
+
+class _Messenger(Listener):
+    """Sends the rounds to the main process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def round(self, report: RoundReport) -> None:
+        received = None if report.received is None else report.received.mean
+        send(self._connection, {"round": report.round, "received": received})
 
 
 class _Warnings(logging.Handler):

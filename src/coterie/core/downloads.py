@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.slots import Slot
 from coterie.core.tracks import EVER, delivery_mark
 
 
@@ -52,9 +53,7 @@ def begin_anew(federation: Federation, client: int) -> None:
 def owed(federation: Federation, client: int) -> Owed:
     """What a client must be sent before it trains or is tested."""
     mark = int(since(federation, torch.tensor([client]))[0])
-    columns = {
-        name: slot.tracks.owed(client, mark) for name, slot in federation.slots.items() if slot.held_by == "both"
-    }
+    columns = {name: slot.tracks.owed(client, mark) for name, slot in federation.slots.items() if _travels(slot)}
     values = [
         name
         for name, kind in federation.kinds.items()
@@ -69,13 +68,18 @@ def owed_bytes(federation: Federation, clients: Tensor) -> Tensor:
     width = federation.initial.element_size()
     total = torch.zeros(len(clients), dtype=torch.int64)
     for slot in federation.slots.values():
-        if slot.held_by == "both":
+        if _travels(slot):
             total += width * slot.tracks.owed_counts(clients, marks)
     for name, kind in federation.kinds.items():
         if kind.held_by != "server":
             row = federation.values[name][0] if kind.per_client else federation.values[name]
             total += tensor_bytes(row) * _owed_value(federation, name, clients, marks)
     return total
+
+
+def _travels(slot: Slot) -> bool:
+    """Whether the server sends anything of a slot at all."""
+    return slot.held_by == "both" and not slot.dropped
 
 
 def _owed_value(federation: Federation, name: str, clients: Tensor, since: Tensor | int) -> Tensor:

@@ -96,7 +96,8 @@ class Mix:
     For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
     names (the cohort, everyone, or ids `[r]`), with a row of weights for each of them, or one row for all
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
-    client of whom nothing is gated receives nothing. Rows of weight zero are not read.
+    client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
+    zero are not read.
     """
 
     weights: Tensor
@@ -192,9 +193,11 @@ def apply(
         for one, part, values in results:
             one.write(part, values)
     for one in bound:
+        one.target.dropped = False  # whatever was said before, it is of use again
         one.target.tracks.wrote(one.columns, one.receivers, mark)
     for action in listed:
         if isinstance(action, Drop):
+            federation[action.slot].dropped = True
             federation[action.slot].tracks.forget_marks()
         elif isinstance(action, Put) and action.group is None:
             federation.write_value(action.name, action.value, mark)
@@ -264,9 +267,7 @@ class _BoundMix:
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
         # Whom the result is for: everybody who shares it, or those of whom anything is written.
-        self.receivers = None if self.to_shared else self.clients
-        if self.gate is not None and not self.to_shared:
-            self.receivers = self.clients[self.gate.any(1)]
+        self.receivers = None if self.to_shared else self.clients[self._changes()]
         self.applied = Applied(
             weights=self.weights,
             group=mix.group if isinstance(mix.group, str) else "columns",
@@ -275,6 +276,16 @@ class _BoundMix:
             rows=self.clients[:0] if self.to_shared else self.clients,
             columns=learned_from,
         )
+
+    def _changes(self) -> Tensor:
+        """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
+        changes = torch.ones(len(self.clients), dtype=torch.bool)
+        if self.gate is not None:
+            changes &= self.gate.any(1)
+        if not self.from_upload and self.source is self.target:
+            own = self.weights.expand(len(self.clients), -1).gather(1, self.clients[:, None])[:, 0]
+            changes &= (own != 1) | ((self.weights != 0).sum(1) > 1)
+        return changes
 
     def product(self, part: Columns) -> Tensor:
         """`weights @ source` for some of the columns: `[rows, |part|]`."""

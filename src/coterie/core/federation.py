@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
+from coterie.core.task import Classification, Task
 from coterie.core.tracks import delivery_mark
 from coterie.core.training import Training
 from coterie.errors import CoterieError, require, unknown
@@ -35,12 +36,13 @@ class Federation:
     layout: Layout
     initial: Tensor  # [P], the common initial row
     sizes: Tensor  # [K] training samples per client
-    class_counts: Tensor  # [K, C] training samples per client and class
+    class_counts: Tensor  # [K, C] training samples per client and class; C is 0 where the task knows no classes
     keys: Tensor  # [K]
     rounds: int
     seed: int
     feature_width: int
     head: nn.Module  # the classifier's architecture, for what the server computes with classifiers
+    task: Task
     training: Training = field(default_factory=Training)
     round: int = 0
     validation_sizes: Tensor | None = None
@@ -66,7 +68,9 @@ class Federation:
     @property
     def classes(self) -> int:
         """How many classes the data has: C."""
-        return self.class_counts.shape[1]
+        if not isinstance(self.task, Classification):
+            raise CoterieError(f"task = '{self.task.name}': there are no classes, which the method asks for")
+        return self.task.classes
 
     @property
     def taken_part(self) -> Tensor:
@@ -151,7 +155,9 @@ class Federation:
         """The same state as the server sees it: what clients changed and did not send cannot be read."""
         view = copy.copy(self)
         view.slots = {name: ServerSlot(name, slot) for name, slot in self.slots.items()}
-        view.values = {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}
+        view.values = _ServerValues(
+            {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}, self.values
+        )
         if not self.asks_class_counts:
             view.class_counts = self.class_counts[:0]
         return view
@@ -209,6 +215,21 @@ class Federation:
         for name in self.values:
             self.values[name] = state[f"value.{name}"]
             self.value_marks[name].copy_(state[f"marks.{name}"])
+
+
+class _ServerValues(dict[str, Tensor]):
+    """Values as the server sees them."""
+
+    def __init__(self, seen: dict[str, Tensor], everything: Iterable[str]) -> None:
+        super().__init__(seen)
+        self._everything = tuple(everything)
+
+    def __missing__(self, name: str) -> Tensor:
+        if name in self._everything:
+            raise CoterieError(
+                f"value '{name}' is held by clients alone, but is read on the server; measure and send it"
+            )
+        raise unknown("value", name, self)
 
 
 @dataclass(frozen=True)

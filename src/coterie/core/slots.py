@@ -39,6 +39,7 @@ class Slot:
         self.own_columns = columns - shared
         self.held_by: HeldBy = held_by
         self.follows = follows
+        self.dropped = False  # whether it has served its purpose
         self.shared = self.shared_columns.take(initial)[None].clone()
         self.own = self.own_columns.take(initial)[None].repeat(clients, 1)
         self.tracks = Tracks(self.shared_columns, self.own_columns, clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,20 +10,30 @@ from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.result import Result
-from coterie.experiment.run import OnRound, finish
+from coterie.experiment.run import finish, watched
+from coterie.rounds.listeners import Listener
 
 
-def resume(path: str | Path, on_round: OnRound | None = None, experiment: Experiment | None = None) -> Result:
-    """Carry a killed run on from its last checkpoint; it ends bit-identical to one that was never interrupted.
+def resume(
+    path: str | Path,
+    listeners: Sequence[Listener] = (),
+    progress: bool = False,
+    experiment: Experiment | None = None,
+) -> Result:
+    """Carry a killed or stopped run on from its last checkpoint; it ends bit-identical to one never interrupted.
 
-    A run that used Python objects of its own (data, model) needs the same `experiment` again.
+    That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
+    otherwise. `listeners` and `progress` are as for `Experiment.run`. A run that used Python objects of its own (data,
+    model) needs the same `experiment` again.
     """
     directory = RunDirectory.open(Path(path))
     if directory.finished:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
-    config = directory.config()
+    config = directory.own_config()
     experiment = experiment or experiment_from(config)
     # An engine chosen by trial stays chosen: another could round differently.
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory")})
-    prepared = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
-    return finish(replace(prepared, experiment=experiment), directory, on_round)
+    with watched(listeners, progress) as told:
+        whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
+        directory.carry_on()
+        return finish(replace(whole, experiment=experiment), directory, told)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from coterie.client.scores import TUNING_DIVERGED
+from coterie.core.task import Classification, Task
+from coterie.core.task.base import LOSS
 from coterie.engines import ENGINES
 from coterie.errors import require
 from coterie.experiment.choose_engine import with_choice
-from coterie.experiment.config import complete
+from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
-from coterie.experiment.history import History, as_line
+from coterie.experiment.history import History, plain_number, plain_numbers
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
+from coterie.experiment.recorder import Recorder
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.files import log_to
-from coterie.rounds.evaluate import final_metrics
-from coterie.rounds.round import RoundReport, Rounds
-
-log = logging.getLogger("coterie")
+from coterie.methods import METHODS
+from coterie.registry import short_name
+from coterie.rounds.evaluate import MOMENTS, final_metrics
+from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
+from coterie.rounds.round import Rounds
 
 SMALL_MODEL = 100_000  # parameters
 
-OnRound = Callable[[RoundReport, Prepared], None]
 
-
-def run(experiment: Settings, out: Path | None = None, on_round: OnRound | None = None) -> Result:
+def run(
+    experiment: Settings, out: Path | None = None, listeners: Sequence[Listener] = (), progress: bool = False
+) -> Result:
     """Run an experiment; with `out`, record it in a new run directory."""
     if out is not None:
         refuse_existing(out)
@@ -40,17 +42,36 @@ def run(experiment: Settings, out: Path | None = None, on_round: OnRound | None 
         out is not None or not experiment.checkpoint_every,
         f"checkpoint_every = {experiment.checkpoint_every}: a checkpoint needs an output directory (out)",
     )
-    prepared = with_choice(prepare(experiment))
-    directory = None if out is None else RunDirectory.create(out, complete(prepared.experiment), prepared.partition)
-    return finish(prepared, directory, on_round)
+    with watched(listeners, progress) as told:
+        prepared = with_choice(prepare(experiment))
+        directory = None if out is None else RunDirectory.create(out, complete(prepared.experiment), prepared.partition)
+        return finish(prepared, directory, told)
 
 
-def finish(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
+@contextmanager
+def watched(listeners: Sequence[Listener], progress: bool) -> Iterator[tuple[Listener, ...]]:
+    """The listeners and, if wished, the display of progress, which is open from here: preparing may warn, too."""
+    require_listeners(listeners)
+    if not progress:
+        yield tuple(listeners)
+        return
+    from coterie.rounds.progress import RoundProgress  # what draws bars takes a while to load
+
+    with RoundProgress() as shown:
+        yield shown, *listeners
+
+
+def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
     with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
-        return _run_rounds(prepared, directory, on_round)
+        try:
+            return _run_rounds(prepared, directory, listeners)
+        except BaseException as error:
+            if directory is not None and not directory.finished:
+                error.add_note(_way_on(directory, experiment))
+            raise
 
 
 def _fitting_threads(prepared: Prepared) -> int:
@@ -60,95 +81,79 @@ def _fitting_threads(prepared: Prepared) -> int:
     return 0 if convolutions or layout.width > SMALL_MODEL else 1
 
 
-def _run_rounds(prepared: Prepared, directory: RunDirectory | None, on_round: OnRound | None) -> Result:
+def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
-    history = History([len(index) for index in problem.test])
+    history = History(problem.task, [len(index) for index in problem.test])
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
-    engine = prepared.engine(problem)
-    names = [prepared.partition.names[client] for client in prepared.participants]
+    names = tuple(prepared.partition.names[client] for client in prepared.participants)
+    start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared)
+    recorder = Recorder(prepared, history, directory)
+    tell = Listeners((recorder, *listeners))
     if experiment.optimizer != "sgd":
         _load_optimisers()
     try:
-        rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every)
-        rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
-        for note in (*prepared.notes, *(f"partition: {note}" for note in prepared.partition.notes)):
-            log.info("%s", note)
-        while federation.round < experiment.rounds:
-            report = rounds.run_round()
-            history.lines.append(as_line(report))
-            _record(report, prepared, rounds, history, directory, names)
-            if on_round is not None:
-                on_round(report, prepared)
-        labels = [problem.labels[index].numpy() for index in problem.test]
-        quality = final_metrics(rounds.scores_received(keep_scores=True), labels)
-    finally:
-        engine.close()
-    summary = _summary(prepared, history, names, quality)
-    if prepared.partition.held_out:
-        summary["newcomers"] = {
-            moment: {"mean": scores.mean, "weighted": scores.weighted, "accuracy": scores.accuracy.tolist()}
-            for moment, scores in onboard(prepared, federation).items()
-        }
-    if directory is not None:
-        directory.finish(federation, summary)
+        with closing(prepared.engine(problem)) as engine:
+            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,))
+            rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
+            tell.begin(start)
+            stopped = rounds.run()
+            if stopped is not None:
+                recorder.save()  # at once: the last tests may take long
+            labels = [problem.labels[index] for index in problem.test]
+            quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
+        summary = _summary(prepared, history, names, quality) | ({} if stopped is None else {"stopped": stopped})
+        if prepared.partition.held_out:
+            summary["newcomers"] = {
+                moment: {
+                    "mean": plain_number(scores.mean),
+                    "weighted": plain_number(scores.weighted),
+                    scores.scale.name: plain_numbers(scores.judged),
+                }
+                for moment, scores in onboard(prepared, federation).items()
+            }
+        tell.end(Outcome(len(history.lines), summary, stopped))
+    except BaseException as error:
+        tell.end(Outcome(len(history.lines), error=error))
+        raise
     return Result(prepared, federation, history, summary)
 
 
-def _record(
-    report: RoundReport,
-    prepared: Prepared,
-    rounds: Rounds,
-    history: History,
-    directory: RunDirectory | None,
-    names: list[str],
-) -> None:
-    experiment = prepared.experiment
-    for client in report.diverged:
-        log.warning(
-            "round %d: client %s diverged (its weights are not finite); it is left out of the round and keeps its "
-            "last good model. A smaller lr or clip= may help.",
-            report.round,
-            names[client],
-        )
-    for client in report.tuning_diverged:
-        log.warning("round %d: client %s: %s", report.round, names[client], TUNING_DIVERGED)
-    if directory is None:
-        return
-    directory.add_line(history.lines[-1])
-    every = experiment.record_every
-    if report.mixes and every and (report.round % every == 0 or report.round == experiment.rounds):
-        directory.add_mixes(report.round, report.mixes)
-    if experiment.checkpoint_every and report.round % experiment.checkpoint_every == 0:
-        directory.checkpoint(rounds.federation)
+def _way_on(directory: RunDirectory, experiment: Settings) -> str:
+    """How to carry on with a run that an error broke off."""
+    config, round, path = complete(experiment), directory.checkpointed_round(), str(directory.path)
+    own = config["method"] not in METHODS or any(
+        str(config[key]).startswith("given (") for key in ("data", "model", "partition")
+    )
+    ways = f"coterie.resume({path!r})", f"'coterie resume {path}'"
+    way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if own else " or ".join(ways)
+    return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
 
 
 def _summary(
-    prepared: Prepared, history: History, names: list[str], quality: dict[str, float | None]
+    prepared: Prepared, history: History, names: Sequence[str], quality: dict[str, float | None]
 ) -> dict[str, Any]:
     experiment = prepared.experiment
-    received, trained = history.last("received"), history.last("trained")
-    assert received is not None
-    assert trained is not None
+    # A run that was stopped early may not have been evaluated in its last round, or at all.
+    newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
     config = complete(experiment)
     clients = [
         {
             "client": name,
             "size": int(prepared.partition.sizes[client]),
-            "received": float(received.accuracy[row]),
-            "trained": float(trained.accuracy[row]),
+            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
         }
         for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
     ]
     return {
-        "method": config["method"],
-        "rounds": experiment.rounds,
+        "method": short_name(config["method"]),
+        "rounds": len(history.lines),
         "seconds": history.seconds(),
-        "accuracy": history.accuracy(),
-        "worst_decile": {"received": received.worst_decile, "trained": trained.worst_decile},
-        "std": {"received": received.std, "trained": trained.std},
+        **_metrics(history, prepared.problem_base.task),
+        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
+        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
         **quality,
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
@@ -162,6 +167,13 @@ def _summary(
         "engine": experiment.engine,
         "config": config,
     }
+
+
+def _metrics(history: History, task: Task) -> dict[str, Any]:
+    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
+    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
+    curves = {name: history.curves(name) for name in names}
+    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}
 
 
 def _load_optimisers() -> None:

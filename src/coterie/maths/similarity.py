@@ -21,8 +21,22 @@ def require_weight_matrix(federation: Federation, method: str) -> None:
     )
 
 
+def mirrored(matrix: Tensor) -> Tensor:
+    """The upper triangle of `[m, m]`, diagonal included, and its mirror image below: symmetric bit for bit.
+
+    A product `A @ A.T` is not, on every processor: its tiles may sum the two halves in different orders. Clients
+    would then disagree on how alike they are. What is symmetric already stays as it is.
+
+    >>> mirrored(torch.tensor([[1, 2], [3, 4]]))
+    tensor([[1, 2],
+            [2, 4]])
+    """
+    below = torch.ones_like(matrix, dtype=torch.bool).tril(-1)
+    return torch.where(below, matrix.T, matrix)
+
+
 def squared_distances(rows: Tensor) -> Tensor:
-    """‖row_i − row_j‖² for every pair of `rows [m, n]`: `[m, m]`, float64.
+    """‖row_i − row_j‖² for every pair of `rows [m, n]`: `[m, m]`, symmetric, 0 on the diagonal, float64.
 
     Rows are centred first: late in training they are nearly equal, and the expanded square would cancel.
 
@@ -35,6 +49,7 @@ def squared_distances(rows: Tensor) -> Tensor:
         block = columns.take(rows).double()
         block = block - block.mean(0)
         gram += block @ block.T
+    gram = mirrored(gram)
     squares = gram.diagonal()
     distances = (squares[:, None] + squares[None] - 2 * gram).clamp(min=0)
     return distances.fill_diagonal_(0)
@@ -51,10 +66,10 @@ def row_normalised(distances: Tensor) -> Tensor:
 
 
 def class_cosines(weights: Tensor) -> Iterator[Tensor]:
-    """Class by class, the cosines between clients' classifier rows `[m, C, d]`: C matrices `[m, m]`, float64."""
+    """Class by class, the cosines between clients' classifier rows `[m, C, d]`: C symmetric `[m, m]`, float64."""
     for rows in weights.double().unbind(1):
         norms = rows.norm(dim=1)
-        yield (rows @ rows.T) / (norms[:, None] * norms[None] + 1e-8)
+        yield mirrored(rows @ rows.T) / (norms[:, None] * norms[None] + 1e-8)
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -65,7 +80,7 @@ def cosines(rows: Tensor) -> Tensor:
             [0., 1.]], dtype=torch.float64)
     """
     unit = torch.nn.functional.normalize(rows.double(), dim=1)
-    return (unit @ unit.T).clamp(-1, 1).fill_diagonal_(1.0)
+    return mirrored(unit @ unit.T).clamp(-1, 1).fill_diagonal_(1.0)
 
 
 def overlaps(masks: Tensor) -> Tensor:
@@ -79,7 +94,7 @@ def overlaps(masks: Tensor) -> Tensor:
     """
     common = torch.zeros(len(masks), len(masks), dtype=torch.float64)
     for block in Columns.of((0, masks.shape[1])).blocks(block_width(len(masks))):
-        part = block.take(masks).float()
+        part = block.take(masks).float()  # whole numbers, whose sums are exact in any order
         common += (part @ part.T).double()
     sizes = common.diagonal()
     differing = sizes[:, None] + sizes[None] - 2 * common

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, class_mean_of_clients
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import among, by_size, identity, normalised
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
-from coterie.maths.similarity import cosines
-from coterie.methods.base import Method
+from coterie.maths.similarity import cosines, mirrored
+from coterie.methods.base import Method, require_classes
 from coterie.rng import torch_stream
 
 VARIANTS = ("", "F", "A", "A&F")
@@ -64,6 +64,10 @@ class FedReMa(Method):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
+    def check(self, federation: Federation) -> None:
+        """Classifiers are compared by what they say about classes."""
+        require_classes(federation, "fedrema")
+
     def init(self, federation: Federation) -> None:
         """Last uploads; how often each was chosen; whether the period lasts, and the largest gap; class means."""
         federation.add_slot("uploaded", "classifier", held_by="server", follows="model")
@@ -77,7 +81,7 @@ class FedReMa(Method):
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training, or with alignment (then mean features of the client's classes too), or in turn."""
         aligned = "F" in self.variant
-        terms = (cross_entropy, *((PrototypeDistance("prototypes", self.alignment),) if aligned else ()))
+        terms = (task_loss, *((PrototypeDistance("prototypes", self.alignment),) if aligned else ()))
         means = (Measure(ClassMeans()),) if aligned else ()
         if "A" in self.variant:
             return (Phase(train="classifier"), Phase(train="extractor", terms=terms), *means)
@@ -110,7 +114,10 @@ class FedReMa(Method):
             yield Mix(normalised(history), "classifier", source="uploaded")
 
     def answers_alike(self, uploads: Uploads) -> Tensor:
-        """s of (5): cosines of the classifiers' softened answers to random features, `[m, m]`."""
+        """s of (5): cosines of the classifiers' softened answers to random features, `[m, m]`.
+
+        Symmetric if the features are shared.
+        """
         federation, rows = uploads.federation, uploads.rows("classifier")
         shape = (self.num_probes, federation.feature_width)
         if self.probe == "shared":
@@ -125,7 +132,7 @@ class FedReMa(Method):
     def _alike(self, federation: Federation, rows: Tensor, features: Tensor) -> Tensor:
         answers = (federation.head_logits(rows, features).double() / self.temperature).softmax(-1)
         # A classifier whose answer overflows resembles nobody but itself.
-        return torch.stack([cosines(answer).nan_to_num(nan=0.0) for answer in answers.unbind(1)]).mean(0)
+        return mirrored(torch.stack([cosines(answer).nan_to_num(nan=0.0) for answer in answers.unbind(1)]).mean(0))
 
 
 def most_relevant(similarity: Tensor, include_lower: bool = False) -> tuple[Tensor, Tensor]:

@@ -60,10 +60,10 @@ def facts(method: Method) -> MethodFacts:
         epochs=1,
         validation=0.2,
     )
-    prepared = experiment.prepare()
-    federation = prepared.federation()
     ways: dict[str, list[str]] = {"up": [], "down": []}
     with torch.random.fork_rng(devices=[]), _silence():
+        prepared = experiment.prepare()
+        federation = prepared.federation()
         engine = Serial(prepared.problem(), method, seed=0)
         for up, down in _travels(method, federation, engine):
             for way, words in (("up", up), ("down", down)):

@@ -1,26 +1,24 @@
-"""What people see: progress and warnings on stderr, tables on stdout."""
+"""What people see: the progress of a comparison on stderr, tables on stdout."""
 
 from __future__ import annotations
 
-import logging
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
+
+from coterie.core.scale import judged_scale, number_text
+from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
     from coterie.compare.pool import Run
     from coterie.compare.table import Column, Comparison
-    from coterie.rounds.round import RoundReport
 
-SECONDS_BETWEEN_LINES = 1.0
-MOST_WARNINGS = 20
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
 
@@ -39,84 +37,7 @@ def print_result(*parts: Table | str) -> None:
             print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
-class _Progress:
-    """Bars on a terminal, plain lines about once a second elsewhere, and above or between them warnings.
-
-    Use it as a context manager: while it is open, warnings in Coterie's log are shown on stderr too.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total, self._done = total, 0
-        self._first_done: int | None = None
-        self._begin = self._last_line = time.monotonic()
-        console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._handler = _WarningLines(self)
-
-    def __enter__(self) -> Self:
-        logging.getLogger("coterie").addHandler(self._handler)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        logging.getLogger("coterie").removeHandler(self._handler)
-
-    def print(self, line: str) -> None:
-        """A line on stderr, above the bars where there are any."""
-        if self._bar.disable:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self._bar.console.print(line, markup=False, soft_wrap=True)
-
-    def _came_to(self, done: int, line: str) -> None:
-        """So many of the total rounds are done; says so in a plain line, if it is time for one."""
-        now = time.monotonic()
-        if self._first_done is None:
-            # A resumed run begins in the middle; the rounds before took none of our time.
-            self._first_done, self._begin = done, now
-        self._done = done
-        if self._bar.disable and (now - self._last_line >= SECONDS_BETWEEN_LINES or done == self.total):
-            self._last_line = now
-            self.print(f"{line}, ETA {self._time_left(now)}")
-
-    def _time_left(self, now: float) -> str:
-        assert self._first_done is not None
-        # Time runs from the end of the first round: what came before was preparation.
-        timed = self._done - self._first_done
-        if not timed:
-            return "?"
-        seconds = int((now - self._begin) / timed * (self.total - self._done))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-
-
-class RoundProgress(_Progress):
-    """Shows how far a run is; `on_round` fits `Experiment.run`."""
-
-    def __init__(self, rounds: int) -> None:
-        super().__init__(rounds)
-        self._accuracy = _received_mean(None)
-        self._task = self._bar.add_task("rounds", total=rounds, accuracy=self._accuracy)
-
-    def on_round(self, report: RoundReport, _: object = None) -> None:
-        """A round is over."""
-        if report.received is not None:
-            self._accuracy = _received_mean(report.received.mean)
-        if self._first_done is None:
-            self._bar.reset(self._task, completed=report.round - 1)
-        self._bar.update(self._task, completed=report.round, accuracy=self._accuracy)
-        self._came_to(report.round, f"round {report.round}/{self.total}, {self._accuracy}")
-
-
-class ComparisonProgress(_Progress):
+class ComparisonProgress(ProgressDisplay):
     """Shows how far a comparison is: a bar for each run under way and one for all; fits `compare` as its watcher."""
 
     def __init__(self, runs: int, rounds: int) -> None:
@@ -124,53 +45,34 @@ class ComparisonProgress(_Progress):
         self.runs, self.finished = runs, 0
         self.under_way: dict[str, Run] = {}
         self._numbers: dict[str, int] = {}
-        self._accuracies: dict[str, str] = {}
+        self._received: dict[str, str] = {}
         self._tasks: dict[str, TaskID] = {}
-        self._all = self._bar.add_task("all rounds", total=rounds, accuracy="")
+        self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
     def begun(self, run: Run) -> None:
         """A run begins."""
         name = str(run)
         self.under_way[name] = run
         self._numbers[name] = len(self._numbers) + 1
-        self._accuracies[name] = _received_mean(None)
+        self._received[name] = received_mean(None)
         label = f"{name} ({self._numbers[name]}/{self.runs})"
-        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, accuracy=self._accuracies[name])
+        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, received=self._received[name])
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
         name = str(run)
         if received is not None:
-            self._accuracies[name] = _received_mean(received)
-        self._bar.update(self._tasks[name], completed=round, accuracy=self._accuracies[name])
+            self._received[name] = received_mean(received)
+        self._bar.update(self._tasks[name], completed=round, received=self._received[name])
         self._bar.update(self._all, completed=self._done + 1)
         where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
-        self._came_to(self._done + 1, f"{where}, {self._accuracies[name]}")
+        self._came_to(self._done + 1, f"{where}, {self._received[name]}")
 
     def ended(self, run: Run, summary: object) -> None:
         """A run is over."""
         self.finished += 1
         del self.under_way[str(run)]
         self._bar.remove_task(self._tasks[str(run)])
-
-
-def _received_mean(value: float | None) -> str:
-    return f"received mean {'–' if value is None else format(value, '.4f')}"
-
-
-class _WarningLines(logging.Handler):
-    """Sends warnings to where the progress is shown."""
-
-    def __init__(self, progress: _Progress) -> None:
-        super().__init__(logging.WARNING)
-        self._progress, self._shown = progress, 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._shown += 1
-        if self._shown <= MOST_WARNINGS:
-            self._progress.print(f"coterie: warning: {record.getMessage()}")
-        elif self._shown == MOST_WARNINGS + 1:
-            self._progress.print("coterie: warning: there are more; a run that is kept has them all in its log.txt")
 
 
 def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
@@ -181,32 +83,38 @@ def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
     return table
 
 
-def accuracy_table(summary: Mapping[str, Any]) -> Table:
-    """Accuracy of a run: a line for each moment and mean, a column for each way to choose the round."""
-    table = plain_table("accuracy", "mean over", "best round", "last round", "last five", right=(2, 3, 4))
+def metric_table(summary: Mapping[str, Any]) -> Table:
+    """What a run is judged by: a line for each moment and mean, a column for each way to choose the round."""
+    scale = judged_scale(summary)
+    table = plain_table(scale.name, "mean over", "best round", "last round", "last five", right=(2, 3, 4))
     over = {"mean": "clients", "weighted": "test samples"}
-    for moment, means in summary["accuracy"].items():
+    for moment, means in summary[scale.name].items():
         for mean, rounds in means.items():
-            table.add_row(moment, over[mean], *(f"{rounds[at]:.4f}" for at in ("best", "last", "last5")))
+            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in ("best", "last", "last5")))
     return table
 
 
 def clients_table(summary: Mapping[str, Any]) -> Table:
-    """Every client of a run with its accuracies after the last round."""
+    """Every client of a run with what it is judged by after the last round."""
     table = plain_table("client", "training samples", "received, last", "trained, last", right=(1, 2, 3))
     for client in summary["clients"]:
-        numbers = f"{client['received']:.4f}", f"{client['trained']:.4f}"
+        # A run that was stopped before its first evaluation has none.
+        numbers = (number_text(client.get(moment)) for moment in ("received", "trained"))
         table.add_row(Text(client["client"]), str(client["size"]), *numbers)
     return table
 
 
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
-    worst, each = summary["worst_decile"], summary["bytes"]["per_client_round"]
-    yield (f"worst tenth of the clients, last round: received {worst['received']:.4f}, trained {worst['trained']:.4f}")
+    each = summary["bytes"]["per_client_round"]
+    worst = {moment: number_text(value) for moment, value in summary["worst_decile"].items()}
+    if "stopped" in summary:
+        yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
+    if worst:
+        yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
     if "newcomers" in summary:
-        means = {moment: scores["mean"] for moment, scores in summary["newcomers"].items()}
-        yield f"newcomers, mean: received {means['received']:.4f}, after local training {means['trained']:.4f}"
+        means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
+        yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
     for client, rounds in summary.get("tuning_diverged", {}).items():
@@ -218,13 +126,11 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Methods and columns, mean ± standard deviation over seeds, winners marked by a star."""
-    from coterie.compare.table import COLUMNS
-
     # Narrow columns: one word of the title a line.
-    titles = [_title(column) for column in COLUMNS.values()]
+    titles = [_title(column) for column in comparison.columns.values()]
     table = plain_table("method", *titles, right=range(1, len(titles) + 1))
     for method in comparison.methods:
-        table.add_row(method, *(_cell(comparison, method, column) for column in COLUMNS.values()))
+        table.add_row(method, *(_cell(comparison, method, column) for column in comparison.columns.values()))
     return table
 
 
@@ -242,7 +148,9 @@ def _cell(comparison: Comparison, method: str, column: Column) -> str:
     winner = comparison.winner(column.key)
     # In a column with a star, a space takes its place, so that the numbers stand below each other.
     mark = "" if winner is None else "*" if winner == method else " "
-    return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
+    if column.unit == "share":
+        return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
+    return f"{number_text(mean)}{mark}" if std is None else f"{number_text(mean)}±{number_text(std)}{mark}"
 
 
 def spoken_bytes(count: float) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from coterie.client.recipe import measures
 from coterie.core.downloads import owed_bytes, tensor_bytes
 from coterie.core.federation import Federation
-from coterie.engines.base import PeersOf
+from coterie.engines.base import PeersOf, Trained, Work
+from coterie.methods.base import Method
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 
 
 def bytes_down(federation: Federation, clients: Tensor, peers: PeersOf, uploads: Mapping[str, str]) -> int:
@@ -28,3 +33,23 @@ def bytes_of_groups(federation: Federation, groups: Mapping[str, str]) -> int:
     """The bytes per client of groups of slots."""
     columns = sum(federation.layout.columns(group).size for group in groups.values())
     return columns * federation.initial.element_size()
+
+
+class ByteCounter(Listener):
+    """Adds to each report what the round would have moved over a network, up and down."""
+
+    def __init__(self, method: Method, federation: Federation) -> None:
+        self._method, self._federation = method, federation
+
+    def delivered(self, report: RoundReport, work: Work) -> None:
+        """Count what the cohort downloads, before anything of it changes."""
+        self._uploads = self._method.uploads(self._federation)
+        cohort = torch.tensor(report.cohort)
+        report.bytes["down"] = bytes_down(self._federation, cohort, work.peers, self._uploads)
+        self._kept = {measure.name for measure in measures(work.recipe) if measure.keep}
+
+    def trained(self, report: RoundReport, trained: Trained) -> None:
+        """Count what the cohort uploads."""
+        sent = {name: values for name, values in trained.measured.items() if name not in self._kept}
+        up = bytes_up(self._federation, self._uploads, sent)
+        report.bytes = {"up": up * len(report.cohort), **report.bytes}

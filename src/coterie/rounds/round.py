@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.exchange import Applied, apply
+from coterie.core.exchange import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Work
@@ -17,26 +18,13 @@ from coterie.methods.base import Method
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import bytes_down, bytes_up
+from coterie.rounds.ledger import ByteCounter
+from coterie.rounds.listeners import Listener, Listeners
+from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
 
 # Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
 DELIVERY_CHUNK = 64
-
-
-@dataclass
-class RoundReport:
-    """What happened in a round."""
-
-    round: int
-    cohort: list[int]
-    received: Evaluation | None = None
-    trained: Evaluation | None = None
-    mixes: list[Applied] = field(default_factory=list)
-    diverged: list[int] = field(default_factory=list)
-    tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
-    seconds: dict[str, float] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
 
 
 class Rounds:
@@ -49,16 +37,27 @@ class Rounds:
         engine: Engine,
         join: float = 1.0,
         evaluate_every: int = 1,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
         self.join, self.evaluate_every = join, evaluate_every
+        # Bytes are counted first, so that everybody finds them in the report.
+        self.listeners = Listeners((ByteCounter(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
 
+    def run(self) -> str | None:
+        """Round after round until all are done, or a listener stops the run: its reason is given then."""
+        while self.federation.round < self.federation.rounds:
+            report = self.run_round()
+            if report.stopped is not None and self.federation.round < self.federation.rounds:
+                return report.stopped
+        return None
+
     def run_round(self) -> RoundReport:
-        """One round: draw the cohort, train, exchange, evaluate at both moments."""
-        method, federation = self.method, self.federation
+        """One round: draw the cohort, deliver, train, collect, exchange, evaluate at both moments, tell."""
+        method, federation, tell = self.method, self.federation, self.listeners
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
@@ -66,19 +65,19 @@ class Rounds:
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        uploaded = method.uploads(federation)
         delivery = Delivery(method, federation, cohort)
-        peers = delivery.peers()
         report.mixes += delivery.applied
-        down = bytes_down(federation, cohort, peers, uploaded)
         clock.lap("exchange")
-        work = Work(method.recipe(federation), wanted, peers)
-        trained = self.engine.train(federation, work, cohort)
-        clock.lap("train")
-        clock.move("train", "evaluate", trained.test_seconds)
-        uploads, report.diverged = collect(federation, work.recipe, uploaded, cohort, trained)
+        work = Work(method.recipe(federation), wanted, delivery.peers())
+        self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
+        with self._taken_back(delivery):
+            tell.delivered(report, work)
+            trained = self.engine.train(federation, work, cohort)
+            clock.lap("train")
+            clock.move("train", "evaluate", trained.test_seconds)
+            tell.trained(report, trained)
+        uploads, report.diverged = collect(federation, work.recipe, method.uploads(federation), cohort, trained)
         delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
-        up = bytes_up(federation, uploaded, uploads.measured) * len(cohort)
         clock.lap("exchange")
         if wanted:
             report.trained = self._evaluate_trained(cohort, trained.scores, report.diverged)
@@ -87,7 +86,6 @@ class Rounds:
         if len(uploads.cohort):
             name, mark = type(method).__name__, exchange_mark(federation.round)
             report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
-        report.bytes = {"up": up, "down": down}
         clock.lap("exchange")
         if wanted:
             self.latest = report.received = self.evaluate_received()
@@ -96,13 +94,24 @@ class Rounds:
             self.latest = None
         report.tuning_diverged = sorted(self._tuning_diverged)
         report.seconds = clock.seconds
+        tell.round(report)
         return report
+
+    @contextmanager
+    def _taken_back(self, delivery: Delivery) -> Iterator[None]:
+        """What fails in here has changed nothing but what was delivered: that is undone, and the round not begun."""
+        try:
+            yield
+        except BaseException:
+            delivery.undo()
+            self.federation.round -= 1
+            raise
 
     def evaluate_received(self) -> Evaluation:
         """Test everybody with what they would download now."""
         scores = self.scores_received()
         self._notice_tuning(self.federation.everyone, scores)
-        return Evaluation.of(scores)
+        return Evaluation.of(self.federation.task, scores)
 
     def _notice_tuning(self, clients: Tensor, scores: list[Score]) -> None:
         """Take note of clients whose tuning diverged."""
@@ -128,7 +137,7 @@ class Rounds:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         self._notice_tuning(cohort, scores)
-        newest = Evaluation.of(scores)
+        newest = Evaluation.of(self.federation.task, scores)
         if len(cohort) == self.federation.clients:
             return newest
         # What a client that tunes shows depends on the round, so the last evaluation does not tell.
@@ -140,7 +149,8 @@ class Rounds:
             self._notice_tuning(others, rested)
             by_client = dict(zip(others.tolist(), rested, strict=True))
             by_client |= dict(zip(cohort.tolist(), scores, strict=True))
-            return Evaluation.of([by_client[client] for client in range(self.federation.clients)])
+            everybody = [by_client[client] for client in range(self.federation.clients)]
+            return Evaluation.of(self.federation.task, everybody)
         return self.latest.updated(cohort.numpy(), newest)
 
 

@@ -21,8 +21,20 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
-from coterie.engines.remote.worker import Call, Done, Failed, Job, Refused, Task, TaskWorker, described, without_tensors
+from coterie.engines.ray.session import note
+from coterie.engines.remote.worker import (
+    Call,
+    Done,
+    Failed,
+    Job,
+    Positions,
+    Refused,
+    TaskWorker,
+    described,
+    without_tensors,
+)
 from coterie.methods.base import Method
+from coterie.registry import PluginFile
 
 Array = NDArray[Any]
 Rows = dict[str, Array]
@@ -63,6 +75,11 @@ class Actor:
         self._device = device
         self._seat: TaskWorker | None = None
 
+    def know(self, files: Sequence[PluginFile]) -> None:
+        """Load the files that the next job needs: before it comes, since nothing of it could be read without them."""
+        for file in files:
+            file.load()
+
     def take_on(self, job: Job, data: Mapping[str, Array]) -> Arrived | Refused:
         """Begin a job; `data` is what `arrays_of` made of its problem."""
         try:
@@ -74,9 +91,16 @@ class Actor:
         self._seat = TaskWorker(replace(job, problem=with_arrays(job.problem, data)), self._device)
         return Arrived(socket.gethostname(), os.getpid())
 
-    def perform(self, task: Task, news: News | None, own: Mapping[str, Block]) -> tuple[Done | Failed, Rows]:
-        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now."""
+    def perform(
+        self, task: Positions, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+    ) -> tuple[Done | Failed, Rows]:
+        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
+
+        With a `mark`, a key and a number, it is noted first that the task was begun.
+        """
         assert self._seat is not None
+        if mark is not None:
+            note(*mark)
         if news is not None:
             for slot, row in news.shared.items():
                 self._federation[slot].shared.copy_(_tensor(row))

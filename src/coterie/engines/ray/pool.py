@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 
@@ -19,9 +20,10 @@ from coterie.engines.ray.actor import Actor, Array, Arrived, Block, News, Rows, 
 from coterie.engines.ray.session import RaySession
 from coterie.engines.remote.engine import packed
 from coterie.engines.remote.queue import DEATHS, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Refused, Task, described
+from coterie.engines.remote.worker import Call, Done, Positions, Refused, described
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
+from coterie.registry import FILES
 
 log = logging.getLogger("coterie")
 
@@ -84,7 +86,7 @@ class Cargo:
             self._held("model", held).update(self._peers)
         return self._parcels[up_to_date]
 
-    def blocks(self, task: Task, held: Held) -> dict[str, Block]:
+    def blocks(self, task: Positions, held: Held) -> dict[str, Block]:
         """The own rows of a task's clients that are not yet held, which then are."""
         if self._call.action == "batches":
             return {}
@@ -126,10 +128,12 @@ class _ActorState:
     stage: Literal["joining", "idle", "busy"] = "joining"
     cargo: Cargo | None = None
     answers: deque[Any] = field(default_factory=deque)  # references of what it was asked, the first under way
-    tasks: deque[Task] = field(default_factory=deque)
+    tasks: deque[Positions] = field(default_factory=deque)
     told: int = 0  # the number of the last call that it knows of
     held: Held = field(default_factory=dict)
     where: str = "not yet placed"
+    key: str = field(default_factory=lambda: f"coterie.{uuid4().hex}")  # under which it notes what it has begun
+    sent: int = 0  # tasks so far
 
 
 class ActorPool:
@@ -148,7 +152,7 @@ class ActorPool:
         """Ray's handles of the actors that there are now, by number."""
         return [member.handle for member in sorted(self._members, key=lambda member: member.number)]
 
-    def perform(self, cargo: Cargo, queue: TaskQueue, collect: Callable[[Task, Rows], None]) -> None:
+    def perform(self, cargo: Cargo, queue: TaskQueue, collect: Callable[[Positions, Rows], None]) -> None:
         """Have an queue's positions done and trained rows collected. After an error all actors are stopped."""
         try:
             self._failures = 0
@@ -172,6 +176,7 @@ class ActorPool:
     def _kill(self, member: _ActorState) -> None:
         with suppress(Exception):  # it may be gone, or Ray itself
             self._ray.kill(member.handle)
+            self.session.forget(member.key)
 
     def _complete(self, cargo: Cargo) -> None:
         """Start the actors that are missing."""
@@ -184,6 +189,8 @@ class ActorPool:
 
     def _introduce(self, member: _ActorState, cargo: Cargo) -> None:
         member.stage, member.cargo, member.told, member.held = "joining", cargo, 0, {}
+        if FILES:  # what was loaded from a file cannot be imported there
+            member.handle.know.remote(tuple(FILES.values()))
         member.answers.append(member.handle.take_on.remote(cargo.job, cargo.data))
 
     def _deal(self, cargo: Cargo, queue: TaskQueue) -> None:
@@ -196,14 +203,17 @@ class ActorPool:
             if early and (task := queue.next_task(member.number)) is not None:
                 self._send(member, cargo, task)
 
-    def _send(self, member: _ActorState, cargo: Cargo, task: Task) -> None:
+    def _send(self, member: _ActorState, cargo: Cargo, task: Positions) -> None:
         news = None
         if member.told != cargo.number:
             news = cargo.news(0 < member.told == cargo.number - 1, member.held)
         blocks = cargo.blocks(task, member.held)
         member.stage, member.told = "busy", cargo.number
+        member.sent += 1
+        # Nobody hears from here when a task that was sent in advance is begun, so the actor makes a note of it.
+        mark = (member.key, member.sent) if member.tasks else None
         member.tasks.append(task)
-        member.answers.append(member.handle.perform.remote(task, news, blocks))
+        member.answers.append(member.handle.perform.remote(task, news, blocks, mark))
 
     def _heard(self) -> _ActorState:
         """Wait until an actor answers or is lost."""
@@ -219,7 +229,7 @@ class ActorPool:
                 )
 
     def _listen(
-        self, member: _ActorState, cargo: Cargo, queue: TaskQueue, collect: Callable[[Task, Rows], None]
+        self, member: _ActorState, cargo: Cargo, queue: TaskQueue, collect: Callable[[Positions, Rows], None]
     ) -> None:
         errors = self._ray.exceptions
         try:
@@ -249,17 +259,30 @@ class ActorPool:
         member.stage = "busy" if member.tasks else "idle"
         self._failures = 0
 
+    def _under_way(self, member: _ActorState) -> Positions:
+        """The task that a lost actor was doing.
+
+        That need not be the first which is unanswered: an answer that was still on its way is lost with the actor.
+        """
+        begun = 0
+        if len(member.tasks) > 1:
+            with suppress(Exception):  # Ray itself may be gone
+                begun = self.session.noted(member.key)
+        answered = member.sent - len(member.tasks)
+        return member.tasks[max(begun - answered - 1, 0)]
+
     def _bury(self, member: _ActorState, queue: TaskQueue, error: Exception) -> None:
         """Let go of an actor that was lost; what it had to do is done elsewhere, from the same rows."""
+        begun = self._under_way(member) if member.stage == "busy" else ()
         self._kill(member)
         self._members.remove(member)
         ending = type(error).__name__
-        if member.stage == "busy":
-            begun, *others = member.tasks
+        if begun:
             names = ", ".join(queue.named(position) for position in begun)
             queue.lost(begun, ending)
-            for task in others:
-                queue.put_back(task)
+            for task in member.tasks:
+                if task != begun:
+                    queue.put_back(task)
             log.warning("%s: Ray actor %d (%s) was lost (%s); done again", names, member.number, member.where, ending)
             return
         self._failures += 1

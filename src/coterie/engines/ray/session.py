@@ -66,6 +66,14 @@ class RaySession:
         """How much of a resource ("CPU", "GPU") the cluster has."""
         return float(self.ray.cluster_resources().get(resource, 0.0))
 
+    def noted(self, key: str) -> int:
+        """The number that was last noted under a key; 0 if there is none."""
+        return int(_notes()._internal_kv_get(key) or 0)
+
+    def forget(self, key: str) -> None:
+        """Delete what was noted under a key."""
+        _notes()._internal_kv_del(key)
+
     def close(self) -> None:
         """Leave the cluster, or end the local one."""
         if self._owned:
@@ -106,6 +114,16 @@ class RaySession:
                 f"engine = 'ray': this version of Ray listens on {found}, not just on this machine; start Ray yourself "
                 "('ray start --head') and give ray_address='auto'"
             )
+
+
+def note(key: str, number: int) -> None:
+    """Note a number with the cluster, where it outlives the process that noted it."""
+    _notes()._internal_kv_put(key, str(number))
+
+
+def _notes() -> Any:
+    """Ray's key-value store. It is there in every process that is connected to a cluster."""
+    return importlib.import_module("ray.experimental.internal_kv")
 
 
 @contextmanager

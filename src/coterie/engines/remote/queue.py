@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coterie.engines.remote.worker import Done, Task
+from coterie.engines.remote.worker import Done, Positions
 from coterie.errors import CoterieError
 
 # A message costs about a quarter of a millisecond: tasks are made to last this long where clients are small.
@@ -33,6 +33,7 @@ class TaskQueue:
 
     `samples` says how large each position is, `name` what to call it in messages. Where positions have `homes`
     (the number of a worker each), a worker first does those at home with it, then helps out where most is left.
+    `tell` is called with the number of positions done whenever it grows.
 
     >>> queue = TaskQueue([1, 9, 5], str, Pace(), workers=2)
     >>> queue.next_task(), queue.next_task(), queue.next_task(), queue.next_task()
@@ -49,6 +50,7 @@ class TaskQueue:
         pace: Pace,
         workers: int,
         homes: Sequence[int] | None = None,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         self._samples, self._name, self._pace, self._workers = samples, name, pace, workers
         self._waiting: dict[int, list[int]] = {}  # by home, the largest last
@@ -58,14 +60,15 @@ class TaskQueue:
         self._again: list[int] = []
         self._deaths = dict[int, int]()
         self._open = len(samples)
-        self.results: list[tuple[Task, Done]] = []
+        self._tell = tell
+        self.results: list[tuple[Positions, Done]] = []
 
     @property
     def finished(self) -> bool:
         """Whether every position is done."""
         return self._open == 0
 
-    def next_task(self, worker: int = 0) -> Task | None:
+    def next_task(self, worker: int = 0) -> Positions | None:
         """What an idle worker (its number matters where positions have homes) should do now."""
         if self._again:
             return (self._again.pop(),)
@@ -89,17 +92,19 @@ class TaskQueue:
         """How many positions nobody has been given."""
         return len(self._again) + sum(map(len, self._waiting.values()))
 
-    def put_back(self, task: Task) -> None:
+    def put_back(self, task: Positions) -> None:
         """A task was dealt out, but not begun: it is dealt again."""
         self._again.extend(task)
 
-    def done(self, task: Task, result: Done) -> None:
+    def done(self, task: Positions, result: Done) -> None:
         """A task's result has arrived."""
         self.results.append((task, result))
         self._open -= len(task)
         self._pace.observe(sum(self._samples[position] for position in task), result.seconds)
+        if self._tell is not None:
+            self._tell(len(self._samples) - self._open)
 
-    def lost(self, task: Task, ending: str) -> None:
+    def lost(self, task: Positions, ending: str) -> None:
         """The worker that had the task is dead: its positions are done anew, each on its own."""
         for position in task:
             self._deaths[position] = self._deaths.get(position, 0) + 1

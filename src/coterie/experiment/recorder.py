@@ -1,0 +1,77 @@
+"""The listener that keeps what a run leaves: its history, warnings in the log, and the run directory."""
+
+from __future__ import annotations
+
+import logging
+
+from coterie.client.scores import TUNING_DIVERGED
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.history import History, as_line
+from coterie.experiment.prepared import Prepared
+from coterie.rounds.listeners import Listener, Outcome, Start
+from coterie.rounds.report import RoundReport
+
+log = logging.getLogger("coterie")
+
+
+class Recorder(Listener):
+    """Writes each round into the history and, where there is one, the run directory, with mixes and checkpoints.
+
+    However a run ends, its directory then holds a checkpoint of the last whole round. Only a process that is killed
+    falls back to an earlier one (`checkpoint_every`).
+    """
+
+    def __init__(self, prepared: Prepared, history: History, directory: RunDirectory | None) -> None:
+        self._prepared, self._settings = prepared, prepared.experiment
+        self._history, self._directory = history, directory
+        self._recorded = self._saved = 0
+
+    def begin(self, start: Start) -> None:
+        """Write down what is known beforehand."""
+        self._names, self._federation = start.clients, start.federation
+        self._recorded = self._saved = start.first_round - 1
+        partition = self._prepared.partition
+        for note in (*self._prepared.notes, *(f"partition: {note}" for note in partition.notes)):
+            log.info("%s", note)
+
+    def round(self, report: RoundReport) -> None:
+        """Record a round."""
+        line = as_line(report)
+        self._history.lines.append(line)
+        for client in report.diverged:
+            log.warning(
+                "round %d: client %s diverged (its weights are not finite); it is left out of the round and keeps its "
+                "last good model. A smaller lr or clip= may help.",
+                report.round,
+                self._names[client],
+            )
+        for client in report.tuning_diverged:
+            log.warning("round %d: client %s: %s", report.round, self._names[client], TUNING_DIVERGED)
+        if self._directory is not None:
+            self._directory.add_line(line)
+            every = self._settings.record_every
+            if report.mixes and every and (report.round % every == 0 or report.round == self._settings.rounds):
+                self._directory.add_mixes(report.round, report.mixes)
+        self._recorded = report.round
+        if self._settings.checkpoint_every and report.round % self._settings.checkpoint_every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Have a checkpoint of the last round, unless there is one or a round is half done.
+
+        The federation's round is ahead of what is recorded from the moment at which a round begins to change it.
+        """
+        if self._directory is not None and self._federation.round == self._recorded > self._saved:
+            self._directory.checkpoint(self._federation)
+            self._saved = self._recorded
+
+    def end(self, outcome: Outcome) -> None:
+        """Record how the run ended."""
+        if self._directory is None:
+            return
+        if outcome.summary is None:
+            self.save()
+        elif outcome.stopped is not None:
+            self._directory.stop(outcome.summary)
+        else:
+            self._directory.finish(self._federation, outcome.summary)

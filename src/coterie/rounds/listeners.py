@@ -1,0 +1,132 @@
+"""Whoever wants to know how a run goes: progress, records and byte counts are listeners, and so is what users add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.core.federation import Federation
+from coterie.engines.base import Trained, Work
+from coterie.errors import require
+from coterie.rounds.report import RoundReport
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first round."""
+
+    method: str
+    clients: tuple[str, ...]  # their names; a cohort's ids are places in here
+    rounds: int  # how many there are to be in all
+    first_round: int  # 1, or where a resumed run carries on
+    federation: Federation  # the live state, to be read between rounds
+    prepared: Any = None  # the experiment's `Prepared`: data, partition, model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: finished, stopped by a listener, or broken off by an error."""
+
+    rounds: int  # whole rounds in all, those before a resumption included
+    summary: Mapping[str, Any] | None = None  # unless there was an error
+    stopped: str | None = None
+    error: BaseException | None = None
+
+
+class Listener:
+    """Is told how a run goes. Override what you want to hear; the rest does nothing.
+
+    `begin` comes first and `end` last, in every case. In each round: `delivered`, `clients_done` any number of times,
+    `trained`, `round`. A listener ends the run with `report.stop("why")`. An exception ends it too: with a run
+    directory, the last whole round is kept and the run can be resumed.
+
+    >>> class Printer(Listener):
+    ...     def round(self, report):
+    ...         print(report.round, report.cohort)
+    >>> Printer().round(RoundReport(1, cohort=[0, 2]))
+    1 [0, 2]
+    """
+
+    def begin(self, start: Start) -> None:
+        """Everything is prepared; the first round comes next."""
+
+    def delivered(self, report: RoundReport, work: Work) -> None:
+        """The cohort of a round is drawn and has what it downloads; next it does its work."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        """So many of the cohort's clients are trained."""
+
+    def trained(self, report: RoundReport, trained: Trained) -> None:
+        """The cohort is trained; nothing is collected yet."""
+
+    def round(self, report: RoundReport) -> None:
+        """A round is over: exchanged and, where it was to be, evaluated."""
+
+    def end(self, outcome: Outcome) -> None:
+        """The run is over, whatever the reason."""
+
+
+class Listeners(Listener):
+    """Several listeners as one. They are told in the given order."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+        self._all = tuple(listeners)
+        self._begun: list[Listener] = []
+
+    def begin(self, start: Start) -> None:
+        """Tell all."""
+        for listener in self._all:
+            self._begun.append(listener)
+            listener.begin(start)
+
+    def delivered(self, report: RoundReport, work: Work) -> None:
+        """Tell all."""
+        for listener in self._all:
+            listener.delivered(report, work)
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        """Tell all."""
+        for listener in self._all:
+            listener.clients_done(round, done, total)
+
+    def trained(self, report: RoundReport, trained: Trained) -> None:
+        """Tell all."""
+        for listener in self._all:
+            listener.trained(report, trained)
+
+    def round(self, report: RoundReport) -> None:
+        """Tell all."""
+        for listener in self._all:
+            listener.round(report)
+
+    def end(self, outcome: Outcome) -> None:
+        """Tell all that were told of a beginning and not yet of an end.
+
+        After an error it is that error that counts: what goes wrong at the end as well becomes a note to it.
+        """
+        while self._begun:
+            listener = self._begun.pop(0)
+            try:
+                listener.end(outcome)
+            except Exception as another:
+                if outcome.error is None:
+                    raise
+                kind = type(another).__name__
+                outcome.error.add_note(f"{type(listener).__name__}.end failed as well ({kind}: {another})")
+
+
+def require_listeners(listeners: Sequence[Listener]) -> None:
+    """An error unless these are listeners.
+
+    >>> require_listeners([print])
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: listeners = [...]: builtin_function_or_method is no coterie.Listener; derive a class...
+    """
+    require(isinstance(listeners, Sequence), f"listeners = {listeners}: must be a list of coterie.Listener objects")
+    for listener in listeners:
+        require(
+            isinstance(listener, Listener),
+            f"listeners = [...]: {type(listener).__name__} is no coterie.Listener; derive a class from it",
+        )

@@ -1,0 +1,262 @@
+"""What every method must do, whatever it is: each check is one promise, and says which part of it is broken."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.federation import Federation
+from coterie.engines import make_engine
+from coterie.engines.base import Engine
+from coterie.errors import CoterieError, unknown
+from coterie.experiment.resume import resume
+from coterie.methods.base import Method
+from coterie.partition import Partition
+from coterie.rounds.delivery import as_delivered
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
+from coterie.rounds.round import Rounds
+from coterie.testing.together import SITES, agreed, run_on_messages, simulated
+from coterie.testing.toys import CLIENTS, ROUNDS, toy_data, toy_experiment, toy_partition, with_validation
+
+JOIN = 0.5  # of the clients, where only a part takes part
+NEAR = 2e-5  # how far rows may lie apart that were computed in another order
+
+
+class CheckFailedError(AssertionError):
+    """A method or an engine does not keep a promise; the message says which, and how it was broken."""
+
+
+def check_method(
+    method: Method, only: Sequence[str] = (), told: Callable[[str, Exception | None], None] = lambda *_: None
+) -> None:
+    """Run the checks that Coterie's own methods pass on a method; an error lists all that it fails.
+
+    `only` names some of `METHOD_CHECKS`; `told` hears of each check and, if it failed, why.
+
+    >>> from coterie.methods import FedAvg
+    >>> check_method(FedAvg(), only=["relabelling"])
+    """
+    for name in only:
+        if name not in METHOD_CHECKS:
+            raise unknown("check", name, METHOD_CHECKS)
+    failures = []
+    for name in only or METHOD_CHECKS:
+        try:
+            with _silence():
+                METHOD_CHECKS[name](method)
+            told(name, None)
+        except (AssertionError, CoterieError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            told(name, error)
+            failures.append(f"{name}: {str(error).strip() or type(error).__name__}")
+    if failures:
+        raise CheckFailedError(f"{type(method).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Clients diverge here on purpose, and toys give rise to warnings: nobody needs to hear of it."""
+    log = logging.getLogger("coterie")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@dataclass
+class _Watch(Listener):
+    reports: list[RoundReport]
+
+    def round(self, report: RoundReport) -> None:
+        self.reports.append(report)
+
+
+def check_value(method: Method) -> None:
+    """A method is a value: a frozen dataclass, equal to another of the same options, and described."""
+    kind = type(method)
+    frozen = is_dataclass(method) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009 (private to dataclasses)
+    _expect(frozen, "is no frozen dataclass")
+    _expect(method == method and hash(method) == hash(method), "is not equal to itself")
+    _expect(bool((kind.__doc__ or "").strip()), "has no docstring")
+
+
+def check_sound(method: Method) -> None:
+    """Rows stay finite, every mix is a mean, models move: for one client and more, all or half, with batch norm."""
+    for model in ("plain", "norm"):
+        for join, clients in ((1.0, CLIENTS), (JOIN, CLIENTS), (1.0, 2), (1.0, 1)):
+            where = f"model '{model}', {clients} clients, join {join:g}"
+            watch = _Watch([])
+            result = toy_experiment(method, model, join=join, clients=clients).run(listeners=[watch])
+            for slot in result.federation.slots:
+                _expect(_is_finite(_rows(result.federation, slot)), f"{where}: slot '{slot}' is not finite")
+            _expect(not result.summary["diverged"], f"{where}: clients diverged")
+            moved = not torch.equal(_rows(result.federation), _rows(result.prepared.federation()))
+            _expect(moved, f"{where}: no model has changed")
+            for report in watch.reports:
+                _expect_means(report, clients, where)
+
+
+def check_relabelling(method: Method) -> None:
+    """The row index is a client's id: relabelled clients permute the result, and change nothing else."""
+    data = toy_data(180)
+    partition = with_validation(toy_partition(data, CLIENTS))
+    order = [2, 0, 3, 1]
+    for join in (1.0, JOIN):
+        one = toy_experiment(method, "norm", join=join, data=data, partition=partition).run()
+        other = toy_experiment(method, "norm", join=join, data=data, partition=partition.permuted(order)).run()
+        _expect_near(_rows(other.federation), _rows(one.federation)[order], f"join {join:g}: relabelled rows", 1e-4)
+        for line, again in zip(one.history.lines, other.history.lines, strict=True):
+            for moment in ("received", "trained"):
+                same = again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
+                _expect(same, f"join {join:g}, round {line['round']}: accuracies '{moment}' of relabelled clients")
+
+
+class _PowerCutError(Exception):
+    """The run is killed."""
+
+
+class _Kill(Listener):
+    def round(self, report: RoundReport) -> None:
+        if report.round == 2:
+            raise _PowerCutError
+
+
+def check_resumption(method: Method) -> None:
+    """A run that is killed and resumed ends bit-identical: all that changes lives in the federation."""
+    experiment = toy_experiment(method, "norm", join=JOIN, rounds=4, checkpoint_every=1)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            experiment.run(Path(folder) / "killed", listeners=[_Kill()])
+        except _PowerCutError:
+            again = resume(Path(folder) / "killed", experiment=experiment)
+        whole = experiment.run(Path(folder) / "whole")
+    state = dict(whole.federation.state())
+    for name, tensor in again.federation.state():
+        _expect(torch.equal(tensor.nan_to_num(), state[name].nan_to_num()), f"'{name}' differs after a resumption")
+
+
+def check_evaluation(method: Method) -> None:
+    """Testing changes nothing."""
+    often = toy_experiment(method, "norm", join=JOIN).run()
+    seldom = toy_experiment(method, "norm", join=JOIN, evaluate_every=ROUNDS).run()
+    _expect(torch.equal(_rows(often.federation), _rows(seldom.federation)), "rows depend on how often they are tested")
+
+
+def check_newcomers(method: Method) -> None:
+    """Clients that were held out are received and can train."""
+    data = toy_data(180)
+    whole = with_validation(toy_partition(data, 5))
+    partition = Partition(train=whole.train, validation=whole.validation, test=whole.test, held_out=(1, 4))
+    result = toy_experiment(method, "norm", data=data, partition=partition, join=0.67).run()
+    for moment in ("received", "trained"):
+        found = result.summary["newcomers"][moment]["accuracy"]
+        _expect(len(found) == 2 and all(map(math.isfinite, found)), f"newcomers as {moment}: {found}")
+
+
+def check_divergence(method: Method) -> None:
+    """A client whose model overflows is named, keeps its last good row, and harms nobody."""
+    data = toy_data(180)
+    partition = with_validation(toy_partition(data, CLIENTS))
+    inputs = data.inputs.clone()
+    inputs[partition.train[1]] *= 1e30
+    spoiled = type(data)("spoiled", inputs, data.labels, classes=data.classes)
+    result = toy_experiment(method, "relu", data=spoiled, partition=partition).run()
+    _expect(set(result.summary["diverged"]) == {"1"}, f"client 1 diverged, but {result.summary['diverged']} is named")
+    for slot in result.federation.slots:
+        _expect(_is_finite(_rows(result.federation, slot)), f"slot '{slot}' is not finite")
+
+
+def check_travel(method: Method) -> None:
+    """On packed messages, with NaN for all that a side cannot know, it ends as in a simulation; so do the bytes."""
+    for join in (1.0, 0.67):
+        agreement = agreed(method, join=join, validation=0.2, rounds=4)
+        serial = simulated(agreement).run()
+        together, last = run_on_messages(agreement, poison=True)
+        everyone = serial.federation.everyone
+        with as_delivered(method, serial.federation, everyone):
+            for slot, theirs in serial.federation.slots.items():
+                if theirs.held_by == "server" or theirs.dropped:
+                    continue
+                columns = theirs.columns if slot == method.tested else theirs.own_columns
+                for client, site in enumerate(SITES):
+                    me = everyone[client : client + 1]
+                    mine = together.sites[site].federation[slot].rows(me, columns)
+                    _expect_near(mine, theirs.rows(me, columns), f"join {join:g}, {site}: slot '{slot}'", 1e-6)
+        for report, line in zip(together.reports, serial.history.lines, strict=True):
+            where = f"join {join:g}, round {line['round']}"
+            _expect(report.bytes == line["bytes"], f"{where}: {report.bytes} travelled, the ledger has {line['bytes']}")
+        for client, site in enumerate(SITES):
+            ours, theirs_last = last[site]["received"], serial.history.lines[-1]["received"]["accuracy"][client]
+            near = math.isclose(ours["correct"] / ours["samples"], theirs_last, abs_tol=1e-9)
+            _expect(near, f"join {join:g}, {site}: the finished model is not the simulation's")
+
+
+def check_engines(method: Method) -> None:
+    """The stacked engine (or its fall-back) ends with the serial engine's rows."""
+    for join in (1.0, JOIN):
+        one, other = (_rounds(method, engine, join) for engine in ("serial", "stacked"))
+        _expect_near(_rows(other), _rows(one), f"join {join:g}: stacked rows", 1e-3)
+
+
+METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
+    "value": check_value,
+    "sound": check_sound,
+    "relabelling": check_relabelling,
+    "resumption": check_resumption,
+    "evaluation": check_evaluation,
+    "newcomers": check_newcomers,
+    "divergence": check_divergence,
+    "travel": check_travel,
+    "engines": check_engines,
+}
+"""The checks by name, in the order in which they are run."""
+
+
+def _rounds(method: Method, name: str, join: float) -> Federation:
+    """The federation after a few rounds on an engine."""
+    experiment = toy_experiment(method, join=join)
+    prepared = experiment.prepare()
+    engine: Engine = make_engine(name, prepared.problem(), method, experiment.seed)
+    rounds = Rounds(method, prepared.federation(), engine, join)
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(ROUNDS):
+            rounds.run_round()
+    engine.close()
+    return rounds.federation
+
+
+def _expect(promise: bool, message: str) -> None:
+    if not promise:
+        raise CheckFailedError(message)
+
+
+def _expect_near(found: Tensor, expected: Tensor, what: str, tolerance: float = NEAR) -> None:
+    apart = float((found - expected).abs().max()) if found.numel() else 0.0
+    _expect(apart <= tolerance, f"{what} lie {apart:.2g} apart (at most {tolerance:g})")
+
+
+def _expect_means(report: RoundReport, clients: int, where: str) -> None:
+    for mix in report.mixes:
+        sums = mix.weights.sum(1)
+        sound = bool((mix.weights >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-5)
+        _expect(sound, f"{where}, round {report.round}: the mix of '{mix.group}' is no weighted mean")
+        _expect(set(mix.columns.tolist()) <= set(range(clients)), f"{where}: a mix of clients that do not exist")
+
+
+def _rows(federation: Federation, slot: str = "model") -> Tensor:
+    return federation[slot].rows(federation.everyone)
+
+
+def _is_finite(rows: Tensor) -> bool:
+    return bool(torch.isfinite(rows).all())

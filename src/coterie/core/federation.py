@@ -121,7 +121,7 @@ class Federation:
             f"value '{name}': has the shape {tuple(start.shape)}, but {self.clients} clients are to have one each",
         )
         self.values[name] = start
-        self.kinds[name] = ValueKind(per_client, held_by)
+        self.kinds[name] = ValueKind(per_client, held_by, told)
         self.value_marks[name] = torch.full((self.clients,), delivery_mark(1) if told else 0)
 
     def value_of(self, name: str, client: int) -> Tensor:
@@ -234,7 +234,8 @@ class _ServerValues(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class ValueKind:
-    """Whether a value is one per client, and who has it."""
+    """Whether a value is one per client, who has it, and whether its start depends on the other clients."""
 
     per_client: bool
     held_by: HeldBy
+    told: bool = False

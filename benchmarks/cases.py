@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from benchmarks.harness import random_images
-from coterie.core.exchange import apply
+from coterie.core.exchange import Mix, Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.data import Dataset, load
-from coterie.engines import Work, make_engine
+from coterie.engines import Trained, Work, make_engine
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.partition import Iid
 from coterie.rounds.collect import collect
-from coterie.rounds.delivery import no_uploads
+from coterie.rounds.delivery import Delivery
 
 
 def noise_for(model: str, samples: int) -> Dataset:
@@ -43,9 +47,27 @@ def rounds_of(case: Prepared, at: int = 1) -> tuple[Callable[[], None], Federati
 
     def run_round() -> None:
         cohort = federation.everyone
-        apply(method.deliver(federation, cohort), federation, no_uploads(federation, cohort))
-        trained = engine.train(federation, Work(method.recipe(federation), method.probes(federation)), cohort)
-        uploads, _ = collect(method, federation, cohort, trained)
-        apply(method.exchange(uploads), federation, uploads)
+        peers = Delivery(method, federation, cohort).peers()
+        recipe = method.recipe(federation)
+        trained = engine.train(federation, Work(recipe, peers=peers), cohort)
+        uploads, _ = collect(federation, recipe, method.uploads(federation), cohort, trained)
+        apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
 
     return run_round, federation
+
+
+def noisy_uploads(method: Method, federation: Federation, rows: Tensor) -> Uploads:
+    """Uploads of everybody as if they had trained `rows [K, P]`; what is measured is noise."""
+    recipe, measured = method.recipe(federation), {}
+    if "critical" in Work(recipe).measured:
+        measured["critical"] = torch.rand(len(rows), federation.layout.columns("all").size) < 0.5
+    trained = Trained({"model": rows}, measured)
+    return collect(federation, recipe, method.uploads(federation), federation.everyone, trained)[0]
+
+
+def server_step(method: Method, federation: Federation, uploads: Uploads) -> None:
+    """An exchange, and what is made for everybody's next download."""
+    apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
+    view, everyone = federation.as_seen_by_server(), federation.everyone
+    mixes = [made for made in method.deliver(view, everyone) if isinstance(made, Mix)]
+    apply(mixes, federation, Uploads(view, everyone, {}, {}), delivery_mark(federation.round + 1))

@@ -43,7 +43,7 @@ class OurSide:
                     "site": name,
                     "fingerprint": self.agreement.fingerprint,
                     "first_weights": blueprint.fingerprint,
-                    **{"samples": 100, "validation": 0, "test": 25, "class_counts": [10] * 10},
+                    **{"samples": 100, "validation": 0, "test": 25, "class_counts": [10] * 10, "snapshots": []},
                 }
             )
 

@@ -24,8 +24,8 @@ from benchmarks.bare import bare_round
 from benchmarks.bare_pool import BareCrew
 from benchmarks.harness import Figure, in_turns, random_images, ratio
 from coterie.client.problem import Problem
-from coterie.core.layout import MemoryFormat
-from coterie.engines import Stacked, make_engine
+from coterie.core.training import MemoryFormat
+from coterie.engines import EngineOptions, Stacked, make_engine
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared, as_memory
@@ -206,7 +206,9 @@ def settings_for(prepared: Prepared, cores: int) -> Iterator[Setting]:
 def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) -> Iterator[Callable[[], object]]:
     """A function that runs a round with an engine; worker processes start with the first."""
     case = prepared.in_memory(setting.memory)
-    engine = make_engine(setting.engine, case.problem(), case.method, seed=0, workers=torch.get_num_threads())
+    engine = make_engine(
+        setting.engine, case.problem(), case.method, seed=0, options=EngineOptions(torch.get_num_threads())
+    )
     rounds = Rounds(case.method, case.federation(), engine, case.experiment.join, evaluate_every)
     try:
         yield with_threads(setting.threads, rounds.run_round)

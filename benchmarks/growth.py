@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from benchmarks.cases import prepared
+from benchmarks.cases import noisy_uploads, prepared, server_step
 from benchmarks.harness import Figure, in_turns, random_images
 from benchmarks.methods import FIVE, five
-from coterie.core.exchange import apply
-from coterie.engines import Trained, make_engine
+from coterie.engines import make_engine
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
-from coterie.rounds.collect import collect
-from coterie.rounds.delivery import no_uploads
 from coterie.rounds.round import Rounds
 
 COUNTS = (50, 100, 200, 400)
@@ -46,24 +43,15 @@ def growth(name: str, axis: str, sizes: Sequence[int], amounts: Sequence[Sequenc
     return Figure(where, "log amount", f"log {axis}", value, low, high, bar)
 
 
-def server_step(name: str, clients: int, model: str) -> Callable[[], None]:
+def server_steps_of(name: str, clients: int, model: str) -> Callable[[], None]:
     """A function that makes one exchange of a method for so many clients."""
     method = five(name)
     case = prepared(method, model, 32, 1, clients, 2)
     federation = case.federation()
     federation.round = 2
-    everyone = federation.everyone
     rows = federation.initial + 0.01 * torch.randn(clients, federation["model"].width)
-    probes = {}
-    if method.probes(federation):
-        probes["critical"] = torch.rand(clients, federation.layout.columns("all").size) < 0.5
-    uploads, _ = collect(method, federation, everyone, Trained({"model": rows}, probes))
-
-    def step() -> None:
-        apply(method.exchange(uploads), federation, uploads)
-        apply(method.deliver(federation, everyone), federation, no_uploads(federation, everyone))
-
-    return step
+    uploads = noisy_uploads(method, federation, rows)
+    return lambda: server_step(method, federation, uploads)
 
 
 def server_seconds(
@@ -71,23 +59,23 @@ def server_seconds(
 ) -> Iterator[Figure]:
     """Seconds of each method's server step against the number of clients."""
     for name in methods:
-        seconds = in_turns({str(count): server_step(name, count, model) for count in counts}, repeats)
+        seconds = in_turns({str(count): server_steps_of(name, count, model) for count in counts}, repeats)
         yield growth(f"{name}: server step", "clients", counts, list(seconds.values()), QUADRATIC)
 
 
 MEMORY = """
 import json, sys
 from pathlib import Path
-from benchmarks.growth import server_step
+from benchmarks.growth import server_steps_of
 name, model, counts = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 def kilobytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
-server_step(name, 10, model)()
+server_steps_of(name, 10, model)()
 Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
 before, peaks = kilobytes("VmRSS"), []
 for count in counts:
-    server_step(name, count, model)()
+    server_steps_of(name, count, model)()
     peaks.append(kilobytes("VmHWM") - before)
 print(json.dumps(peaks))
 """

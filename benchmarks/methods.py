@@ -51,13 +51,9 @@ def exchange_share(clients: int = 20, samples: int = 500, epochs: int = 5) -> It
 AT_SCALE = """
 import json, sys, time
 import torch
-from benchmarks.cases import prepared
+from benchmarks.cases import noisy_uploads, prepared, server_step
 from benchmarks.harness import peak_bytes
 from benchmarks.methods import five
-from coterie.engines import Trained
-from coterie.core.exchange import apply
-from coterie.rounds.collect import collect
-from coterie.rounds.delivery import no_uploads
 
 name, clients, model = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 method = five(name)
@@ -65,17 +61,12 @@ case = prepared(method, model, 32, 1, clients, 2)
 before = peak_bytes()
 federation = case.federation()
 federation.round = 2
-everyone = federation.everyone
 rows = torch.empty(clients, federation["model"].width)
 for row in rows:
     row.copy_(federation.initial).add_(torch.randn(len(row)), alpha=0.01)
-probes = {}
-if method.probes(federation):
-    probes["critical"] = torch.rand(clients, federation.layout.columns("all").size) < 0.5
-uploads, _ = collect(method, federation, everyone, Trained({"model": rows}, probes))
+uploads = noisy_uploads(method, federation, rows)
 begin = time.perf_counter()
-apply(method.exchange(uploads), federation, uploads)
-apply(method.deliver(federation, everyone), federation, no_uploads(federation, everyone))
+server_step(method, federation, uploads)
 seconds = time.perf_counter() - begin
 print(json.dumps({"seconds": seconds, "memory": (peak_bytes() - before) / (rows.numel() * 4)}))
 """

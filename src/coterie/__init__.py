@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from coterie.client.recipe import Phase
     from coterie.core.exchange import Mix, Put, Uploads
     from coterie.core.federation import Federation
+    from coterie.core.scale import Scale
+    from coterie.core.task import Classification, Loss, Metric, Regression
     from coterie.data import Dataset, from_arrays, load, load_own
     from coterie.deployment.predict.model import load_model
     from coterie.errors import CoterieError
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
         Iid,
         Partition,
         Pathological,
+        Quantile,
         TwoClass,
     )
     from coterie.rounds.listeners import Listener
@@ -79,6 +82,8 @@ _HOMES = {
     "coterie.core.exchange": ("Mix", "Put", "Uploads"),
     "coterie.experiment.experiment": ("Experiment",),
     "coterie.core.federation": ("Federation",),
+    "coterie.core.scale": ("Scale",),
+    "coterie.core.task": ("Classification", "Loss", "Metric", "Regression"),
     "coterie.methods": (
         "APPLE",
         "CFL",
@@ -123,6 +128,7 @@ _HOMES = {
         "Iid",
         "Partition",
         "Pathological",
+        "Quantile",
         "TwoClass",
     ),
     "coterie.experiment.protocols": ("protocol",),
@@ -141,6 +147,7 @@ __all__ = [
     "SCAFFOLD",
     "ByClient",
     "ByDomain",
+    "Classification",
     "CoterieError",
     "Dataset",
     "Dirichlet",
@@ -174,7 +181,9 @@ __all__ = [
     "LGFedAvg",
     "Listener",
     "Local",
+    "Loss",
     "Method",
+    "Metric",
     "Mix",
     "PFedCS",
     "PFedMe",
@@ -184,7 +193,10 @@ __all__ = [
     "PerFedAvg",
     "Phase",
     "Put",
+    "Quantile",
+    "Regression",
     "Result",
+    "Scale",
     "TwoClass",
     "Uploads",
     "from_arrays",

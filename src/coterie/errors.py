@@ -16,16 +16,18 @@ class CoterieError(ValueError):
     """
 
 
-def unknown(kind: str, name: str, allowed: Iterable[str]) -> CoterieError:
-    """The error for a name that is not on the list, with the nearest match for a typo.
+def unknown(kind: str, name: str, allowed: Iterable[str], also: str = "") -> CoterieError:
+    """The error for a name that is not on the list, with the nearest match for a typo; `also` says what else may be.
 
     >>> str(unknown("method", "fedpre", ["fedavg", "fedper"]))
     "unknown method 'fedpre'; did you mean 'fedper'? (allowed: fedavg, fedper)"
     """
     names = sorted(allowed)
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return CoterieError(f"unknown {kind} '{name}'{hint} (allowed: {', '.join(names) or 'none'})")
+    spelt = {allowed.lower(): allowed for allowed in names}
+    near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.6)
+    hint = f"; did you mean '{spelt[near[0]]}'?" if near else ""
+    listed = ", ".join(names) or "none"
+    return CoterieError(f"unknown {kind} '{name}'{hint} (allowed: {listed}{f', or {also}' if also else ''})")
 
 
 def require(condition: bool, message: str) -> None:

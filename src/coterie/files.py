@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coterie.errors import require
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part."""
@@ -17,6 +19,26 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def require_format(what: str, found: object, wanted: int, way_out: str) -> None:
+    """An error unless something on disk was written in the format that this version reads.
+
+    >>> require_format("run = x", 2, 1, "again")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: run = x: was written by a newer version of Coterie (format 2, this one reads 1)
+    >>> require_format("run = x", None, 1, "again")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: run = x: was written by an older version of Coterie (this one reads format 1); again
+    """
+    newer = str(found).isdecimal() and int(str(found)) > wanted
+    require(not newer, f"{what}: was written by a newer version of Coterie (format {found}, this one reads {wanted})")
+    require(
+        str(found) == str(wanted),
+        f"{what}: was written by an older version of Coterie (this one reads format {wanted}); {way_out}",
+    )
 
 
 @contextmanager

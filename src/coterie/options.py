@@ -5,12 +5,30 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
 
 T = TypeVar("T")
+
+BY_RULE = "the rule's"
+
+
+def setting(default: Any, help: str, group: str, *names: str, shown: str | None = None) -> Any:
+    """A field of a dataclass that says in its metadata what it means: the command line is made from it.
+
+    `group` is the heading it stands under, `names` its options if they differ from its name, `shown` what to show as
+    its default if that is not the value.
+    """
+    text = str(default) if shown is None else shown
+    return field(default=default, metadata={"help": help, "group": group, "names": names, "shown": text})
+
+
+def same_setting(cls: type, name: str) -> Any:
+    """The setting of that name of another dataclass, once more."""
+    found = option_fields(cls)[name]
+    return field(default=found.default, metadata=found.metadata)
 
 
 def option_fields(cls: type) -> dict[str, Field[Any]]:

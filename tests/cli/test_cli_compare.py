@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.cli.merge import experiments
-from coterie.compare.table import COLUMNS, Comparison, compare
+from coterie.compare.table import Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.methods import FedProx
@@ -165,7 +165,7 @@ def test_comparison_survives_a_round_trip_through_json(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text(json.dumps(comparison.as_dict()))
     again = Comparison.load(tmp_path)
     assert again == comparison
-    assert all(again.winner(key) == comparison.winner(key) for key in COLUMNS)
+    assert all(again.winner(key) == comparison.winner(key) for key in comparison.columns)
 
 
 PROTOCOL = ["--protocol", "fedtc", "--data", "digits", "--model", "mlp", "--rounds", "1", "--epochs", "1"]

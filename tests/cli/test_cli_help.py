@@ -9,11 +9,11 @@ from cli_tools import call, finish, start
 
 import coterie
 from coterie.cli import app
-from coterie.cli.settings import BY_RULE, GivenSettings
+from coterie.cli.settings import GivenSettings
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.models import MODELS
-from coterie.options import option_fields
+from coterie.options import BY_RULE, option_fields
 from coterie.partition import PARTITIONS
 
 pytestmark = pytest.mark.thorough
@@ -42,7 +42,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         name: get_args(hint)[1].show_default
         for name, hint in get_type_hints(GivenSettings, include_extras=True).items()
     }
-    free_text = {"client_column", "protocol", "stats"}
+    free_text = {"client_column", "protocol", "stats", "task"}
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]
     assert {name: shown[name] for name in checked} == {name: str(defaults[name]) for name in checked}
     for name, text in shown.items():
@@ -76,7 +76,8 @@ def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixtur
         line = next(line for line in methods.splitlines() if line.startswith(f"{name} "))
         assert (cls.__doc__ or "").splitlines()[0] in line
         assert cls.extra_cost in line
-    assert re.search(r"pfedcs .* model; later extractor .* extractor \+ teacher; later extractor", methods)
+    assert re.search(r"^pfedcs .* model; later extractor +extractor \+ teacher  ", methods, re.MULTILINE)
+    assert re.search(r"^pfedsim .* model +model; later extractor  ", methods, re.MULTILINE)
     about = call(capsys, "methods", "fedprox").out
     assert "mu=0.01" in about
     assert "Li et al., MLSys 2020" in about

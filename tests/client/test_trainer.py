@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.optim import TORCH_OPTIMISERS
 from coterie.client.recipe import Phase
-from coterie.client.terms import Linear, Proximal, cross_entropy
+from coterie.client.terms import Linear, Proximal, task_loss
 from coterie.client.trainer import Trainer, train
 from coterie.core.columns import Columns
 from coterie.core.training import OPTIMISERS, Training
@@ -25,7 +25,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.partition import Partition
 from coterie.rng import stream_seed, torch_stream
-from support import MODELS, NormNet, PlainNet, seat, seeded, tiny, toy_data, trained_row
+from coterie.testing.toys import NormNet, PlainNet, seeded, toy_data
+from support import MODELS, seat, tiny, trained_row
 
 CLIENT = 2
 # What PyTorch itself offers under the names of the settings.
@@ -160,7 +161,7 @@ def test_every_epoch_sees_every_sample_once_and_keeps_the_partial_batch() -> Non
 
     def watch(batch: Batch) -> Tensor:
         seen.append(batch.inputs[:, 0])
-        return cross_entropy(batch)
+        return task_loss(batch)
 
     trained_row(ready, (Phase(terms=(watch,)),), CLIENT)
     per_epoch = math.ceil(len(own) / 10)
@@ -264,7 +265,7 @@ def test_statistics_rest_in_head_only_phases_whatever_a_term_computes() -> None:
     ready = prepared("norm")
 
     def again(batch: Batch) -> Tensor:
-        return cross_entropy(batch) + 0.1 * batch.under("model").features.square().sum(1)
+        return task_loss(batch) + 0.1 * batch.under("model").features.square().sum(1)
 
     stats = ready.problem().layout.columns("stats")
     row = trained_row(ready, (Phase("classifier", terms=(again,)),), CLIENT)
@@ -360,7 +361,7 @@ def test_terms_add_up() -> None:
     ready = prepared()
 
     def half(batch: Batch) -> Tensor:
-        return cross_entropy(batch) / 2
+        return task_loss(batch) / 2
 
     row = trained_row(ready, (Phase(terms=(half, half)),), CLIENT)
     assert torch.allclose(row, trained_row(ready, (Phase(),), CLIENT), atol=1e-6)
@@ -385,7 +386,7 @@ def test_another_slots_head_is_frozen_while_the_model_trains() -> None:
     before = worker.model("teacher").row.clone()
 
     def both(batch: Batch) -> Tensor:
-        return cross_entropy(batch) + batch.head("teacher").square().sum(1)
+        return task_loss(batch) + batch.head("teacher").square().sum(1)
 
     train(worker, (Phase(terms=(both,)),))
     assert torch.equal(worker.model("teacher").row, before)
@@ -394,8 +395,8 @@ def test_another_slots_head_is_frozen_while_the_model_trains() -> None:
 
 def test_values_reach_the_client_they_are_for() -> None:
     worker = seat(prepared(), CLIENT)
-    worker.federation.values["shared"] = torch.tensor([[1.0, 2.0]])
-    worker.federation.values["own"] = torch.arange(4.0)[:, None]
+    worker.federation.add_value("shared", torch.tensor([1.0, 2.0]))
+    worker.federation.add_value("own", torch.arange(4.0)[:, None], per_client=True)
     assert worker.value("shared").tolist() == [1.0, 2.0]
     assert worker.value("own").tolist() == [float(CLIENT)]
 
@@ -454,7 +455,7 @@ def test_a_phase_may_train_two_slots_in_one_step() -> None:
         second = nn.functional.cross_entropy(
             batch.head("second", batch.features.detach()), batch.labels, reduction="none"
         )
-        return cross_entropy(batch) + second
+        return task_loss(batch) + second
 
     worker = seat(ready, CLIENT)
     worker.federation.add_slot("second", "classifier")

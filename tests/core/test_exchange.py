@@ -13,11 +13,13 @@ from coterie.core import exchange
 from coterie.core.columns import Columns
 from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
 from coterie.core.federation import Federation
+from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from support import rows_of, tiny
 
 CLIENTS = 4
 COHORT = torch.tensor([1, 3])
+MARK = exchange_mark(1)
 
 
 def federation(method: str = "fedper", model: str = "norm") -> Federation:
@@ -54,7 +56,7 @@ def test_one_row_of_weights_into_shared_columns() -> None:
     sent = uploads(whole)
     weights = torch.tensor([[0.25, 0.75]])
     before = rows_of(whole)
-    apply([Mix(weights, "extractor")], whole, sent)
+    apply([Mix(weights, "extractor")], whole, sent, MARK)
     after = rows_of(whole)
     expected = weighted_by_hand(weights, sent.rows("extractor"))
     for client in range(CLIENTS):
@@ -68,7 +70,7 @@ def test_a_row_per_client_of_the_cohort_into_personal_columns() -> None:
     sent = uploads(whole)
     weights = stochastic(2, 2)
     before = rows_of(whole)
-    applied = apply([Mix(weights, "classifier")], whole, sent)
+    applied = apply([Mix(weights, "classifier")], whole, sent, MARK)
     after = rows_of(whole)
     expected = weighted_by_hand(weights, sent.rows("classifier"))
     assert torch.allclose(columns_of(whole, "classifier", after)[COHORT].double(), expected, atol=1e-6)
@@ -82,7 +84,7 @@ def test_a_row_per_client_of_the_federation() -> None:
     whole = federation()
     sent = uploads(whole)
     weights = stochastic(CLIENTS, 2)
-    apply([Mix(weights, "classifier", to="everyone")], whole, sent)
+    apply([Mix(weights, "classifier", to="everyone")], whole, sent, MARK)
     expected = weighted_by_hand(weights, sent.rows("classifier"))
     assert torch.allclose(columns_of(whole, "classifier", rows_of(whole)).double(), expected, atol=1e-6)
 
@@ -92,7 +94,7 @@ def test_one_row_of_weights_may_serve_all_personal_rows(to: str, written: list[i
     whole = federation()
     sent = uploads(whole)
     before = rows_of(whole)
-    apply([Mix(torch.tensor([[0.5, 0.5]]), "classifier", to=to)], whole, sent)
+    apply([Mix(torch.tensor([[0.5, 0.5]]), "classifier", to=to)], whole, sent, MARK)
     after = columns_of(whole, "classifier", rows_of(whole))
     expected = sent.rows("classifier").mean(0)
     for client in range(CLIENTS):
@@ -104,7 +106,7 @@ def test_all_clients_learn_from_a_slot() -> None:
     whole = federation()
     weights = stochastic(CLIENTS, CLIENTS)
     before = columns_of(whole, "classifier", rows_of(whole))
-    applied = apply([Mix(weights, "classifier", source="model", to="everyone")], whole, uploads(whole))
+    applied = apply([Mix(weights, "classifier", source="model", to="everyone")], whole, uploads(whole), MARK)
     after = columns_of(whole, "classifier", rows_of(whole))
     assert torch.allclose(after.double(), weighted_by_hand(weights, before), atol=1e-6)
     assert applied[0].columns.tolist() == list(range(CLIENTS))
@@ -116,7 +118,7 @@ def test_one_slot_may_be_mixed_into_another() -> None:
     weights = stochastic(2, 2)
     sent = uploads(whole)
     before = rows_of(whole)
-    apply([Mix(weights, "classifier", target="teacher")], whole, sent)
+    apply([Mix(weights, "classifier", target="teacher")], whole, sent, MARK)
     expected = weighted_by_hand(weights, sent.rows("classifier"))
     assert torch.allclose(rows_of(whole, "teacher")[COHORT].double(), expected, atol=1e-6)
     assert torch.equal(rows_of(whole), before)
@@ -127,7 +129,7 @@ def test_mixing_is_simultaneous_within_a_mix() -> None:
     whole = federation("local")
     before = rows_of(whole)
     swap = torch.eye(CLIENTS)[[1, 0, 3, 2]]
-    apply([Mix(swap, "all", source="model", to="everyone")], whole, uploads(whole))
+    apply([Mix(swap, "all", source="model", to="everyone")], whole, uploads(whole), MARK)
     assert torch.equal(columns_of(whole, "all", rows_of(whole)), columns_of(whole, "all", before)[[1, 0, 3, 2]])
 
 
@@ -146,6 +148,7 @@ def test_mixing_is_simultaneous_between_mixes(monkeypatch: pytest.MonkeyPatch, b
         ],
         whole,
         uploads(whole),
+        MARK,
     )
     assert torch.equal(rows_of(whole, "teacher"), model)
     assert torch.equal(columns_of(whole, "classifier", rows_of(whole)), teacher)
@@ -155,14 +158,14 @@ def test_later_mixes_write_over_earlier_ones() -> None:
     whole = federation()
     sent = uploads(whole)
     first, second = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    apply([Mix(first, "extractor"), Mix(second, "extractor")], whole, sent)
+    apply([Mix(first, "extractor"), Mix(second, "extractor")], whole, sent, MARK)
     assert torch.equal(columns_of(whole, "extractor", rows_of(whole))[0], sent.rows("extractor")[1])
 
 
 def test_identity_changes_no_bit() -> None:
     whole = federation("local")
     before = rows_of(whole)
-    apply([Mix(torch.eye(CLIENTS), "all", source="model", to="everyone")], whole, uploads(whole))
+    apply([Mix(torch.eye(CLIENTS), "all", source="model", to="everyone")], whole, uploads(whole), MARK)
     assert torch.equal(rows_of(whole), before)
 
 
@@ -173,7 +176,7 @@ def test_only_gated_elements_are_written() -> None:
     gate = torch.rand(2, width, generator=torch.Generator().manual_seed(3)) < 0.5
     before = rows_of(whole)
     weights = stochastic(2, 2)
-    applied = apply([Mix(weights, "all", gate=gate)], whole, sent)
+    applied = apply([Mix(weights, "all", gate=gate)], whole, sent, MARK)
     after = columns_of(whole, "all", rows_of(whole))
     mixed = weighted_by_hand(weights, sent.rows("all")).float()
     expected = torch.where(gate, mixed, columns_of(whole, "all", before)[COHORT])
@@ -188,7 +191,7 @@ def test_a_gate_works_on_shared_columns_too() -> None:
     gate = torch.zeros(1, whole["model"].width, dtype=torch.bool)
     gate[0, ::2] = True
     before = rows_of(whole)[0]
-    apply([Mix(torch.tensor([[0.0, 1.0]]), gate=gate)], whole, sent)
+    apply([Mix(torch.tensor([[0.0, 1.0]]), gate=gate)], whole, sent, MARK)
     assert torch.equal(rows_of(whole)[0], torch.where(gate[0], sent.rows()[1], before))
 
 
@@ -198,7 +201,7 @@ def test_a_gate_of_the_wrong_shape_is_refused(shape: tuple[int, int | None]) -> 
     width = whole.layout.columns("all").size if shape[1] is None else shape[1]
     gate = torch.ones(shape[0], width, dtype=torch.bool)
     with pytest.raises(CoterieError, match="gate"):
-        apply([Mix(stochastic(2, 2), "all", gate=gate)], whole, uploads(whole))
+        apply([Mix(stochastic(2, 2), "all", gate=gate)], whole, uploads(whole), MARK)
 
 
 def actions(whole: Federation, sent: Uploads) -> list[Mix]:
@@ -217,7 +220,7 @@ def test_blocks_of_columns_do_not_change_the_result(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(exchange, "BLOCK", block)
         whole = federation("local")
         sent = uploads(whole, declared="all + norm")
-        apply(actions(whole, sent), whole, sent)
+        apply(actions(whole, sent), whole, sent, MARK)
         results.append(rows_of(whole))
     assert torch.allclose(results[0], results[2], atol=1e-6)
     assert torch.allclose(results[1], results[2], atol=1e-6)
@@ -230,7 +233,7 @@ def test_groups_of_many_spans() -> None:
     sent = uploads(whole)
     weights = stochastic(2, 2)
     before = rows_of(whole)
-    apply([Mix(weights, every_other)], whole, sent)
+    apply([Mix(weights, every_other)], whole, sent, MARK)
     after = rows_of(whole)
     expected = weighted_by_hand(weights, sent.rows(every_other))
     assert torch.allclose(columns_of(whole, every_other, after)[COHORT].double(), expected, atol=1e-6)
@@ -240,15 +243,16 @@ def test_groups_of_many_spans() -> None:
 
 def test_values_are_put() -> None:
     whole = federation()
-    apply([Put("prototypes", torch.ones(1, 2))], whole, uploads(whole))
-    assert torch.equal(whole.values["prototypes"], torch.ones(1, 2))
+    whole.add_value("prototypes", torch.zeros(3, 2))
+    apply([Put("prototypes", torch.ones(3, 2))], whole, uploads(whole), MARK)
+    assert torch.equal(whole.values["prototypes"], torch.ones(3, 2))
 
 
 def test_an_empty_group_is_no_mistake() -> None:
     whole = federation("fedper", "plain")
     before = rows_of(whole)
     for weights in (stochastic(1, 2), stochastic(2, 2)):
-        apply([Mix(weights, "norm")], whole, uploads(whole))
+        apply([Mix(weights, "norm")], whole, uploads(whole), MARK)
     assert torch.equal(rows_of(whole), before)
 
 
@@ -275,6 +279,7 @@ def test_wrong_weights_are_refused(weights: list[object], message: str) -> None:
             [Mix(torch.tensor([[1.0, 0.0]]), "extractor"), Mix(torch.tensor(weights), "extractor")],
             whole,
             uploads(whole),
+            MARK,
         )
     assert torch.equal(rows_of(whole), before), "an exchange that is refused writes nothing"
 
@@ -295,7 +300,7 @@ def test_weights_of_the_wrong_shape_are_refused(mix: Mix) -> None:
     """The last one would write shared and personal columns at once."""
     whole = federation()
     with pytest.raises(CoterieError, match="mix of"):
-        apply([mix], whole, uploads(whole, declared="all + norm"))
+        apply([mix], whole, uploads(whole, declared="all + norm"), MARK)
 
 
 def test_what_was_not_declared_cannot_be_read() -> None:
@@ -308,14 +313,14 @@ def test_what_was_not_declared_cannot_be_read() -> None:
     with pytest.raises(CoterieError, match="not among the uploads"):
         sent.rows("extractor", slot="teacher")
     with pytest.raises(CoterieError, match="not among the uploads"):
-        apply([Mix(stochastic(2, 2), "classifier")], whole, sent)
+        apply([Mix(stochastic(2, 2), "classifier")], whole, sent, MARK)
 
 
 def test_a_slot_cannot_give_columns_that_it_does_not_hold() -> None:
     whole = federation("local")
     whole.add_slot("teacher", "classifier")
     with pytest.raises(CoterieError, match="teacher"):
-        apply([Mix(torch.eye(CLIENTS), "all", source="teacher", to="everyone")], whole, uploads(whole))
+        apply([Mix(torch.eye(CLIENTS), "all", source="teacher", to="everyone")], whole, uploads(whole), MARK)
 
 
 def test_a_declared_slot_that_nobody_trained_is_refused_in_words() -> None:
@@ -329,7 +334,7 @@ def test_a_declared_slot_that_nobody_trained_is_refused_in_words() -> None:
 def test_an_unknown_slot_is_refused_in_words() -> None:
     whole = federation("local")
     with pytest.raises(CoterieError, match="slot 'techer'"):
-        apply([Mix(torch.eye(CLIENTS), "all", source="techer", to="everyone")], whole, uploads(whole))
+        apply([Mix(torch.eye(CLIENTS), "all", source="techer", to="everyone")], whole, uploads(whole), MARK)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -342,7 +347,7 @@ def test_what_the_server_computed_is_written_into_a_slot_only_if_finite(
     value = torch.zeros(1, whole.layout.columns("extractor").size)
     value[0, 3] = bad
     with caplog.at_level(logging.WARNING, "coterie"):
-        apply([Put("model", value, group="extractor")], whole, uploads(whole), "FedGH")
+        apply([Put("model", value, group="extractor")], whole, uploads(whole), MARK, "FedGH")
     assert torch.equal(rows_of(whole), before)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("round 7: the server step of FedGH gave numbers that are not finite for 'extractor' of slot")
@@ -352,5 +357,6 @@ def test_what_the_server_computed_is_written_into_a_slot_only_if_finite(
 def test_values_may_hold_nan() -> None:
     """A prototype of NaN is that of a class which nobody has."""
     whole = federation()
-    apply([Put("prototypes", torch.full((1, 2), torch.nan))], whole, uploads(whole))
+    whole.add_value("prototypes", torch.zeros(3, 2))
+    apply([Put("prototypes", torch.full((3, 2), torch.nan))], whole, uploads(whole), MARK)
     assert bool(whole.values["prototypes"].isnan().all())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.core.columns import Columns
+from coterie.core.downloads import owed
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
 from coterie.errors import CoterieError
@@ -98,9 +99,11 @@ def test_memory_follows_what_is_personal() -> None:
 def test_is_uniform_says_whether_anything_is_personal() -> None:
     shared = tiny("fedavg", "norm").prepare().federation()
     assert shared.is_uniform
-    shared.values["prototypes"] = torch.zeros(1, 5)
+    shared.add_value("prototypes", torch.zeros(4, 5))
+    shared.add_value("memory", torch.zeros(4, 5), per_client=True, held_by="server")
+    shared.add_slot("uploaded", held_by="server", follows="model")
     assert shared.is_uniform
-    shared.values["mask"] = torch.zeros(4, 5)
+    shared.add_value("mask", torch.zeros(4, 5), per_client=True)
     assert not shared.is_uniform
     assert not federation().is_uniform
     assert not tiny("fedavg", "norm", stats="local").prepare().federation().is_uniform
@@ -108,31 +111,62 @@ def test_is_uniform_says_whether_anything_is_personal() -> None:
 
 def scrambled(whole: Federation) -> Federation:
     whole.add_slot("teacher", "classifier")
-    whole.values["scores"] = torch.rand(4, 2)
+    whole.add_value("scores", torch.rand(4, 2), per_client=True)
     for slot in whole.slots.values():
         slot.shared.uniform_()
         slot.own.uniform_()
-    whole.taken_part[2] = True
+        slot.tracks.trained(torch.tensor([1]), sent=whole.layout.columns("bn"))
+        slot.tracks.wrote(whole.layout.columns("norm + classifier"), torch.tensor([0, 3]), mark=4)
+    whole.write_value("scores", torch.rand(4, 2), mark=6)
+    whole.rounds_taken[2], whole.last_round[2] = 3, 5
     return whole
 
 
 def test_state_and_restore_are_inverse() -> None:
     before, after = scrambled(federation()), federation()
     after.add_slot("teacher", "classifier")
-    after.values["scores"] = torch.zeros(4, 2)
+    after.add_value("scores", torch.zeros(4, 2), per_client=True)
     state = {name: tensor.clone() for name, tensor in before.state()}
     after.restore(state)
-    for name, tensor in after.state():
+    again = dict(after.state())
+    assert again.keys() == state.keys()
+    for name, tensor in again.items():
         assert torch.equal(tensor, state[name]), name
     assert torch.equal(rows_of(after), rows_of(before))
+    assert after.taken_part.tolist() == [False, False, True, False]
+    assert [owed(after, client) for client in range(4)] == [owed(before, client) for client in range(4)]
+    assert owed(before, 0).slots
 
 
-def test_restore_brings_back_values_that_appeared_after_the_start() -> None:
-    """A method may `Put` a value for the first time in some later round."""
-    before, after = federation(), federation()
-    before.values["prototypes"] = torch.rand(1, 3)
-    after.restore({name: tensor.clone() for name, tensor in before.state()})
-    assert torch.equal(after.values["prototypes"], before.values["prototypes"])
+def test_a_value_is_declared_before_it_is_written() -> None:
+    with pytest.raises(CoterieError, match="value 'prototypes'"):
+        federation().write_value("prototypes", torch.rand(3), mark=2)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(1, 3), torch.zeros(4), torch.zeros(3, dtype=torch.float64)])
+def test_a_value_keeps_the_shape_and_kind_that_it_was_declared_with(wrong: Tensor) -> None:
+    whole = federation()
+    whole.add_value("prototypes", torch.zeros(3))
+    with pytest.raises(CoterieError, match=r"value 'prototypes': .* was put where torch.float32 \(3,\) was declared"):
+        whole.write_value("prototypes", wrong, mark=2)
+    assert torch.equal(whole.values["prototypes"], torch.zeros(3))
+
+
+@pytest.mark.parametrize("start", [torch.zeros(3, 2), torch.tensor(0.0)])
+def test_a_value_per_client_needs_a_row_for_each(start: Tensor) -> None:
+    with pytest.raises(CoterieError, match=r"value 'mask': has the shape .*, but 4 clients are to have one each"):
+        federation().add_value("mask", start, per_client=True)
+
+
+def test_a_value_is_read_as_a_client_has_it() -> None:
+    """Four entries are no sign of being one per client: what was declared counts."""
+    whole = federation()
+    whole.add_value("common", torch.arange(4.0))
+    whole.add_value("own", torch.arange(4.0), per_client=True)
+    assert whole.value_of("common", 2).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert whole.value_of("own", 2).tolist() == 2.0
+    with pytest.raises(CoterieError, match="value 'onw'"):
+        whole.value_of("onw", 2)
 
 
 def test_restored_state_is_not_aliased() -> None:

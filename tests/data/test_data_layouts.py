@@ -36,7 +36,7 @@ def check(data: Dataset, images: np.ndarray, labels: list[int], train_size: int)
 
 
 def test_the_registry_names_every_set_and_describes_it_in_one_line() -> None:
-    small = {"digits", "mnist", "fashion_mnist", "emnist"}
+    small = {"digits", "diabetes", "mnist", "fashion_mnist", "emnist"}
     assert set(DATASETS) == small | {"cifar10", "cifar100", "cinic10", "tiny_imagenet", "domainnet"}
     for name, known in DATASETS.items():
         assert known.name == name

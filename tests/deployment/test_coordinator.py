@@ -19,7 +19,7 @@ from coterie.deployment.server import Server
 from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
-from federated import SITES, Together, agreed, simulated
+from coterie.testing.together import SITES, Together, agreed, simulated
 
 Tamper = Callable[[Packed], Packed]
 
@@ -147,7 +147,7 @@ def test_a_late_sites_row_is_as_if_it_had_not_worked(tmp_path: Path) -> None:
         other.round(*line["asked"], silent=tuple(line.get("missing", ())))
     for slot, ours in trial.server.federation.slots.items():
         assert torch.equal(ours.shared, other.server.federation[slot].shared)
-    assert trial.server.standing["site-b"].since == 4
+    assert trial.server.federation.last_round.tolist() == [4, 4, 4]
     mine = load_tensors(tmp_path / "sites" / "trial" / "site-b" / "round-00004.safetensors")[0]
     theirs = load_tensors(tmp_path / "other" / "trial" / "site-b" / "round-00004.safetensors")[0]
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

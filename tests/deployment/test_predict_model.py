@@ -23,7 +23,7 @@ from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Method
 from coterie.models import build
-from federated import CLASSES, SITES, WIDTH, Together, agreed
+from coterie.testing.together import CLASSES, SITES, WIDTH, Together, agreed
 
 pytestmark = pytest.mark.thorough
 
@@ -50,7 +50,7 @@ def assert_exports_are_what_was_tested(together: Together, folder: Path) -> None
         labels, probabilities = predict(file, site.problem.inputs[test])
         assert int((labels == site.problem.labels[test]).sum()) == found[name]["received"]["correct"]
         tested = site.worker.test(test, keep_scores=True)
-        torch.testing.assert_close(probabilities, tested.probabilities, atol=1e-6, rtol=0)
+        torch.testing.assert_close(probabilities, tested.kept, atol=1e-6, rtol=0)
         with torch.no_grad():
             scores = load_model(file)(site.problem.inputs[test])
         loss = float(nn.functional.cross_entropy(scores, site.problem.labels[test], reduction="sum"))
@@ -166,7 +166,7 @@ def test_without_an_end_the_newest_round_is_exported_and_said_to_be(
     row = site.worker.model("model").row
     for name, view in site.problem.layout.views(row).items():
         assert torch.equal(tensors[name], view)
-    assert torch.equal(tensors["value.prototypes"], site.federation.values["prototypes"][0])
+    assert torch.equal(tensors["value.prototypes"], site.federation.values["prototypes"])
     assert tensors["value.prototypes"].isfinite().all()
 
 

@@ -23,7 +23,7 @@ from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 from coterie.experiment.directory import CHECKPOINT, LOG, ROUNDS, load_tensors
 from coterie.rounds.delivery import as_delivered
-from federated import Together, simulated
+from coterie.testing.together import Together, simulated
 from support import eventually
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")

@@ -8,6 +8,7 @@ import pytest
 
 from coterie.deployment.disclosure import HEADER, disclosure, table
 from coterie.methods import METHODS
+from support import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 
@@ -21,7 +22,7 @@ def test_the_table_is_the_one_that_the_code_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "up", "stays"),
+    ("method", "travels", "stays"),
     [
         ("local", "nothing", "the whole model"),
         ("fedavg", "model", "nothing"),
@@ -29,13 +30,15 @@ def test_the_table_is_the_one_that_the_code_gives() -> None:
         ("ditto", "model", "personal model"),
     ],
 )
-def test_well_known_methods(method: str, up: str, stays: str) -> None:
+def test_well_known_methods(method: str, travels: str, stays: str) -> None:
     found = disclosure(METHODS[method]())
-    assert found.up == [up]
+    assert found.up == found.down == [travels]
+    assert found.down_late == ""
     assert found.stays == stays
 
 
 def test_methods_that_need_class_counts_are_named_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    counting = sorted(name for name in METHODS if METHODS[name]().counts_classes)
+    federations = {name: tiny(name, "norm", validation=0.2).prepare().federation() for name in METHODS}
+    counting = sorted(name for name, federation in federations.items() if federation.asks_class_counts)
     assert f"({', '.join(f'`{name}`' for name in counting)};" in text

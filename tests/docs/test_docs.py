@@ -77,7 +77,10 @@ def smaller(words: list[str]) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/listeners.md", "docs/runs.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/index.md", "docs/listeners.md", "docs/runs.md", "docs/plugins.md", "docs/tasks.md"],
+)
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / page, "python")
@@ -196,3 +199,16 @@ def test_the_readme_counts_the_methods() -> None:
     assert f"\n{len(METHODS)}, each with a page" in text
     listed = re.findall(r"^- [\w ]+: (.*)$", text.partition("## Methods")[2].partition("\n## ")[0], re.MULTILINE)
     assert sum(line.count(",") + 1 for line in listed) == len(METHODS)
+
+
+def test_the_method_on_the_page_about_plugins_runs_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "plugins.md"
+    (source,) = blocks(page, "python")
+    (tmp_path / "my.py").write_text(source, encoding="utf-8")
+    shown = "".join(blocks(page, "console no-run")).splitlines()
+    for words in [shlex.split(line.removeprefix("$ coterie ")) for line in shown]:
+        trains = words[0] in ("run", "compare")
+        assert main(smaller(words) if trains else words) == 0, capsys.readouterr().err

@@ -34,8 +34,9 @@ from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound
-from support import MODELS, PATIENCE, alive, eventually, seeded, tiny, toy_data, toy_partition
+from support import MODELS, PATIENCE, alive, eventually, tiny
 
 pytestmark = pytest.mark.processes
 
@@ -98,7 +99,7 @@ def rounds_with(engine: Engine, prepared: Prepared) -> tuple[dict[str, Tensor], 
     rounds = Rounds(prepared.method, federation, engine, prepared.experiment.join)
     reports = [rounds.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
     last = rounds.scores_received(keep_scores=True)
-    told = [[repr(plain(report)) for report in reports], [str(score.probabilities) for score in last]]
+    told = [[repr(plain(report)) for report in reports], [str(score.kept) for score in last]]
     return {name: tensor.clone() for name, tensor in federation.state()}, told
 
 
@@ -148,10 +149,10 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ProcessPool) 
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
-            assert torch.equal(one.correct, other.correct)
-            assert one.probabilities is not None
-            assert other.probabilities is not None
-            assert torch.equal(one.probabilities, other.probabilities)
+            assert torch.equal(one.quantities["correct"], other.quantities["correct"])
+            assert one.kept is not None
+            assert other.kept is not None
+            assert torch.equal(one.kept, other.kept)
 
 
 def test_one_engine_serves_several_federations_and_sees_what_changes(pool: ProcessPool) -> None:
@@ -174,7 +175,7 @@ def test_one_engine_serves_several_federations_and_sees_what_changes(pool: Proce
 
 
 @pytest.mark.parametrize("name", ["fedcac", "pfedcs"])
-def test_newcomers_train_without_probes(name: str, pool: ProcessPool) -> None:
+def test_newcomers_train_and_measure_alike(name: str, pool: ProcessPool) -> None:
     prepared = experiment(name, held_out=2).prepare()
     guests = list(prepared.partition.held_out)
     ours = Processes(prepared.problem(guests), prepared.method, 0, pool=pool)
@@ -182,7 +183,8 @@ def test_newcomers_train_without_probes(name: str, pool: ProcessPool) -> None:
     federation = prepared.federation(guests)
     work = Work(prepared.method.recipe(federation), test=True)
     one, other = (engine.train(federation, work, federation.everyone) for engine in (ours, serial))
-    assert one.probes == {}
+    assert list(one.measured) == list(other.measured) == list(work.measured)
+    assert all(torch.equal(one.measured[measured], other.measured[measured]) for measured in work.measured)
     assert torch.equal(one.rows["model"], other.rows["model"])
     assert all(torch.equal(a.losses, b.losses) for a, b in zip(one.scores, other.scores, strict=True))
     assert one.test_seconds > 0

@@ -36,13 +36,14 @@ from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession, import_ray
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Task
+from coterie.engines.remote.worker import Call, Positions
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer
 from coterie.partition import Iid
-from support import PATIENCE, tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import PATIENCE, tiny
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
@@ -158,9 +159,9 @@ def test_a_model_shared_by_all_is_tested_in_the_same_batches(pool: ActorPool) ->
         theirs = Serial(prepared.problem(), prepared.method, 0).test(federation, clients, keep_scores=True)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.losses, other.losses)
-            assert one.probabilities is not None
-            assert other.probabilities is not None
-            assert torch.equal(one.probabilities, other.probabilities)
+            assert one.kept is not None
+            assert other.kept is not None
+            assert torch.equal(one.kept, other.kept)
 
 
 def test_rows_travel_again_only_after_something_was_written(session: RaySession) -> None:
@@ -239,9 +240,9 @@ class Doomed:
         return lambda _: SimpleNamespace(remote=self._actor)
 
     def _actor(self, _device: str) -> Any:
-        tasks: list[Task] = []
+        tasks: list[Positions] = []
 
-        def perform(task: Task, _news: None, _blocks: Any, mark: tuple[str, int] | None = None) -> Task:
+        def perform(task: Positions, _news: None, _blocks: Any, mark: tuple[str, int] | None = None) -> Positions:
             tasks.append(task)
             if mark is not None and len(tasks) <= self._begun:
                 self._notes |= [mark]

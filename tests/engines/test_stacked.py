@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Phase, Recipe, phases
 from coterie.client.steps import plain_steps
 from coterie.client.terms import Proximal, cross_entropy
 from coterie.core.federation import Federation
@@ -24,7 +24,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedPer, FedTC, Method
-from support import PlainNet, rows_of, seeded, tiny
+from coterie.testing.toys import PlainNet, seeded
+from support import rows_of, tiny
 
 pytestmark = pytest.mark.thorough
 
@@ -129,7 +130,7 @@ def test_most_methods_are_really_stacked(monkeypatch: pytest.MonkeyPatch) -> Non
         federation = prepared.federation()
         federation.round = 2
         recipe = method.recipe(federation)
-        stackable = all(phase.rule is plain_steps for phase in recipe) and name != "fedgen"
+        stackable = all(phase.rule is plain_steps for phase in phases(recipe)) and name != "fedgen"
         engine = Stacked(prepared.problem(), method, 0)
         if stackable:
             engine.train(federation, Work(recipe), federation.everyone)
@@ -223,7 +224,7 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
     if Stacked(problem, method, 0).declines(recipe) or name == "fedgen":
         return
     stack = Stack(Ground.of(problem, 0, "meta"), federation, federation.everyone)
-    for number, phase in enumerate(recipe):
+    for number, phase in enumerate(phases(recipe)):
         StackedPhase(stack, phase, number).run()
     assert {rows.device.type for rows in stack.trained.values()} == {"meta"}
 

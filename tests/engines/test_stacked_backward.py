@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from coterie.core.layout import Layout
+from coterie.core.task import CrossEntropy
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet
-from support import seeded
+from coterie.testing.toys import seeded
 
 CLIENTS, BATCH = 3, 4
 
@@ -45,7 +46,7 @@ def autograd(net: BatchedNet, rows: Tensor, x: Tensor, labels: Tensor, shares: T
 def test_gradients_are_those_of_autograd(make: type[nn.Module], classifier: str) -> None:
     module = seeded(make)
     layout = Layout(module, classifier)
-    net, by_hand = BatchedNet(module, layout), HandWrittenNet.of(module, layout)
+    net, by_hand = BatchedNet(module, layout), HandWrittenNet.of(module, layout, CrossEntropy())
     assert by_hand is not None
     rows = layout.row(module) + 0.3 * torch.randn(CLIENTS, layout.width)
     x, labels = torch.randn(CLIENTS, BATCH, 2, 5, 5), torch.randint(3, (CLIENTS, BATCH))
@@ -67,7 +68,7 @@ def test_gradients_are_those_of_autograd(make: type[nn.Module], classifier: str)
 def test_only_what_is_trained_gets_a_gradient() -> None:
     module = seeded(convolutions)
     layout = Layout(module, "7")
-    net, by_hand = BatchedNet(module, layout), HandWrittenNet.of(module, layout)
+    net, by_hand = BatchedNet(module, layout), HandWrittenNet.of(module, layout, CrossEntropy())
     assert by_hand is not None
     rows = layout.row(module).repeat(CLIENTS, 1)
     x, labels = torch.randn(CLIENTS, BATCH, 2, 5, 5), torch.randint(3, (CLIENTS, BATCH))
@@ -95,4 +96,4 @@ def test_other_layers_are_left_to_autograd(layer: nn.Module) -> None:
     before = nn.Conv2d(2, 2, 1) if isinstance(layer, nn.Linear) else nn.Identity()
     module = nn.Sequential(before, layer, nn.Flatten(), nn.LazyLinear(3))
     module(torch.zeros(1, 2, 5, 5))
-    assert HandWrittenNet.of(module, Layout(module, "3")) is None
+    assert HandWrittenNet.of(module, Layout(module, "3"), CrossEntropy()) is None

@@ -17,7 +17,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.newcomers import onboard, welcome
 from coterie.methods import Method
 from coterie.partition import Partition
-from support import final_rows, rows_of, tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import final_rows, rows_of, tiny
 
 
 def held_out() -> Partition:
@@ -73,8 +74,8 @@ def test_personalisation_improves_the_loss(method: str) -> None:
     found = onboard(result.prepared, result.federation)
     assert found["trained"].loss.mean() < found["received"].loss.mean()
     for moment in ("received", "trained"):
-        assert result.summary["newcomers"][moment]["accuracy"] == found[moment].accuracy.tolist()
-        assert result.summary["newcomers"][moment]["mean"] == pytest.approx(found[moment].accuracy.mean())
+        assert result.summary["newcomers"][moment]["accuracy"] == found[moment].judged.tolist()
+        assert result.summary["newcomers"][moment]["mean"] == pytest.approx(found[moment].judged.mean())
 
 
 def test_onboarding_does_not_touch_the_trained_federation() -> None:
@@ -92,8 +93,8 @@ class Stored(Method):
     shared: ClassVar[str] = ""
 
     def init(self, federation: Federation) -> None:
-        federation.values["count"] = torch.zeros(1, 1)
-        federation.values["own"] = torch.zeros(federation.clients, 1)
+        federation.add_value("count", torch.zeros(1))
+        federation.add_value("own", torch.zeros(federation.clients, 1), per_client=True)
 
     def uploads(self, federation: Federation) -> dict[str, str]:
         return {"model": "all"}
@@ -112,7 +113,7 @@ def test_uploaded_personal_columns_are_the_mean_of_those_who_took_part() -> None
     newcomers = welcome(result.prepared, result.federation)
     expected = final_rows(result)[took_part].mean(0)
     assert torch.allclose(rows_of(newcomers), expected.expand(2, -1), atol=1e-6)
-    assert newcomers.values["count"].tolist() == [[1.0]]
+    assert newcomers.values["count"].tolist() == [1.0]
     assert newcomers.values["own"].tolist() == [[0.0], [0.0]]
 
 
@@ -122,4 +123,4 @@ def test_values_per_client_are_not_taken_for_shared_ones_if_one_client_was_train
     result = tiny(Stored(), "plain", data=toy_data(), partition=partition).run()
     newcomers = welcome(result.prepared, result.federation)
     assert newcomers.values["own"].tolist() == [[0.0], [0.0]]
-    assert newcomers.values["count"].tolist() == [[3.0]]
+    assert newcomers.values["count"].tolist() == [3.0]

@@ -81,6 +81,10 @@ class Many(Method):
 
     shared: ClassVar[str] = "extractor"
 
+    def init(self, federation: Federation) -> None:
+        for name in ("sizes", "again"):
+            federation.add_value(name, torch.zeros(federation.clients, dtype=torch.int64))
+
     def uploads(self, federation: Federation) -> dict[str, str]:
         return {"model": "all"}
 
@@ -88,8 +92,8 @@ class Many(Method):
         yield Mix(by_size(uploads), "extractor")
         yield Mix(identity(len(uploads.cohort)), "classifier")
         yield Mix(identity(uploads.federation.clients), "classifier", source="model", to="everyone")
-        yield Put("late", uploads.sizes[None])
-        yield Put("later", uploads.federation.values.get("late", uploads.sizes[None]))
+        yield Put("sizes", uploads.federation.sizes)
+        yield Put("again", uploads.federation.values["sizes"])
 
 
 @pytest.mark.parametrize("join", [1.0, 0.5])
@@ -243,3 +247,20 @@ def test_one_clients_saved_row_is_its_model(tmp_path: Path) -> None:
     inputs = result.prepared.data.inputs[:7]
     with torch.no_grad():
         assert torch.equal(loaded(inputs), result.model(client)(inputs))
+
+
+def test_runs_of_other_formats_are_refused_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    named(rounds=1).run(out)
+    config = out / "config.toml"
+    text = config.read_text()
+    assert text.startswith("format = 1\n")
+    assert "format" not in RunDirectory.open(out).config()
+    for now, message in [
+        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 1); run it again"),
+        ("format = 2\n", f"run = {out}: was written by a newer version of Coterie (format 2, this one reads 1)"),
+    ]:
+        config.write_text(text.replace("format = 1\n", now))
+        with pytest.raises(CoterieError) as caught:
+            RunDirectory.open(out)
+        assert str(caught.value) == message

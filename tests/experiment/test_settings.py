@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from torch import nn
 
+from coterie.core.training import JointTraining, Training
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.terms import FederationTerms
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete, method_name, read_toml, to_toml
 from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.run_options import RunOptions
 from coterie.experiment.settings import make_method, make_rule
 from coterie.methods import METHODS, FedProx, Method
+from coterie.models import own_model
 from coterie.options import build, coerced
 from coterie.partition import PARTITIONS, Dirichlet, Iid
 from support import final_rows, tiny
@@ -120,6 +127,94 @@ def test_impossible_experiments_are_refused(option: str, value: Any) -> None:
 def test_own_models_must_name_their_classifier() -> None:
     with pytest.raises(CoterieError, match="classifier = 'last'"):
         tiny("fedavg", classifier="last").prepare()
+
+
+class Net(nn.Module):
+    """A model of one's own for digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.body(x))
+        return scores
+
+
+def sized(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def first_row(experiment: Experiment) -> torch.Tensor:
+    return experiment.prepare().federation().initial
+
+
+@pytest.mark.parametrize(("model", "classifier"), [(Net, "head"), (sized, "1"), (own_model("mine", Net), "head")])
+def test_models_given_as_classes_and_functions_are_drawn_from_the_seed(
+    model: Any, classifier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of(seed: int) -> torch.Tensor:
+        return first_row(Experiment(model=model, classifier=classifier, seed=seed))
+
+    state = torch.get_rng_state()
+    assert torch.equal(of(1), of(1))
+    assert not torch.equal(of(1), of(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not caplog.records
+    with pytest.raises(CoterieError, match="classifier = 'last': name the module"):
+        Experiment(model=model).prepare()
+    with pytest.raises(CoterieError, match="Python objects"):
+        experiment_from(complete(Experiment(model=model, classifier=classifier)))
+
+
+def test_a_model_given_as_an_instance_keeps_its_weights_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    given = Net()
+    prepared = Experiment(model=given, classifier="head").prepare()
+    assert torch.equal(prepared.problem_base.module.get_parameter("head.weight"), given.head.weight)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "model = Net: its first weights are those it was given with" in record.getMessage()
+
+
+def test_what_is_no_model_is_refused() -> None:
+    def clumsy(width: int) -> nn.Module:
+        return nn.Linear(width, 10)
+
+    def no_model() -> Any:
+        return Dirichlet()
+
+    with pytest.raises(CoterieError, match="model 'FedProx': must be a class that extends"):
+        Experiment(**{"model": FedProx})
+    with pytest.raises(CoterieError, match="model 'int': must be a class that extends"):
+        Experiment(**{"model": 3})
+    with pytest.raises(CoterieError, match="model 'clumsy': must take"):
+        Experiment(model=clumsy, classifier="x").prepare()
+    with pytest.raises(CoterieError, match="made Dirichlet, no"):
+        Experiment(model=no_model, classifier="x").prepare()
+
+
+def test_methods_are_given_by_name_as_classes_or_as_instances() -> None:
+    assert Experiment(method=FedProx).method == Experiment("fedprox").method == Experiment(FedProx()).method
+
+    @dataclass(frozen=True)
+    class Needy(Method):
+        strength: float
+
+    with pytest.raises(CoterieError, match="method 'Needy' needs the option 'strength'"):
+        Experiment(method=Needy)
+
+
+def test_every_setting_stands_once() -> None:
+    assert issubclass(Experiment, RunOptions)
+    assert issubclass(RunOptions, JointTraining)
+    assert issubclass(Agreement, JointTraining)
+    assert {item.name for item in fields(Experiment)} == {item.name for item in fields(RunOptions)}
+    assert {item.name for item in fields(Agreement)} == {item.name for item in fields(FederationTerms)}
+    for item in (*fields(RunOptions), *fields(FederationTerms)):
+        assert item.metadata["help"]
+    assert type(Experiment(lr=0.5).training) is Training
+    assert Experiment(lr=0.5).training == Training(lr=0.5)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -28,7 +28,8 @@ from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods.cfl import CFL
 from coterie.partition import Partition
-from support import final_rows, rows_of, tiny, toy_partition
+from coterie.testing.toys import toy_partition
+from support import final_rows, rows_of, tiny
 
 EAGER = CFL(eps1=1e9, eps2=0.0, warm_up=0)
 

@@ -162,7 +162,7 @@ def test_passes_end_even_if_losses_never_settle(monkeypatch: pytest.MonkeyPatch)
             seen += 1
             return torch.full((len(batch.labels),), float(seen % 7))
 
-        monkeypatch.setattr("coterie.methods.fedala.cross_entropy", counted)
+        monkeypatch.setattr("coterie.methods.fedala.task_loss", counted)
         train(worker, method.tune(worker.federation))
         counts.append(seen)
     assert counts[0] == MOST_PASSES * counts[1]

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from coterie.errors import CoterieError
 from coterie.methods.fedap import FedAP
-from support import MODELS, PlainNet, final_rows, seeded, tiny, toy_partition
+from coterie.testing.toys import PlainNet, seeded, toy_partition
+from support import MODELS, final_rows, tiny
 
 
 def test_mixing_by_hand() -> None:
@@ -49,7 +50,7 @@ def test_clients_that_do_not_differ_share_nearly_all() -> None:
 def test_warming_up_all_the_time_is_fedbn(model: str, join: float) -> None:
     ours, fedbn = (tiny(method, model, join=join).run() for method in (FedAP(warm_up=1.0), "fedbn"))
     assert torch.equal(final_rows(ours), final_rows(fedbn))
-    assert ours.history.accuracy() == fedbn.history.accuracy()
+    assert ours.history.curves("accuracy") == fedbn.history.curves("accuracy")
 
 
 def test_learning_from_oneself_alone_is_local_training() -> None:

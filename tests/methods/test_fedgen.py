@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.core.exchange import Uploads
+from coterie.core.task import CrossEntropy
 from coterie.errors import CoterieError
 from coterie.maths.generator import FeatureGenerator
 from coterie.methods.fedgen import FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
@@ -51,7 +52,7 @@ def test_the_ensemble_trusts_clients_by_their_share_of_the_label() -> None:
         for k in range(3):
             trust = float(counts[k, y] / counts[:, y].sum())
             total -= trust * float(logits[k, b].log_softmax(0)[y]) / 5
-    assert float(ensemble_loss(logits.unbind(0), labels, counts)) == pytest.approx(total, rel=1e-5)
+    assert float(ensemble_loss(CrossEntropy(), logits.unbind(0), labels, counts)) == pytest.approx(total, rel=1e-5)
 
 
 def test_sameness_by_loops() -> None:
@@ -175,7 +176,9 @@ def test_the_generator_learns_to_please_the_classifiers() -> None:
         row = federation.values["generator"]
         features = method.shape(federation).generate(row, labels, torch.Generator().manual_seed(0))
         heads = federation.layout.columns("classifier").take(final_rows(result)[:1])
-        losses.append(float(ensemble_loss(federation.head_logits(heads, features), labels, torch.ones(1, 3))))
+        losses.append(
+            float(ensemble_loss(CrossEntropy(), federation.head_logits(heads, features), labels, torch.ones(1, 3)))
+        )
     assert losses[1] < 0.5 * losses[0]
 
 

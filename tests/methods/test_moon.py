@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from coterie.client.recipe import Phase
-from coterie.client.terms import cross_entropy as cross_entropy_term
+from coterie.client.terms import task_loss
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
@@ -75,7 +75,7 @@ def gradients(known: float, same: bool = False) -> tuple[Tensor, Tensor]:
             federation["previous"].own.add_(0.3 * noise)
         federation.rounds_taken[:] = int(known)
 
-    phase = Phase(terms=(cross_entropy_term, ModelContrast(3.0, 0.5)))
+    phase = Phase(terms=(task_loss, ModelContrast(3.0, 0.5)))
     found, batch, worker = gradient_at(prepared, phase, client=1, arrange=arrange)
     module, layout = copy.deepcopy(prepared.problem_base.module), prepared.problem_base.layout
     last = copy.deepcopy(module)

@@ -39,20 +39,11 @@ from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
-from federated import Together, agreed, simulated, site_data
+from coterie.testing.together import Together, agreed, simulated, site_data
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound, power_cut
 from support import MODELS as TOY_MODELS
-from support import (
-    Recording,
-    final_rows,
-    permuted_partition,
-    rows_of,
-    seeded,
-    tiny,
-    toy_data,
-    toy_partition,
-    without_times,
-)
+from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
 
 pytestmark = pytest.mark.thorough
 
@@ -125,9 +116,9 @@ def test_a_run_stays_finite_and_its_weights_are_means(name: str, model: str, joi
             assert set(mix.columns.tolist()) <= set(range(clients))
         for evaluation in (report.received, report.trained):
             assert evaluation is not None
-            assert evaluation.accuracy.shape == (clients,)
+            assert evaluation.judged.shape == (clients,)
             assert bool(np.isfinite(evaluation.loss).all())
-            assert bool(((evaluation.accuracy >= 0) & (evaluation.accuracy <= 1)).all())
+            assert bool(((evaluation.judged >= 0) & (evaluation.judged <= 1)).all())
         assert all(math.isfinite(count) and count >= 0 for count in report.bytes.values())
 
 

@@ -13,7 +13,7 @@ from coterie.models import MODELS, build
 
 def test_names_and_readings_are_consistent() -> None:
     assert list(MODELS) == [
-        "mlp", "cnn", "lenet5", "alexnet_small", "resnet8", "resnet10", "resnet18", "mobilenet_v2",
+        "alexnet_small", "cnn", "lenet5", "mlp", "mobilenet_v2", "resnet10", "resnet18", "resnet8",
     ]  # fmt: skip
     for name, spec in MODELS.items():
         assert spec.name == name
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_model(name: str) -> None:
         ("mlp", (8, 8), 10, {}, "(channels, height, width) or (features,)"),
         ("mlp", (), 10, {}, "(channels, height, width) or (features,)"),
         ("cnn", (1, 0, 8), 10, {}, "shape = (1, 0, 8): every side"),
-        ("cnn", (1, 8, 8), 1, {}, "classes = 1: must be"),
+        ("cnn", (1, 8, 8), 0, {}, "classes = 0: must be"),
     ],
 )
 def test_mistakes_are_named(

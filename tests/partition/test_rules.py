@@ -73,6 +73,7 @@ def test_the_registry_holds_every_rule_under_its_name_with_a_one_line_summary() 
         "dirichlet_per_client",
         "two_class",
         "dominant",
+        "quantile",
         "by_domain",
         "by_client",
     }

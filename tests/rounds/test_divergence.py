@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import cross_entropy
+from coterie.client.recipe import Measure, Phase, Recipe
+from coterie.client.terms import task_loss
 from coterie.client.worker import Worker
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
@@ -27,8 +27,9 @@ from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
 from coterie.rounds.report import RoundReport
+from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
-from support import final_rows, rows_of, stepwise, tiny, toy_data, toy_partition
+from support import final_rows, rows_of, stepwise, tiny
 
 BAD = 1
 
@@ -98,7 +99,7 @@ def test_its_result_is_that_of_the_row_it_keeps(fedper: tuple[Result, list[Round
         logits = module(problem.inputs[index])
     first = reports[0].trained
     assert first is not None
-    assert first.accuracy[BAD] == pytest.approx(float((logits.argmax(1) == problem.labels[index]).double().mean()))
+    assert first.judged[BAD] == pytest.approx(float((logits.argmax(1) == problem.labels[index]).double().mean()))
     assert np.isfinite(first.loss).all()
 
 
@@ -143,10 +144,9 @@ def test_a_round_in_which_all_diverge_changes_nothing(method: str) -> None:
 
 @dataclass(frozen=True)
 class RowNorm:
-    """A probe."""
+    """A measurement."""
 
     name: ClassVar[str] = "norm"
-    moment: ClassVar[Literal["received", "trained"]] = "trained"
 
     def __call__(self, worker: Worker) -> Tensor:
         return worker.model("model").row.norm()[None]
@@ -156,22 +156,22 @@ class RowNorm:
 class Measured(FedAvg):
     """FedAvg whose clients measure something."""
 
-    def probes(self, federation: Federation) -> tuple[RowNorm, ...]:
-        return (RowNorm(),)
+    def recipe(self, federation: Federation) -> Recipe:
+        return (Phase(), Measure(RowNorm()))
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        assert uploads.probes["norm"].shape == (len(uploads.cohort), 1)
-        assert bool(torch.isfinite(uploads.probes["norm"]).all())
+        assert uploads.measured["norm"].shape == (len(uploads.cohort), 1)
+        assert bool(torch.isfinite(uploads.measured["norm"]).all())
         return super().exchange(uploads)
 
 
-def test_probes_of_a_diverged_client_are_left_out_too() -> None:
+def test_measurements_of_a_diverged_client_are_left_out_too() -> None:
     data, partition = poisoned()
     result = tiny(Measured(), "relu", data=data, partition=partition).run()
     assert result.summary["diverged"] == {"1": [1, 2, 3]}
 
 
-def test_bytes_of_probes_are_known_even_if_all_diverge() -> None:
+def test_bytes_of_measurements_are_known_even_if_all_diverge() -> None:
     data = toy_data()
     huge = Dataset("huge", data.inputs * 1e30, data.labels, classes=data.classes)
     result = tiny(Measured(), "relu", data=huge, partition=toy_partition(data)).run()
@@ -186,7 +186,7 @@ class FailsOnce(FedPer):
     def recipe(self, federation: Federation) -> Recipe:
         def loss(batch: Batch) -> Tensor:
             broken = federation.round == 2 and batch._client.client == BAD
-            return cross_entropy(batch) * (float("nan") if broken else 1.0)
+            return task_loss(batch) * (float("nan") if broken else 1.0)
 
         return (Phase(terms=(loss,)),)
 

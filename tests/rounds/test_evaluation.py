@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, roc_auc_score
 
 from coterie.client.scores import Score
+from coterie.core.scale import ACCURACY
+from coterie.core.task import Classification
 from coterie.errors import CoterieError
 from coterie.experiment.history import History, as_line
 from coterie.partition import Partition
 from coterie.rounds.evaluate import Evaluation, final_metrics, over_rounds
 from coterie.rounds.report import RoundReport
-from support import tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import tiny
 
 
 def evaluation(accuracy: Sequence[float], sizes: Sequence[int]) -> Evaluation:
-    return Evaluation(np.array(accuracy, float), np.zeros(len(accuracy)), np.array(sizes))
+    values = {"accuracy": np.array(accuracy, float), "loss": np.zeros(len(accuracy))}
+    return Evaluation(ACCURACY, values, np.array(sizes))
 
 
 def test_means_deviation_and_worst_decile() -> None:
@@ -40,11 +44,11 @@ def test_the_worst_decile_has_at_least_one_client(clients: int, worst: int) -> N
 
 def test_evaluations_count_samples() -> None:
     scores = [
-        Score(torch.tensor([True, False, True, True]), torch.tensor([0.0, 2.0, 0.0, 2.0])),
-        Score(torch.tensor([False]), torch.tensor([3.0])),
+        Score({"correct": torch.tensor([True, False, True, True]), "loss": torch.tensor([0.0, 2.0, 0.0, 2.0])}),
+        Score({"correct": torch.tensor([False]), "loss": torch.tensor([3.0])}),
     ]
-    found = Evaluation.of(scores)
-    assert found.accuracy.tolist() == [0.75, 0.0]
+    found = Evaluation.of(Classification(2), scores)
+    assert found.judged.tolist() == [0.75, 0.0]
     assert found.loss.tolist() == [1.0, 3.0]
     assert found.sizes.tolist() == [4, 1]
 
@@ -52,22 +56,22 @@ def test_evaluations_count_samples() -> None:
 def test_updated_replaces_some_clients_and_leaves_the_original() -> None:
     one = evaluation([0.1, 0.2, 0.3], [1, 1, 1])
     other = one.updated(np.array([2, 0]), evaluation([0.9, 0.8], [1, 1]))
-    assert other.accuracy.tolist() == [0.8, 0.2, 0.9]
-    assert one.accuracy.tolist() == [0.1, 0.2, 0.3]
+    assert other.judged.tolist() == [0.8, 0.2, 0.9]
+    assert one.judged.tolist() == [0.1, 0.2, 0.3]
 
 
 def test_curves() -> None:
-    assert over_rounds([0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]) == {
+    assert over_rounds(ACCURACY, [0.1, 0.9, 0.2, 0.3, 0.4, 0.5, 0.6]) == {
         "best": 0.9,
         "last": 0.6,
         "last5": pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5),
     }
-    assert over_rounds([0.4]) == {"best": 0.4, "last": 0.4, "last5": 0.4}
+    assert over_rounds(ACCURACY, [0.4]) == {"best": 0.4, "last": 0.4, "last5": 0.4}
 
 
 def score_of(probabilities: np.ndarray, truth: np.ndarray) -> Score:
     kept = torch.from_numpy(probabilities)
-    return Score(kept.argmax(1) == torch.from_numpy(truth), torch.zeros(len(truth)), kept)
+    return Score({"correct": kept.argmax(1) == torch.from_numpy(truth), "loss": torch.zeros(len(truth))}, kept)
 
 
 def by_sklearn(probabilities: np.ndarray, truth: np.ndarray) -> tuple[float, float | None]:
@@ -91,7 +95,7 @@ def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ti
         scores.append(score_of(probabilities, truth))
         labels.append(truth)
         expected.append(by_sklearn(probabilities, truth))
-    found = final_metrics(scores, labels)
+    found = final_metrics(Classification(classes), scores, [torch.from_numpy(truth) for truth in labels])
     assert found["macro_f1"] == pytest.approx(np.mean([f1 for f1, _ in expected]))
     curves = [auc for _, auc in expected if auc is not None]
     assert found["auc"] == (pytest.approx(np.mean(curves)) if curves else None)
@@ -100,7 +104,7 @@ def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ti
 def test_a_hand_case_of_f1_and_auc() -> None:
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
     truth = np.array([0, 0, 1, 1])
-    found = final_metrics([score_of(probabilities, truth)], [truth])
+    found = final_metrics(Classification(2), [score_of(probabilities, truth)], [torch.from_numpy(truth)])
     # Class 0: 2 of 3 guesses right, both found; class 1: its only guess right, 1 of 2 found.
     assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
     # Of the four pairs (positive, negative), three are in order, for either class.
@@ -110,7 +114,8 @@ def test_a_hand_case_of_f1_and_auc() -> None:
 def test_models_that_overflow_do_not_stop_the_metrics() -> None:
     truth = np.array([0, 1, 1])
     broken = np.full((3, 2), np.nan)
-    found = final_metrics([score_of(broken, truth), score_of(np.eye(2)[truth], truth)], [truth, truth])
+    scores = [score_of(broken, truth), score_of(np.eye(2)[truth], truth)]
+    found = final_metrics(Classification(2), scores, [torch.from_numpy(truth)] * 2)
     assert found["auc"] == pytest.approx((0.5 + 1.0) / 2)
     assert np.isfinite(found["macro_f1"] or np.nan)
 
@@ -135,14 +140,16 @@ def test_history_sums_up_only_what_was_evaluated() -> None:
             bytes={"up": 8, "down": 4},
         )
 
-    history = History([1, 3], [as_line(report(1, 0.9)), as_line(report(2, None)), as_line(report(3, 0.5))])
-    assert history.accuracy()["received"]["mean"] == {"best": 0.9, "last": 0.5, "last5": pytest.approx(0.7)}
+    history = History(
+        Classification(2), [1, 3], [as_line(report(1, 0.9)), as_line(report(2, None)), as_line(report(3, 0.5))]
+    )
+    assert history.curves("accuracy")["received"]["mean"] == {"best": 0.9, "last": 0.5, "last5": pytest.approx(0.7)}
     assert history.seconds() == {"total": 5.25, "per_round": {"train": 1.0, "exchange": 0.5, "evaluate": 0.25}}
     assert history.bytes() == {"up": 24, "down": 12, "total": 36, "per_client_round": {"up": 8, "down": 4}}
     last = history.last("received")
     assert last is not None
-    assert last.accuracy.tolist() == [0.5, 0.5]
-    assert History([1, 3], history.lines[:2]).last("received") is None
+    assert last.judged.tolist() == [0.5, 0.5]
+    assert History(Classification(2), [1, 3], history.lines[:2]).last("received") is None
 
 
 def test_a_result_says_which_moment_which_mean_and_which_round() -> None:

@@ -11,7 +11,7 @@ from coterie.engines import Serial
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
-from support import toy_data
+from coterie.testing.toys import toy_data
 
 pytestmark = pytest.mark.thorough
 
@@ -55,7 +55,8 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
     slot = federation["model"]
     assert (slot.shared.shape, slot.own.shape) == ((1, width), (CLIENTS, 0))
     held = sum(tensor.numel() for _, tensor in federation.state())
-    assert held == width + CLIENTS  # the row, and who has taken part
+    # The row and where it lies; of every client how often and when it took part, what it was sent, what is known of it.
+    assert held == width + 3 + 4 * CLIENTS
     assert 100 * width <= largest < CLIENTS * width / 10
 
 

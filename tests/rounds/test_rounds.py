@@ -18,6 +18,8 @@ from torch import Tensor
 from coterie.core.exchange import Mix
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
+from coterie.core.scale import ACCURACY
+from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -25,10 +27,11 @@ from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.partition import Dirichlet, Partition
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import declared_bytes
+from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampling import draw_cohort
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from support import MODELS as TOY_MODELS
-from support import final_rows, permuted_partition, rows_of, seeded, stepwise, tiny, toy_data, toy_partition
+from support import final_rows, permuted_partition, rows_of, stepwise, tiny
 
 
 @cache
@@ -213,7 +216,7 @@ def evaluated_by_hand(prepared: Prepared, rows: Tensor) -> Evaluation:
         accuracy.append(float((logits.argmax(1) == problem.labels[index]).double().mean()))
         loss.append(float(torch.nn.functional.cross_entropy(logits, problem.labels[index])))
         sizes.append(len(index))
-    return Evaluation(np.array(accuracy), np.array(loss), np.array(sizes))
+    return Evaluation(ACCURACY, {"accuracy": np.array(accuracy), "loss": np.array(loss)}, np.array(sizes))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "local"])
@@ -234,7 +237,7 @@ def test_both_moments_recomputed_by_hand(method: str, every: int) -> None:
         for found, rows in ((report.received, rows_of(rounds.federation)), (report.trained, trained)):
             expected = evaluated_by_hand(prepared, rows)
             assert found is not None
-            assert found.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
+            assert found.judged == pytest.approx(expected.judged, abs=1e-6)
             assert found.loss == pytest.approx(expected.loss, abs=1e-5)
             assert found.sizes.tolist() == expected.sizes.tolist()
 
@@ -256,16 +259,18 @@ def test_rounds_that_are_not_evaluated_still_train() -> None:
 )
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_bytes_are_four_times_the_columns_that_travel(method: str, group: str, join: float) -> None:
+    """Up in every round; down in every round but the first, in which everybody holds the common initial row."""
     result = run(method, "norm", join=join)
     columns = result.federation.layout.columns(group).size
     clients = 4 if join == 1 else 2
     assert (columns == 0) == (method == "local")
     assert result.summary["bytes"] == {
         "up": 3 * clients * 4 * columns,
-        "down": 3 * clients * 4 * columns,
-        "total": 6 * clients * 4 * columns,
-        "per_client_round": {"up": 4 * columns, "down": 4 * columns},
+        "down": 2 * clients * 4 * columns,
+        "total": 5 * clients * 4 * columns,
+        "per_client_round": {"up": 4 * columns, "down": pytest.approx(4 * columns * 2 / 3)},
     }
+    assert [line["bytes"]["down"] for line in result.history.lines] == [0, *[clients * 4 * columns] * 2]
 
 
 def test_statistics_count_as_bytes_only_if_they_travel() -> None:
@@ -278,9 +283,29 @@ def test_statistics_count_as_bytes_only_if_they_travel() -> None:
 
 def test_values_count_once_per_client() -> None:
     federation = tiny("fedavg").prepare().federation()
-    federation.values["prototypes"] = torch.zeros(1, 3, 5)
-    federation.values["mask"] = torch.zeros(4, 17, dtype=torch.bool)
-    assert declared_bytes(federation, {"prototypes": "", "mask": ""}) == 3 * 5 * 4 + 3
+    federation.add_value("prototypes", torch.zeros(3, 5))
+    federation.add_value("mask", torch.zeros(4, 17, dtype=torch.bool), per_client=True)
+    federation.add_value("memory", torch.zeros(4, 17), per_client=True, held_by="server")
+    everyone = federation.everyone
+    assert bytes_down(federation, everyone, {}, {}) == 0, "what they start as is known to all"
+    for name, value in list(federation.values.items()):
+        federation.write_value(name, value, exchange_mark(1))
+    assert bytes_down(federation, everyone[:3], {}, {}) == 3 * (3 * 5 * 4 + 3)
+
+
+def test_models_of_peers_are_billed_as_they_are_uploaded() -> None:
+    federation = tiny("fedavg").prepare().federation()
+    extractor = federation.layout.columns("extractor").size
+    peers = {0: [1, 2], 3: [0]}
+    assert bytes_down(federation, federation.everyone, peers, {"model": "extractor"}) == 3 * 4 * extractor
+    assert bytes_down(federation, federation.everyone, peers, {}) == 0
+
+
+def test_what_is_measured_is_billed_for_one_client() -> None:
+    federation = tiny("fedavg").prepare().federation()
+    measured = {"class_means": torch.zeros(4, 3, 5), "critical": torch.zeros(4, 17, dtype=torch.bool)}
+    head = federation.layout.columns("classifier").size
+    assert bytes_up(federation, {"model": "classifier"}, measured) == 4 * head + 3 * 5 * 4 + 3
 
 
 # Downloads that are made for one client -----------------------------------------------------------------------------
@@ -303,7 +328,7 @@ def test_what_is_delivered_is_tested_and_then_put_back() -> None:
     result = run(SwapAtDownload(), join=0.5)
     rows = final_rows(result)
     expected = evaluated_by_hand(result.prepared, rows.roll(-1, 0))
-    assert result.accuracy().received.by_client == pytest.approx(expected.accuracy)
+    assert result.accuracy().received.by_client == pytest.approx(expected.judged)
     assert not torch.equal(rows[0], rows[1])
 
 

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie.cli.federation import federation
 from coterie.cli.problems import FailureError, InterruptionError, one_line
-from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
+from coterie.cli.settings import RUNNING, SEED, GivenSettings, option, read_values
 from coterie.errors import CoterieError
 from coterie.version import VERSION
 
@@ -26,6 +26,7 @@ ConfigFile = Annotated[
     Path | None,
     Parameter(help="A TOML file with the same keys as the options; options given here override it.", group=OUTPUT),
 ]
+Seed = Annotated[int | None, SEED]
 AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
 
 app = App(
@@ -58,7 +59,7 @@ def run(
     ] = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
-    seed: Annotated[int | None, option("The seed of everything random.", 0, RUNNING)] = None,
+    seed: Seed = None,
 ) -> None:
     """Run one method and keep everything about the run in a directory."""
     from coterie.cli.commands import run_command
@@ -122,6 +123,26 @@ def resume(
 
 
 @app.command(group=LOOK)
+def check(
+    method: Annotated[str, Parameter(help="A method by name, or in a file of your own: ./my.py:FedAvgM.")],
+    /,
+    *,
+    only: Annotated[
+        list[str] | None,
+        Parameter(help="Run this check alone; may be repeated.", negative=(), show_default="all", group=OUTPUT),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),
+    ] = None,
+) -> None:
+    """Check that a method keeps what all methods promise: resuming, relabelling, travel, bytes, engines and more."""
+    from coterie.cli.check import check_command
+
+    check_command(method, only or [], set or [])
+
+
+@app.command(group=LOOK)
 def show(
     run: Annotated[Path, Parameter(help="The directory of a finished run or comparison.")],
     /,
@@ -177,10 +198,12 @@ def predict(
 
 
 def _list(kind: str) -> None:
-    from coterie.cli.listing import listing
+    from coterie.cli.listing import listing, problems
     from coterie.report.terminal import print_result
 
     print_result(listing(kind))
+    for problem in problems(kind):
+        print(f"coterie: warning: {problem}", file=sys.stderr)
 
 
 @app.command(group=LOOK)

@@ -18,10 +18,11 @@ from coterie.experiment.directory import RunDirectory, refuse_existing
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.resume import resume
 from coterie.methods import Method
+from coterie.registry import short_name
 from coterie.report.terminal import (
     ComparisonProgress,
-    accuracy_table,
     comparison_table,
+    metric_table,
     print_result,
     summary_lines,
 )
@@ -89,7 +90,7 @@ def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> No
         return
     seeds = ", ".join(map(str, comparison.seeds))
     spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
-    print_result(comparison_table(comparison), "", f"Accuracy in %: {spread} {seeds}. {comparison.note()}")
+    print_result(comparison_table(comparison), "", f"{comparison.scale.title}: {spread} {seeds}. {comparison.note()}")
     if comparison.settings_note():
         print_result(comparison.settings_note())
     if out is not None:
@@ -102,7 +103,7 @@ def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> N
         print(f"coterie: the run is kept in {directory}", file=sys.stderr)
         return
     way_on = f"; 'coterie resume {directory}' carries it on" if "stopped" in summary else ""
-    print_result(accuracy_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}{way_on}")
+    print_result(metric_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}{way_on}")
 
 
 @contextmanager
@@ -117,7 +118,7 @@ def _run_directory(out: Path | None, experiment: Experiment) -> Iterator[Path]:
         return
     assert isinstance(experiment.method, Method)
     assert isinstance(experiment.data, str)
-    data = Path(experiment.data)
+    data = Path(short_name(experiment.data))
     stem = f"{method_name(experiment.method)}-{data.stem or data.resolve().stem}"
     made = not RUNS.exists()
     path = next_free(RUNS, stem)

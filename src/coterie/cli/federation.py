@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 from coterie.cli.federation_model import model
-from coterie.cli.settings import option
-from coterie.cli.terms import SITES, Terms, read_texts
+from coterie.cli.settings import option, read_texts
+from coterie.cli.terms import SITES, Terms
 
 FILES = Group("Method and method options", sort_key=0)
 NETWORK = Group("MountedModel", sort_key=2)

@@ -136,12 +136,12 @@ def site_command(link: Link, facts: FederationFacts) -> str:
 
 def _print_results(follower: Follower, facts: FederationFacts) -> None:
     summary = follower.summary()
-    table = plain_table("site", "accuracy of its finished model", right=(1,))
-    accuracy = summary.get("accuracy", {})
+    table = plain_table("site", f"{facts.metric} of its finished model", right=(1,))
+    found = summary.get(facts.metric, {})
     for site in facts.sites:
-        table.add_row(site, f"{accuracy[site]:.4f}" if site in accuracy else "–")
+        table.add_row(site, f"{found[site]:.4f}" if site in found else "–")
     lines = [f"{facts.rounds} rounds of {facts.method} are done; everything about them is in {follower.folder}"]
-    absent = [site for site in facts.sites if site not in accuracy]
+    absent = [site for site in facts.sites if site not in found]
     if absent:
         lines.append(f"{', '.join(absent)} did not get the finished model: start the server again to hand it over")
     print_result(table, "", *lines)

@@ -38,7 +38,7 @@ class Follower:
     def __init__(self, folder: Path, facts: FederationFacts) -> None:
         self.folder, self.facts = folder, facts
         self.round = 0
-        self._accuracy = ""
+        self._scores = ""
         self._read = {"rounds.jsonl": 0, "log.txt": 0}
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
@@ -107,11 +107,11 @@ class Follower:
         if not status:
             return "waiting for the ServerApp"
         for line in self._news("rounds.jsonl"):
-            self._accuracy = accuracy(json.loads(line)) or self._accuracy
+            self._scores = means_of(json.loads(line), self.facts.quantity) or self._scores
             self.round = int(json.loads(line)["round"])
         self.round = max(self.round, int(status["round"]) - (status["state"] == "running" and bool(status["message"])))
         here = f"{len(status['present'])} of {len(self.facts.sites)} sites are here"
-        return ", ".join(part for part in (status["state"], here, self._accuracy, status["message"]) if part)
+        return ", ".join(part for part in (status["state"], here, self._scores, status["message"]) if part)
 
     def _news(self, name: str) -> list[str]:
         path = self.folder / name
@@ -145,15 +145,15 @@ class Follower:
             time.sleep(POLL)
 
 
-def accuracy(line: dict[str, Any]) -> str:
-    """The mean accuracy over sites in a line of `rounds.jsonl`.
+def means_of(line: dict[str, Any], quantity: str) -> str:
+    """The mean over sites of what they are judged by, in a line of `rounds.jsonl`.
 
-    >>> accuracy({"received": {"a": {"correct": 3, "samples": 4, "loss": 1.0}}})
+    >>> means_of({"received": {"a": {"correct": 3, "samples": 4, "loss": 1.0}}}, "correct")
     'received mean 0.7500'
     """
     found = []
     for moment in ("received", "trained"):
-        scores = [score["correct"] / score["samples"] for score in line.get(moment, {}).values() if score["samples"]]
+        scores = [score[quantity] / score["samples"] for score in line.get(moment, {}).values() if score["samples"]]
         if scores:
             found.append(f"{moment} mean {sum(scores) / len(scores):.4f}")
     return ", ".join(found)

@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.data import DATASETS
-from coterie.errors import unknown
 from coterie.experiment.protocols import PROTOCOLS, find
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
-from coterie.report.facts import facts
+from coterie.registry import Registry
+from coterie.report.facts import MethodFacts, facts
 from coterie.report.terminal import plain_table
 
 
@@ -25,13 +25,18 @@ def listing(kind: str) -> Table:
     """The table of a kind: `methods`, `protocols`, `datasets`, `models` or `partitions`."""
     if kind == "methods":
         table = plain_table("method", "personal", "up", "down", "extra cost", "what it is")
-        for name, cls in sorted(METHODS.items()):
-            told = facts(cls())
+        for name, cls in METHODS.items():
+            try:
+                told = facts(cls())
+            except Exception as error:  # whatever somebody's method may raise
+                if METHODS.origin(name) is None:
+                    raise
+                told = MethodFacts("?", "?", " ".join(f"cannot be told ({type(error).__name__}: {error})".split()))
             table.add_row(*map(Text, (name, told.personal, told.up, told.down, cls.extra_cost, first_line(cls))))
         return table
     if kind == "partitions":
         table = plain_table("partition", "what it is", "options")
-        for name, rule in sorted(PARTITIONS.items()):
+        for name, rule in PARTITIONS.items():
             table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
         return table
     if kind == "protocols":
@@ -41,20 +46,29 @@ def listing(kind: str) -> Table:
         return table
     if kind == "models":
         table = plain_table("model", "what it is")
-        for name, spec in sorted(MODELS.items()):
+        for name, spec in MODELS.items():
             table.add_row(*map(Text, (name, spec.description)))
         return table
     table = plain_table("data set", "what it is", "classes", right=(2,))
-    for name, known in sorted(DATASETS.items()):
-        table.add_row(*map(Text, (name, known.description, str(known.classes))))
+    for name, known in DATASETS.items():
+        table.add_row(*map(Text, (name, known.description, str(known.classes or "–"))))
     return table
+
+
+def problems(kind: str) -> list[str]:
+    """What is wrong with entries of a kind that other packages added, a line each."""
+    registries: dict[str, Registry[Any]] = {
+        "methods": METHODS,
+        "partitions": PARTITIONS,
+        "models": MODELS,
+        "datasets": DATASETS,
+    }
+    return list(registries[kind].problems().values()) if kind in registries else []
 
 
 def method_details(name: str) -> str:
     """All about one method: its docstring, and its options with their defaults."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    cls = METHODS[name]
+    cls = METHODS.find(name)
     text = inspect.cleandoc(cls.__doc__ or "")
     told = facts(cls())
     lines = [

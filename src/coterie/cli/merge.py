@@ -12,6 +12,7 @@ from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.protocols import Protocol, find
 from coterie.methods import METHODS
 from coterie.options import option_fields
+from coterie.registry import OWN_FILE, is_reference, short_name
 
 Sets = dict[str, Any]
 """Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""
@@ -60,41 +61,39 @@ def one_experiment(method: str | None, file: Path | None, given: Mapping[str, An
     chosen = method or named
     if chosen is None:
         experiment_from(_start(protocol, "", config)[0])  # a misspelt key in the file is the likelier mistake
-        raise CoterieError(f"method: name one (allowed: {', '.join(sorted(METHODS))})")
+        raise CoterieError(f"method: name one (allowed: {', '.join(METHODS)}, or {OWN_FILE})")
     sets = config.pop("set", {}) if chosen == named else {}
     config, preset = _start(protocol, chosen, config)
-    joined = _joined({chosen: preset}, sets, read_sets(texts), [chosen])
-    return experiment_from({**config, "method": chosen, "set": joined[chosen]})
+    joined = _joined({short_name(chosen): preset}, sets, read_sets(texts), [chosen])
+    return experiment_from({**config, "method": chosen, "set": joined[short_name(chosen)]})
 
 
 def experiments(
     methods: Sequence[str], file: Path | None, given: Mapping[str, Any], texts: Sequence[str]
 ) -> dict[str, Experiment]:
-    """The experiments of `compare`, by method."""
-    for method in methods:
-        require(methods.count(method) == 1, f"method '{method}' is given twice")
+    """The experiments of `compare`, by method; one in a file goes by its name there."""
+    names = [short_name(method) for method in methods]
+    for name in names:
+        require(names.count(name) == 1, f"method '{name}' is given twice")
     config, protocol = merged(file, given)
     named = config.pop("method", None)
     sets = config.pop("set", {})
-    if named in METHODS:
+    if named is not None and (named in METHODS or is_reference(str(named))):
         # A run's configuration: its options are those of its method.
-        sets = {named: sets} if named in methods else {}
-    starts = {method: _start(protocol, method, config) for method in methods}
-    presets = {method: preset for method, (_, preset) in starts.items()}
+        sets = {short_name(named): sets} if short_name(named) in names else {}
+    starts = {name: _start(protocol, method, config) for name, method in zip(names, methods, strict=True)}
+    presets = {name: preset for name, (_, preset) in starts.items()}
     by_method = _joined(presets, sets, read_sets(texts), methods)
     return {
-        method: experiment_from({**own, "method": method, "set": by_method[method]})
-        for method, (own, _) in starts.items()
+        name: experiment_from({**starts[name][0], "method": method, "set": by_method[name]})
+        for name, method in zip(names, methods, strict=True)
     }
 
 
 def _joined(preset: Sets, file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Each method's own options: the protocol's, the file's, then the given ones; for one method over for all."""
-    known = {}
-    for method in methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        known[method] = set(option_fields(METHODS[method]))
+    known = {short_name(method): set(option_fields(METHODS.find(method))) for method in methods}
+    methods = list(known)
     result: dict[str, dict[str, Any]] = {method: dict(preset.get(method, {})) for method in methods}
     for sets in (file, given):
         for option, value in sets.items():

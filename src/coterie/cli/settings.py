@@ -1,26 +1,30 @@
-"""The options that `run` and `compare` share. What was not given stays `None` and takes its default elsewhere.
+"""The options that `run` and `compare` share, made from the settings of a run.
 
-Nothing heavy is imported here: `coterie --help` must answer at once.
+What was not given stays `None` and takes its default elsewhere. Nothing heavy is imported here: `coterie --help` must
+answer at once.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from coterie.options import coerced
+from coterie.experiment.run_options import RunOptions
+from coterie.options import BY_RULE, coerced, option_fields
 
 DATA = Group("Data and model", sort_key=1)
 PARTITION = Group("Partition (each rule takes some of these: see 'coterie partitions')", sort_key=2)
 TRAINING = Group("Training", sort_key=3)
 RUNNING = Group("Running and recording", sort_key=4)
-BY_RULE = "the rule's"
+GROUPS = {"data": DATA, "partition": PARTITION, "training": TRAINING, "running": RUNNING}
+
+C = TypeVar("C")
 
 
 def read_value(wanted: Any, tokens: Sequence[Token]) -> Any:
@@ -49,130 +53,105 @@ def switch(help: str, default: object, group: Group) -> Parameter:
     return Parameter(help=help, show_default=str(default), group=group)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class GivenSettings:
-    """Every setting of an experiment but its method and its seed, each `None` unless it was given."""
+def read_texts(_: Any, tokens: Sequence[Token]) -> list[str]:
+    """Values separated by commas, or given one by one."""
+    parts = [part.strip() for token in tokens for part in token.value.split(",")]
+    return [part for part in parts if part]
 
-    protocol: Annotated[
-        str | None, option("A paper's settings to start from (see 'coterie protocols').", "none", DATA)
-    ] = None
-    data: Annotated[
-        str | None,
-        option(
-            "A data set (see 'coterie datasets') or a path to your own .csv, .parquet, .npz or folder.", "digits", DATA
-        ),
-    ] = None
-    label: Annotated[str | None, option("The label column of your own table.", "label", DATA)] = None
-    client_column: Annotated[
-        str | None,
-        option(
-            "The column (of .npz: the key) of your own data that names each sample's client.",
-            "'client', if there is one",
-            DATA,
-            "--client-column",
-            "--client",
-        ),
-    ] = None
-    model: Annotated[str | None, option("The model (see 'coterie models').", "mlp", DATA)] = None
-    classifier: Annotated[
-        str | None,
-        option(
-            "What counts as the classifier: 'last', 'all' fully connected layers, or the path of a module.",
-            "last",
-            DATA,
-        ),
-    ] = None
-    stats: Annotated[
-        str | None,
-        option("Batch-norm statistics: 'mean' (averaged) or 'local' (they stay).", "the method's", DATA),
-    ] = None
 
-    partition: Annotated[
-        str | None, option("The rule that shares the data out among clients.", "dirichlet", PARTITION)
-    ] = None
-    clients: Annotated[int | None, option("How many clients there are.", BY_RULE, PARTITION)] = None
-    alpha: Annotated[
-        float | None, option("Dirichlet concentration; the smaller, the more clients differ.", BY_RULE, PARTITION)
-    ] = None
-    cap: Annotated[bool | None, switch("A client that holds its share takes no further class.", BY_RULE, PARTITION)] = (
-        None
-    )
-    least: Annotated[int | None, option("The smallest client's samples.", BY_RULE, PARTITION)] = None
-    classes_per_client: Annotated[int | None, option("Classes of each client.", BY_RULE, PARTITION)] = None
-    variant: Annotated[str | None, option("'order' (clients form groups) or 'random' classes.", BY_RULE, PARTITION)] = (
-        None
-    )
-    unbalanced: Annotated[bool | None, switch("Clients differ in size.", BY_RULE, PARTITION)] = None
-    samples: Annotated[int | None, option("Samples of each client.", BY_RULE, PARTITION)] = None
-    iid: Annotated[float | None, option("The share of them that is evenly mixed, 0 to 1.", BY_RULE, PARTITION)] = None
-    train_samples: Annotated[int | None, option("Training samples of each client.", BY_RULE, PARTITION)] = None
-    test_samples: Annotated[int | None, option("Test samples of each client.", BY_RULE, PARTITION)] = None
-    clients_per_domain: Annotated[int | None, option("Clients that share a domain.", BY_RULE, PARTITION)] = None
-    test: Annotated[
-        float | None, option("The share of each client's samples that it is tested on.", BY_RULE, PARTITION)
-    ] = None
-    validation: Annotated[
-        float | None, option("The share of each client's other samples kept for validation.", BY_RULE, PARTITION)
-    ] = None
-    held_out: Annotated[
-        int | float | None,
-        option("Clients kept apart as newcomers: their number, or their share as a fraction.", 0, PARTITION),
-    ] = None
+def read_numbers(wanted: Any, tokens: Sequence[Token]) -> list[int]:
+    """The same for whole numbers."""
+    keyword = (tokens[0].keyword or "value").lstrip("-")
+    return [coerced(keyword, part, int) for part in read_texts(wanted, tokens)]
 
-    rounds: Annotated[int | None, option("Rounds of training and mixing.", 20, TRAINING)] = None
-    join: Annotated[float | None, option("The share of clients that take part in a round.", 1.0, TRAINING)] = None
-    epochs: Annotated[int | None, option("Local epochs a round.", 5, TRAINING)] = None
-    batch: Annotated[int | None, option("Batch size.", 32, TRAINING)] = None
-    lr: Annotated[float | None, option("Learning rate.", 0.01, TRAINING)] = None
-    optimizer: Annotated[str | None, option("Local optimiser: sgd, adam, adamw, rmsprop …", "sgd", TRAINING)] = None
-    momentum: Annotated[float | None, option("Momentum (of sgd and rmsprop).", 0.0, TRAINING)] = None
-    weight_decay: Annotated[float | None, option("Weight decay.", 0.0, TRAINING)] = None
-    clip: Annotated[float | None, option("Clip gradients to this norm (0: never).", 0.0, TRAINING)] = None
-    schedule: Annotated[
-        str | None, option("Learning rate over rounds: constant, exponential or cosine.", "constant", TRAINING)
-    ] = None
-    decay: Annotated[float | None, option("Factor a round of the exponential schedule.", 1.0, TRAINING)] = None
 
-    memory: Annotated[
-        str | None,
-        option("Order of images and convolutions in memory: contiguous or channels_last.", "contiguous", RUNNING),
-    ] = None
-    engine: Annotated[
-        str | None,
-        option(
-            "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).", "serial", RUNNING
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        option("Where engine 'stacked' trains: cpu or cuda (then the default engine is stacked).", "cpu", RUNNING),
-    ] = None
-    workers: Annotated[
-        int | None, option("Workers of engines 'processes' and 'ray' (0: one per core).", 0, RUNNING)
-    ] = None
-    ray_address: Annotated[
-        str | None, option("Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "", RUNNING)
-    ] = None
-    ray_gpus: Annotated[
-        float | None, option("Engine 'ray': the share of a GPU that each actor reserves.", 0.0, RUNNING)
-    ] = None
-    threads: Annotated[int | None, option("PyTorch threads (0: by model: 1 if small, else PyTorch's).", 0, RUNNING)] = (
-        None
-    )
-    evaluate_every: Annotated[int | None, option("Test everybody every so many rounds.", 1, RUNNING)] = None
-    record_every: Annotated[
-        int | None, option("Record who learns from whom every so many rounds (0: never).", 1, RUNNING)
-    ] = None
-    checkpoint_every: Annotated[
-        int | None, option("Save a checkpoint for 'resume' every so many rounds (0: never).", 0, RUNNING)
-    ] = None
+def parameters(settings: type, groups: Mapping[str, Group], leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a dataclass as annotated types of options, what a class adds before what it extends."""
+    hints, known = get_type_hints(settings), option_fields(settings)
+    order = [name for cls in settings.__mro__ for name in vars(cls).get("__annotations__", {}) if name in known]
+    return {name: parameter(known[name], hints[name], groups) for name in dict.fromkeys(order) if name not in leave_out}
+
+
+def parameter(item: Field[Any], wanted: Any, groups: Mapping[str, Group]) -> Any:
+    """A setting as the annotated type of an option that may be left out."""
+    told = item.metadata
+    group, names, shown = groups[told["group"]], told["names"], told["shown"]
+    if get_origin(wanted) is tuple:
+        kind = get_args(wanted)[0]
+        several = Parameter(
+            name=names or None,
+            help=told["help"],
+            show_default=shown,
+            group=group,
+            converter=read_numbers if kind is int else read_texts,
+            negative=(),
+            n_tokens=1,
+        )
+        wanted = types.GenericAlias(list, (kind,))
+        return Annotated[wanted | None, several]
+    # What may be an object in Python is a name here; words are checked later, where all are known.
+    plain = str if wanted is Any or get_origin(wanted) is Literal else wanted
+    return Annotated[plain | None, option(told["help"], shown, group, *names)]
+
+
+def options(annotations: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
+    """Makes a class a frozen dataclass of options, each `None` unless it was given, as arguments of a command."""
+
+    def made(cls: type[C]) -> type[C]:
+        cls.__annotations__ = dict(annotations)
+        for name in annotations:
+            setattr(cls, name, None)
+        return Parameter(name="*")(dataclass(frozen=True)(cls))
+
+    return made
+
+
+class Given:
+    """Options of a command."""
 
     def given(self) -> dict[str, Any]:
-        """The settings that were given.
-
-        >>> GivenSettings(rounds=3).given()
-        {'rounds': 3}
-        """
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        """Those that were given."""
+        made: Any = self  # subclasses are dataclasses
+        values = {item.name: getattr(self, item.name) for item in fields(made)}
         return {name: value for name, value in values.items() if value is not None}
+
+
+# The rules' own options, which stand with the rules: more than one has some of them.
+_OF_RULES: dict[str, tuple[type, str]] = {
+    "clients": (int, "How many clients there are."),
+    "alpha": (float, "Dirichlet concentration; the smaller, the more clients differ."),
+    "cap": (bool, "A client that holds its share takes no further class."),
+    "least": (int, "The smallest client's samples."),
+    "classes_per_client": (int, "Classes of each client."),
+    "variant": (str, "'order' (clients form groups) or 'random' classes."),
+    "unbalanced": (bool, "Clients differ in size."),
+    "samples": (int, "Samples of each client."),
+    "iid": (float, "The share of them that is evenly mixed, 0 to 1."),
+    "train_samples": (int, "Training samples of each client."),
+    "test_samples": (int, "Test samples of each client."),
+    "clients_per_domain": (int, "Clients that share a domain."),
+}
+
+
+def _all_options() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "protocol": Annotated[
+            str | None, option("A paper's settings to start from (see 'coterie protocols').", "none", DATA)
+        ]
+    }
+    for name, annotated in parameters(RunOptions, GROUPS, leave_out=("method", "seed")).items():
+        found[name] = annotated
+        if name == "partition":
+            for own, (kind, help) in _OF_RULES.items():
+                told = switch(help, BY_RULE, PARTITION) if kind is bool else option(help, BY_RULE, PARTITION)
+                found[own] = Annotated[kind | None, told]
+    return found
+
+
+@options(_all_options())
+class GivenSettings(Given):
+    """Every setting of an experiment but its method and its seed, each `None` unless it was given."""
+
+
+SEED = get_args(parameter(option_fields(RunOptions)["seed"], int, GROUPS))[1]
+"""The option of `run` alone: `compare` has several seeds."""

@@ -12,7 +12,7 @@ from coterie.core.exchange import Applied
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
-from coterie.report.terminal import accuracy_table, clients_table, print_result, summary_lines
+from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
@@ -39,7 +39,7 @@ def show_command(path: Path, everyone: bool, json: bool) -> None:
     method = config["method"] + (f" ({options})" if options else "")
     names = [client["client"] for client in summary["clients"]]
     title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
-    print_result(title, "", accuracy_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
+    print_result(title, "", metric_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
     print_result(*_learning(run, config, names, everyone))
 
 

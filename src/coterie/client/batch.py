@@ -20,6 +20,7 @@ class Batch:
         self._logits: Tensor | None = None
         self._inputs: Tensor | None = None
         self.slot = slot
+        self.task = client.problem.task
         self.labels = client.problem.labels[index]
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from coterie.core.layout import Layout
+from coterie.core.task import Task
 from coterie.core.training import Training
 
 
@@ -22,4 +23,5 @@ class Problem:
     validation: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
     training: Training
+    task: Task
     skip_single_samples: bool

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from coterie.client.steps import StepRule, plain_steps
-from coterie.client.terms import RowTerm, Term, cross_entropy
+from coterie.client.terms import RowTerm, Term, task_loss
 from coterie.client.views import ClientView
 from coterie.core.exchange import ClientRows
 from coterie.errors import require
@@ -36,7 +36,7 @@ class Phase:
     epochs: int | None = None
     lr: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
-    terms: tuple[Term, ...] = (cross_entropy,)
+    terms: tuple[Term, ...] = (task_loss,)
     row_terms: tuple[RowTerm, ...] = ()
     rule: StepRule = plain_steps
     stream: int | None = None

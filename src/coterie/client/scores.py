@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from coterie.core.task.base import LOSS, SAMPLES
 
 TUNING_DIVERGED = (
     "tuning its model for the test diverged (the tuned weights are not finite), so the model is tested untuned. "
@@ -17,17 +21,44 @@ TEST_BATCH = 128
 
 @dataclass(frozen=True)
 class Score:
-    """A model's result on test data, sample by sample; `untuned` says that the copy tuned for it was not finite."""
+    """A model's result on test data, sample by sample: the task's quantities by name.
 
-    correct: Tensor  # [n] bool
-    losses: Tensor  # [n]
-    probabilities: Tensor | None = None  # [n, C], where asked for
+    `untuned` says that the copy tuned for the test was not finite.
+
+    >>> score = Score({"correct": torch.tensor([True, False]), "loss": torch.tensor([0.5, 2.0])})
+    >>> score.sums()
+    {'correct': 1, 'loss': 2.5, 'samples': 2}
+    """
+
+    quantities: Mapping[str, Tensor]  # name -> [n]
+    kept: Tensor | None = None  # [n, ...], what final metrics need besides, where asked for
     untuned: bool = False
+
+    @classmethod
+    def joined(cls, parts: Sequence[Score]) -> Score:
+        """The score of all samples of several parts, one after the other."""
+        kept = [part.kept for part in parts if part.kept is not None]
+        names = parts[0].quantities
+        return cls(
+            {name: torch.cat([part.quantities[name] for part in parts]) for name in names},
+            torch.cat(kept) if kept else None,
+        )
+
+    @property
+    def losses(self) -> Tensor:
+        """The loss of every sample: `[n]`."""
+        return self.quantities[LOSS]
 
     def split(self, sizes: list[int]) -> list[Score]:
         """Cut into the scores of consecutive parts of the samples."""
-        parts = zip(self.correct.split(sizes), self.losses.split(sizes), strict=True)
-        if self.probabilities is None:
-            return [Score(correct, losses) for correct, losses in parts]
-        probabilities = self.probabilities.split(sizes)
-        return [Score(*part, kept) for part, kept in zip(parts, probabilities, strict=True)]
+        cut = {name: values.split(sizes) for name, values in self.quantities.items()}
+        kept = [None] * len(sizes) if self.kept is None else self.kept.split(sizes)
+        return [Score({name: parts[place] for name, parts in cut.items()}, own) for place, own in enumerate(kept)]
+
+    def sums(self) -> dict[str, int | float]:
+        """Every quantity's sum, counts as whole numbers, and how many samples there are."""
+        sums = {
+            name: int(values.sum()) if values.dtype == torch.bool else float(values.double().sum())
+            for name, values in self.quantities.items()
+        }
+        return sums | {SAMPLES: len(self.losses)}

@@ -25,9 +25,9 @@ class RowTerm(Protocol):
         ...
 
 
-def cross_entropy(batch: BatchView) -> Tensor:
-    """The classification loss: `[B]`."""
-    return torch.nn.functional.cross_entropy(batch.logits, batch.labels, reduction="none")
+def task_loss(batch: BatchView) -> Tensor:
+    """The loss of the run's task, such as cross-entropy: `[B]`."""
+    return batch.task.loss(batch.logits, batch.labels)
 
 
 @dataclass(frozen=True)

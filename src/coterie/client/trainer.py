@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coterie.client.batch import Batch
 from coterie.client.optim import Optimiser, make_optimiser
 from coterie.client.recipe import Measure, Phase, Recipe, trained_slots
-from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
@@ -87,9 +87,9 @@ class Trainer:
 
     def _loss(self, batch: BatchView) -> Tensor:
         terms = self.phase.terms
-        if terms == (cross_entropy,):
-            # The same number as the mean of the term, in one operation instead of two.
-            return nn.functional.cross_entropy(batch.logits, batch.labels)
+        if terms == (task_loss,):
+            # The same number as the mean of the term, in fewer operations.
+            return batch.task.loss_mean(batch.logits, batch.labels)
         loss = terms[0](batch)
         for term in terms[1:]:
             loss = loss + term(batch)

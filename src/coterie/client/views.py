@@ -17,12 +17,14 @@ from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.core.columns import Columns, Span
 from coterie.core.federation import Federation
+from coterie.core.task import Task
 
 
 class BatchView(Protocol):
     """One batch at one client, as loss terms and predictions see it. Everything is computed when first asked for."""
 
     slot: str
+    task: Task
     labels: Tensor  # [B]
 
     @property
@@ -37,7 +39,7 @@ class BatchView(Protocol):
 
     @property
     def logits(self) -> Tensor:
-        """The classifier's output on the features: `[B, C]`."""
+        """The classifier's output on the features, `[B, C]`; for a regression its one number, `[B, 1]`."""
         ...
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:

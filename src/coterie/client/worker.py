@@ -31,7 +31,7 @@ class MethodAtClient(Protocol):
         ...
 
     def predict(self, batch: BatchView) -> Tensor:
-        """The class scores `[B, C]` by which the method is tested."""
+        """The outputs `[B, C]` by which the method is tested."""
         ...
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
@@ -151,13 +151,10 @@ class Worker:
         """Score the method's prediction on the given samples."""
         for slot in self._present:
             self._models[slot].mode(False)
-        correct, losses, kept = [], [], []
+        task, parts = self.problem.task, []
         with torch.no_grad():
             for part in index.split(TEST_BATCH):
                 batch = Batch(self, self.method.tested, part)
-                logits = self.method.predict(batch)
-                correct.append(logits.argmax(1) == batch.labels)
-                losses.append(nn.functional.cross_entropy(logits, batch.labels, reduction="none"))
-                if keep_scores:
-                    kept.append(logits.softmax(1))
-        return Score(torch.cat(correct), torch.cat(losses), torch.cat(kept) if kept else None)
+                outputs = self.method.predict(batch)
+                parts.append(Score(task.scores(outputs, batch.labels), task.kept(outputs) if keep_scores else None))
+        return Score.joined(parts)

@@ -25,8 +25,11 @@ from coterie.engines.processes.pool import UNGUARDED
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete, to_toml
 from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.methods import METHODS
 from coterie.models import MODELS
+from coterie.partition import PARTITIONS
 from coterie.processes import interrupts_held_back
+from coterie.registry import Registry, reference_to
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 
@@ -95,17 +98,24 @@ def obstacle(experiment: Experiment) -> str | None:
     if experiment.engine not in ("serial", "stacked"):
         return f"engine '{experiment.engine}' shares the cores out by itself"
     own = "it uses Python objects of its own (data, model, partition or method)"
-    parts: list[object] = [type(experiment.method), type(experiment.partition)]
-    if isinstance(experiment.model, str):
-        parts.append(MODELS[experiment.model].build)
-    # What is the user's own may be registered in this process alone.
-    if not all(getattr(part, "__module__", "").startswith("coterie.") for part in parts):
+    method, rule, model = type(experiment.method), type(experiment.partition), experiment.model
+    known = _known_everywhere(METHODS, method, METHODS.name_of(method))
+    known = known and _known_everywhere(PARTITIONS, rule, PARTITIONS.name_of(rule))
+    if isinstance(model, str):
+        known = known and _known_everywhere(MODELS, MODELS[model].build, model)
+    if not known:
         return own
     try:
         repeated = experiment_from(tomllib.loads(to_toml(complete(experiment))))
     except (CoterieError, TypeError):
         return own
     return None if repeated == experiment else own
+
+
+def _known_everywhere(registry: Registry[Any], thing: object, name: str | None) -> bool:
+    """Whether a worker finds something too: what was only added to a registry exists in this process alone."""
+    built_in = getattr(thing, "__module__", "").startswith("coterie.")
+    return built_in or reference_to(thing) is not None or (name is not None and registry.origin(name) is not None)
 
 
 def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from coterie.compare.pool import (
     run_in_parallel,
     run_one_by_one,
 )
+from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.directory import refuse_existing
 from coterie.experiment.experiment import Experiment
@@ -33,7 +36,6 @@ log = logging.getLogger("coterie")
 # it is a guess, and other programs may want the cores too.
 START_UP, MARGIN = 4.0, 2.0
 COMPARISON = "comparison.json"
-RULE = "a winner's mean lies above the runner-up's by more than the larger of their standard deviations over the seeds"
 
 
 # What a run's configuration holds besides settings, and settings that do not change results.
@@ -47,30 +49,28 @@ class Column:
 
     key: str
     title: str
-    unit: Literal["share", "bytes", "seconds"]
+    unit: Literal["share", "number", "bytes", "seconds"]
     read: Callable[[Summary], float]
+    scale: Scale | None = None  # of a column that somebody may win
 
 
-def _accuracy(moment: str, mean: str, at: str) -> Column:
-    def read(summary: Summary) -> float:
-        return float(summary["accuracy"][moment][mean][at])
+def columns_of(scale: Scale) -> dict[str, Column]:
+    """The columns of runs that are judged by a metric, by key. Bytes are those up and down together."""
 
-    return Column(f"{moment}_{mean}_{at}", f"{moment} {mean} {at}", "share", read)
+    def judged(key: str, read: Callable[[Summary], float | None]) -> Column:
+        # Most runs are judged by accuracy, which titles do not repeat.
+        words = key.replace("_", " ") if scale == ACCURACY else f"{scale.name} {key.replace('_', ' ')}"
+        return Column(key, words, "share" if scale.share else "number", lambda summary: _number(read(summary)), scale)
 
+    def over_clients(moment: str, at: str) -> Column:
+        return judged(f"{moment}_mean_{at}", lambda summary: summary[scale.name][moment]["mean"][at])
 
-COLUMNS: dict[str, Column] = {
-    column.key: column
-    for column in (
-        _accuracy("received", "mean", "best"),
-        _accuracy("received", "mean", "last"),
-        _accuracy("trained", "mean", "best"),
-        _accuracy("trained", "mean", "last"),
-        Column(
-            "received_worst_decile_last",
-            "received worst decile last",
-            "share",
-            lambda summary: float(summary["worst_decile"]["received"]),
-        ),
+    columns = (
+        over_clients("received", "best"),
+        over_clients("received", "last"),
+        over_clients("trained", "best"),
+        over_clients("trained", "last"),
+        judged("received_worst_decile_last", lambda summary: summary["worst_decile"]["received"]),
         Column(
             "bytes_per_client_round",
             "bytes per client round",
@@ -84,15 +84,18 @@ COLUMNS: dict[str, Column] = {
             lambda summary: float(sum(summary["seconds"]["per_round"].values())),
         ),
     )
-}
-"""The columns of the table, by key. Bytes are those up and down together."""
+    return {column.key: column for column in columns}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The summaries of all runs, `[method][seed]`, and what they amount to.
 
-    A *winner* of an accuracy column is the method with the highest mean over seeds, if that mean lies above
+    A *winner* of a metric's column is the method with the best mean over seeds, if that mean is better than
     the runner-up's by more than the larger of the two methods' standard deviations over the seeds (sample
     standard deviation, n − 1). Otherwise the seeds' spread could explain the difference and nobody wins;
     with one seed there is no spread, and with one method no runner-up, so nobody wins either.
@@ -106,9 +109,19 @@ class Comparison:
         """The methods, in the order in which they were given."""
         return list(self.summaries)
 
+    @property
+    def scale(self) -> Scale:
+        """That of the metric that the runs are judged by, the same for all of them."""
+        return judged_scale(next(iter(self.summaries.values()))[0])
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The columns of the table, by key."""
+        return columns_of(self.scale)
+
     def values(self, method: str, column: str) -> list[float]:
         """A column's value of each seed."""
-        return [COLUMNS[column].read(summary) for summary in self.summaries[method]]
+        return [self.columns[column].read(summary) for summary in self.summaries[method]]
 
     def mean(self, method: str, column: str) -> float:
         """The mean over seeds."""
@@ -120,11 +133,13 @@ class Comparison:
 
     def winner(self, column: str) -> str | None:
         """The method that is better than all others by more than the seeds' spread, if there is one."""
-        if COLUMNS[column].unit != "share" or len(self.seeds) < 2 or len(self.summaries) < 2:
+        scale = self.columns[column].scale
+        if scale is None or len(self.seeds) < 2 or len(self.summaries) < 2:
             return None
-        first, second = sorted(self.methods, key=lambda method: self.mean(method, column), reverse=True)[:2]
+        means = {method: self.mean(method, column) for method in self.methods}
+        first, second = sorted(means, key=means.__getitem__, reverse=scale.higher_is_better)[:2]
         spread = max(self.std(method, column) or 0.0 for method in (first, second))
-        return first if self.mean(first, column) - self.mean(second, column) > spread else None
+        return first if scale.lead(means[first], means[second]) > spread else None
 
     def note(self) -> str:
         """What a mark in the table means, or why there is none."""
@@ -132,9 +147,14 @@ class Comparison:
             return "No winner is marked: there is only one method."
         if len(self.seeds) < 2:
             return "No winner is marked: one seed says nothing about the spread; use several (--seeds 0 1 2)."
-        if any(self.winner(column) for column in COLUMNS):
-            return f"* {RULE}."
-        return f"No winner is marked: {RULE}; here none does."
+        if any(self.winner(column) for column in self.columns):
+            return f"* {self._rule()}."
+        return f"No winner is marked: {self._rule()}; here none does."
+
+    def _rule(self) -> str:
+        beyond = "above" if self.scale.higher_is_better else "below"
+        spread = "the larger of their standard deviations over the seeds"
+        return f"a winner's mean lies {beyond} the runner-up's by more than {spread}"
 
     def differing(self) -> dict[str, dict[str, Any]]:
         """The settings that are not the same for all methods: `[setting][method]`; none where one was left out.
@@ -167,7 +187,7 @@ class Comparison:
             "methods": self.methods,
             "seeds": list(self.seeds),
             "partitions": {str(seed): digest for seed, digest in self.partitions().items()},
-            "columns": {column.key: {"title": column.title, "unit": column.unit} for column in COLUMNS.values()},
+            "columns": {column.key: {"title": column.title, "unit": column.unit} for column in self.columns.values()},
             "table": {
                 method: {
                     column: {
@@ -175,11 +195,11 @@ class Comparison:
                         "std": self.std(method, column),
                         "values": self.values(method, column),
                     }
-                    for column in COLUMNS
+                    for column in self.columns
                 }
                 for method in self.methods
             },
-            "winners": {column: self.winner(column) for column in COLUMNS},
+            "winners": {column: self.winner(column) for column in self.columns},
             "note": self.note(),
             "differing_settings": self.differing(),
             "runs": {method: list(runs) for method, runs in self.summaries.items()},

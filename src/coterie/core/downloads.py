@@ -2,7 +2,7 @@
 
 Nobody declares downloads, so nobody can forget one. "Since" is from the exchange of the last round in which the
 client's upload counted: rounds that it missed, diverged in or was refused in, and rounds that were abandoned, do not
-count. The common initial rows are known to all.
+count. The common initial rows are known to all. A client that has lost what it kept is owed all that the server has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.tracks import delivery_mark
+from coterie.core.slots import Slot
+from coterie.core.tracks import EVER, delivery_mark
 
 
 def tensor_bytes(value: Tensor) -> int:
@@ -39,20 +40,24 @@ class Owed:
 
 def since(federation: Federation, clients: Tensor) -> Tensor:
     """The mark up to which each client has everything: `[m]`."""
-    last = federation.last_round[clients]
-    return torch.where(last > 0, delivery_mark(1) + 2 * (last - 1), 0)
+    last, taken = federation.last_round[clients], federation.rounds_taken[clients]
+    begun = torch.where(taken > 0, EVER, 0)  # it took part and none of that counts any more: see `begin_anew`
+    return torch.where(last > 0, delivery_mark(1) + 2 * (last - 1), begun)
+
+
+def begin_anew(federation: Federation, client: int) -> None:
+    """A client has lost all that it kept: what it sent counts, but it holds no more than somebody who is new."""
+    federation.last_round[client] = 0
 
 
 def owed(federation: Federation, client: int) -> Owed:
     """What a client must be sent before it trains or is tested."""
     mark = int(since(federation, torch.tensor([client]))[0])
-    columns = {
-        name: slot.tracks.owed(client, mark) for name, slot in federation.slots.items() if slot.held_by == "both"
-    }
+    columns = {name: slot.tracks.owed(client, mark) for name, slot in federation.slots.items() if _travels(slot)}
     values = [
         name
         for name, kind in federation.kinds.items()
-        if kind.held_by != "server" and int(federation.value_marks[name][client]) > mark
+        if kind.held_by != "server" and bool(_owed_value(federation, name, torch.tensor([client]), mark))
     ]
     return Owed({name: found for name, found in columns.items() if found}, tuple(values))
 
@@ -63,10 +68,21 @@ def owed_bytes(federation: Federation, clients: Tensor) -> Tensor:
     width = federation.initial.element_size()
     total = torch.zeros(len(clients), dtype=torch.int64)
     for slot in federation.slots.values():
-        if slot.held_by == "both":
+        if _travels(slot):
             total += width * slot.tracks.owed_counts(clients, marks)
     for name, kind in federation.kinds.items():
         if kind.held_by != "server":
             row = federation.values[name][0] if kind.per_client else federation.values[name]
-            total += tensor_bytes(row) * (federation.value_marks[name][clients] > marks)
+            total += tensor_bytes(row) * _owed_value(federation, name, clients, marks)
     return total
+
+
+def _travels(slot: Slot) -> bool:
+    """Whether the server sends anything of a slot at all."""
+    return slot.held_by == "both" and not slot.dropped
+
+
+def _owed_value(federation: Federation, name: str, clients: Tensor, since: Tensor | int) -> Tensor:
+    """Which of the clients are owed a value: `[m]` bool; the server has none of what they keep for themselves."""
+    marks = federation.value_marks[name][clients]
+    return (marks > since) & ((marks > 0) | torch.tensor(federation.kinds[name].held_by == "both"))

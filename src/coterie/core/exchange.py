@@ -193,6 +193,7 @@ def apply(
         for one, part, values in results:
             one.write(part, values)
     for one in bound:
+        one.target.dropped = False  # whatever was said before, it is of use again
         one.target.tracks.wrote(one.columns, one.receivers, mark)
     for action in listed:
         if isinstance(action, Drop):
@@ -240,7 +241,6 @@ class _BoundMix:
         self.target: Slot = federation[mix.target]
         self.from_upload = mix.source == "upload"
         self.source: Slot = federation[mix.of if self.from_upload else mix.source]
-        self.everyone = federation.everyone
         if self.from_upload:
             uploads.rows(self.columns, mix.of)  # refuses columns that were not uploaded
             self.uploaded = uploads.trained[mix.of]
@@ -248,8 +248,10 @@ class _BoundMix:
             raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
         rows, sources = mix.weights.shape
         if not self.from_upload and sources == federation.clients:
-            read = federation.everyone[(self.weights != 0).any(0)]
-            require_known(mix.source, self.source, read, self.columns)
+            counts = (self.weights != 0).any(0)
+            self.read = federation.everyone[counts]
+            self.read_weights = self.weights if bool(counts.all()) else self.weights[:, counts]
+            require_known(mix.source, self.source, self.read, self.columns)
         learned_from = uploads.cohort if self.from_upload else federation.everyone
         if sources != len(learned_from):
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
@@ -289,7 +291,7 @@ class _BoundMix:
         """`weights @ source` for some of the columns: `[rows, |part|]`."""
         if self.from_upload:
             return self.weights @ part.within(self.source.columns).take(self.uploaded)
-        return self.weights @ self.source.rows(self.everyone, part)
+        return self.read_weights @ self.source.rows(self.read, part)
 
     def write(self, part: Columns, values: Tensor) -> None:
         """Write the product of some of the columns, where the gate allows it."""

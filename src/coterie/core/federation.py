@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
+from coterie.core.task import Classification, Task
 from coterie.core.tracks import delivery_mark
 from coterie.core.training import Training
 from coterie.errors import CoterieError, require, unknown
@@ -35,12 +36,13 @@ class Federation:
     layout: Layout
     initial: Tensor  # [P], the common initial row
     sizes: Tensor  # [K] training samples per client
-    class_counts: Tensor  # [K, C] training samples per client and class
+    class_counts: Tensor  # [K, C] training samples per client and class; C is 0 where the task knows no classes
     keys: Tensor  # [K]
     rounds: int
     seed: int
     feature_width: int
     head: nn.Module  # the classifier's architecture, for what the server computes with classifiers
+    task: Task
     training: Training = field(default_factory=Training)
     round: int = 0
     validation_sizes: Tensor | None = None
@@ -66,7 +68,9 @@ class Federation:
     @property
     def classes(self) -> int:
         """How many classes the data has: C."""
-        return self.class_counts.shape[1]
+        if not isinstance(self.task, Classification):
+            raise CoterieError(f"task = '{self.task.name}': there are no classes, which the method asks for")
+        return self.task.classes
 
     @property
     def taken_part(self) -> Tensor:

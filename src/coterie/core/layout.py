@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from coterie.core.columns import Columns
+from coterie.core.training import MemoryFormat as MemoryFormat
+from coterie.core.training import StatsPolicy as StatsPolicy
 from coterie.errors import CoterieError, require, unknown
-
-StatsPolicy = Literal["mean", "local"]
-MemoryFormat = Literal["contiguous", "channels_last"]
 
 # The class that every batch-norm layer derives from; layers are found by type, never by name.
 BatchNorm = nn.modules.batchnorm._BatchNorm

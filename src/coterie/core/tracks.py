@@ -14,6 +14,8 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 
+EVER = -1  # before every mark, that of what was never written among them
+
 
 def delivery_mark(round: int) -> int:
     """The mark of what is made for a client at download: before it trains in the round."""
@@ -36,6 +38,12 @@ class Stretch:
     columns: Columns
     marks: Tensor  # [K] int64: when the server last wrote them for a client; 0 if it never did
     known: Tensor  # [K] bool: whether the server has them as the client has
+
+    def owed(self, clients: Tensor, since: Tensor) -> Tensor:
+        """Which of the clients are owed them, each since a mark of its own: `[m]` bool."""
+        written = self.marks[clients] > since
+        # What was never written is worth sending only if a client sent it and has lost it.
+        return written & ((self.marks[clients] > 0) | self.known[clients])
 
 
 class Tracks:
@@ -73,10 +81,10 @@ class Tracks:
                 stretch.known[clients] = stretch.columns <= sent
 
     def owed(self, client: int, since: int) -> Columns:
-        """The columns that the server wrote for a client since a mark."""
+        """The columns that the server wrote for a client since a mark; since `EVER`, all that it has of the client."""
         total = Columns()
         for stretch in self.stretches:
-            if int(stretch.marks[client]) > since:
+            if bool(stretch.owed(torch.tensor([client]), torch.tensor([since]))):
                 total = total | stretch.columns
         return total
 
@@ -84,7 +92,7 @@ class Tracks:
         """How many columns each of the clients is owed, each since a mark of its own: `[m]`."""
         counts = torch.zeros(len(clients), dtype=torch.int64)
         for stretch in self.stretches:
-            counts += (stretch.marks[clients] > since) * stretch.columns.size
+            counts += stretch.owed(clients, since) * stretch.columns.size
         return counts
 
     def unknown(self, clients: Tensor, columns: Columns) -> int | None:
@@ -93,12 +101,6 @@ class Tracks:
             if bool(stretch.columns & columns) and not bool(stretch.known[clients].all()):
                 return int(clients[~stretch.known[clients]][0])
         return None
-
-    def owe_anew(self, client: int) -> None:
-        """A client has lost what it held: it is owed all of its own columns that the server knows."""
-        for stretch in self.stretches:
-            if stretch.columns <= self._own and bool(stretch.known[client]):
-                stretch.marks[client] = stretch.marks[client].clamp(min=delivery_mark(1))
 
     def forget_marks(self) -> None:
         """Nothing of the slot is owed to anybody any longer."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from coterie.errors import require, unknown
+from coterie.options import setting
 
+StatsPolicy = Literal["mean", "local"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 SCHEDULES = ("constant", "exponential", "cosine")
 # Those that update each element on its own, so that a row may be trained as one flat tensor.
 OPTIMISERS = (
@@ -24,7 +28,7 @@ OPTIMISERS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """The run's settings of local training, which phases may override.
 
@@ -32,15 +36,15 @@ class Training:
     0.025
     """
 
-    epochs: int = 5
-    batch: int = 32
-    lr: float = 0.01
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    schedule: str = "constant"
-    decay: float = 1.0
+    epochs: int = setting(5, "Local epochs a round.", "training")
+    batch: int = setting(32, "Batch size.", "training")
+    lr: float = setting(0.01, "Learning rate.", "training")
+    optimizer: str = setting("sgd", "Local optimiser: sgd, adam, adamw, rmsprop …", "training")
+    momentum: float = setting(0.0, "Momentum (of sgd and rmsprop).", "training")
+    weight_decay: float = setting(0.0, "Weight decay.", "training")
+    clip: float = setting(0.0, "Clip gradients to this norm (0: never).", "training")
+    schedule: str = setting("constant", "Learning rate over rounds: constant, exponential or cosine.", "training")
+    decay: float = setting(1.0, "Factor a round of the exponential schedule.", "training")
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs = {self.epochs}: must be at least 1")
@@ -74,3 +78,33 @@ class Training:
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round, counted from 1."""
         return self.lr * self.factor(round, rounds)
+
+    @property
+    def training(self) -> Training:
+        """These settings alone, without what a class that extends them adds."""
+        return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointTraining(Training):
+    """What a run of simulated clients and a federation of sites both settle besides local training."""
+
+    classifier: str = setting(
+        "last",
+        "What counts as the classifier: 'last', 'all' fully connected layers, or the path of a module.",
+        "data",
+    )
+    stats: StatsPolicy | None = setting(
+        None, "Batch-norm statistics: 'mean' (averaged) or 'local' (they stay).", "data", shown="the method's"
+    )
+    rounds: int = setting(20, "Rounds of training and mixing.", "training")
+    join: float = setting(1.0, "The share of clients that take part in a round.", "training")
+    seed: int = setting(0, "The seed of everything random.", "running")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
+        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
+        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
+        if self.stats not in (None, "mean", "local"):
+            raise unknown("stats policy", str(self.stats), ("mean", "local"))

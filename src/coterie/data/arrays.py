@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coterie.core.task import Task, as_task
 from coterie.data.dataset import Dataset
 from coterie.data.images import Ints, normalise
-from coterie.data.labels import Classes, label_indices, numbered
+from coterie.data.labels import Classes, label_indices, label_numbers, numbered
 from coterie.errors import CoterieError, require
 
 Array = npt.NDArray[Any]
@@ -37,53 +38,58 @@ def from_arrays(
     classes: int | Classes | None = None,
     class_names: Sequence[str] = (),
     name: str = "own",
+    task: str | Task = "",
+    keep_dtype: bool = False,
 ) -> Dataset:
     """A data set from arrays: `x [N, ...]`, `y [N]`, and where known each sample's client `owners [N]`.
 
     - uint8 values are scaled to [−1, 1]; all others are taken as they are, as float32;
+    - with `keep_dtype` whole numbers stay whole numbers (int64) and dimensions stay as they are: for models that
+      begin with an embedding;
     - `[N, features]` stays; `[N, H, W]` becomes one channel `[N, 1, H, W]`;
     - of four dimensions, the second is the channels if it is 1 or 3 (`[N, C, H, W]`), else the last if it is
       1, 3 or 4 (`[N, H, W, C]`), else the second;
     - integer labels count from 0, and there are `classes` of them (default: one per class name, or the
       largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise.
       `Classes` say how labels are numbered where that is settled already;
+    - with `task="regression"` labels are numbers, taken as they are; a task of your own (`Classification(loss=...)`)
+      may stand there too;
     - `test` is `(x, y)` or `(x, y, owners)` of an official test split.
 
     >>> data = from_arrays(np.zeros((3, 8, 8), dtype=np.uint8), ["cat", "dog", "cat"], owners=[7, 7, 9])
     >>> data.shape, data.class_names, data.owner_names, data.labels.tolist()
     ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
     """
-    inputs = [to_inputs(_array(x), name)]
+    inputs = [to_inputs(_array(x), name, keep_dtype)]
     labels = [_array(y).reshape(-1)]
     given = [owners]
     if test is not None:
-        inputs.append(to_inputs(_array(test[0]), name))
+        inputs.append(to_inputs(_array(test[0]), name, keep_dtype))
         labels.append(_array(test[1]).reshape(-1))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
         require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
     for part, part_labels in zip(inputs, labels, strict=True):
         require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
+    learned, owned = as_task(task), _owner_indices(given, name)
+    whole = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    if learned.label_dtype.is_floating_point:
+        require(classes is None and not class_names, f"data '{name}': the task {learned.name} has no classes")
+        numbers = torch.from_numpy(label_numbers(_joined(labels, name), name, learned.name))
+        return Dataset(name, whole, numbers, 0, len(labels[0]), *owned, task=learned)
     if isinstance(classes, Classes):
         indices, names, count = classes.number(_joined(labels, name), name), classes.names, classes.count
     else:
         indices, names = label_indices(_joined(labels, name), name)
         names = names or tuple(class_names)
         count = _class_count(indices, names, classes, name)
-    owner_indices, owner_names = _owner_indices(given, name)
-    return Dataset(
-        name,
-        inputs[0] if len(inputs) == 1 else torch.cat(inputs),
-        torch.from_numpy(indices),
-        count,
-        len(labels[0]),
-        owner_indices,
-        owner_names,
-        names if len(names) == count else (),
-    )
+    named = names if len(names) == count else ()
+    return Dataset(name, whole, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned)
 
 
-def load_npz(path: Path, client: str | None = None, *, name: str, classes: Classes | None = None) -> Dataset:
+def load_npz(
+    path: Path, client: str | None = None, *, name: str, classes: Classes | None = None, task: str | Task = ""
+) -> Dataset:
     """Arrays `x`, `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and optionally each sample's client.
 
     Clients lie under the key `client` (training samples first), or under `client_train` and `client_test`;
@@ -111,7 +117,8 @@ def load_npz(path: Path, client: str | None = None, *, name: str, classes: Class
         test = (arrays["x_test"], arrays["y_test"])
         if clients[1] is not None:
             test = (*test, clients[1])
-    return from_arrays(arrays[wanted[0]], arrays[wanted[1]], owners=clients[0], test=test, classes=classes, name=name)
+    x, y = (arrays[key] for key in wanted[:2])
+    return from_arrays(x, y, owners=clients[0], test=test, classes=classes, name=name, task=task)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -131,8 +138,8 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise CoterieError(f"cannot read {path} ({' '.join(str(error).split())})") from error
 
 
-def to_inputs(values: Array, name: str) -> Tensor:
-    """Inputs as float32, channels first; uint8 scaled to [−1, 1].
+def to_inputs(values: Array, name: str, keep_dtype: bool = False) -> Tensor:
+    """Inputs as float32, channels first, uint8 scaled to [−1, 1]; or whole numbers as int64 if they are to be kept.
 
     >>> to_inputs(np.zeros((5, 32, 24, 3)), "own").shape
     torch.Size([5, 3, 32, 24])
@@ -142,6 +149,8 @@ def to_inputs(values: Array, name: str) -> Tensor:
         f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
     )
     require(values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers")
+    if keep_dtype and values.dtype.kind in "iu":
+        return torch.from_numpy(np.array(values, dtype=np.int64, order="C"))
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:

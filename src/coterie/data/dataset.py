@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.task import Classification, Task
 from coterie.errors import CoterieError, require
 
 
@@ -16,8 +17,10 @@ class Dataset:
     """All samples of a data set in memory, the official training split first.
 
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
-    scaled to [0, 1] and then by (x − 0.5) / 0.5). `owners [N]`, where given, names for each sample the
-    client or domain it belongs to, as an index into `owner_names`.
+    scaled to [0, 1] and then by (x − 0.5) / 0.5), or int64 for models that take whole numbers, such as the numbers
+    of words. `owners [N]`, where given, names for each sample the
+    client or domain it belongs to, as an index into `owner_names`. `task` says what a label is: one of so many
+    `classes` unless told otherwise.
 
     >>> data = Dataset("toy", torch.zeros(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
     >>> len(data), data.shape, data.train_size
@@ -27,28 +30,30 @@ class Dataset:
     name: str
     inputs: Tensor
     labels: Tensor
-    classes: int
+    classes: int = 0
     train_size: int = -1
     owners: Tensor | None = None
     owner_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = field(default=())
+    task: Task | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on, naming the data set and the sample."""
         n = len(self.labels)
+        task = Classification() if self.task is None else self.task
+        if isinstance(task, Classification):
+            task = replace(task, classes=task.classes or self.classes)
+            object.__setattr__(self, "classes", task.classes)
+        object.__setattr__(self, "task", task)
         if self.train_size < 0:
             object.__setattr__(self, "train_size", n)
         require(n > 0, f"data '{self.name}': there are no samples")
         require(len(self.inputs) == n, f"data '{self.name}': {len(self.inputs)} inputs but {n} labels")
-        require(self.classes >= 2, f"data '{self.name}': {self.classes} class; at least 2 are needed")
-        require(self.inputs.dtype == torch.float32, f"data '{self.name}': inputs must be float32")
-        require(self.labels.dtype == torch.int64, f"data '{self.name}': labels must be int64")
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low < 0 or high >= self.classes:
-            raise CoterieError(
-                f"data '{self.name}': labels lie in {low}..{high}; with {self.classes} classes they must lie "
-                f"in 0..{self.classes - 1}"
-            )
+        require(
+            self.inputs.dtype in (torch.float32, torch.int64),
+            f"data '{self.name}': inputs must be float32, or int64 for models that take whole numbers",
+        )
+        self.of_task.check_labels(self.labels, self.name)
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
             first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])
             raise CoterieError(f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it")
@@ -58,6 +63,21 @@ class Dataset:
         )
         if self.owners is not None:
             require(len(self.owners) == n, f"data '{self.name}': {len(self.owners)} owners but {n} samples")
+
+    @property
+    def of_task(self) -> Task:
+        """The task that the labels are of."""
+        assert self.task is not None  # a data set without one was given its own
+        return self.task
+
+    def with_task(self, task: str | Task) -> Dataset:
+        """The same with a task's own loss and metrics; another kind of task is refused, a mere name changes nothing."""
+        wanted = task if isinstance(task, str) else task.name
+        require(
+            wanted in ("", self.of_task.name),
+            f"task = {wanted}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
+        )
+        return self if isinstance(task, str) else replace(self, task=task)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -69,6 +89,8 @@ class Dataset:
         return tuple(self.inputs.shape[1:])
 
     def class_counts(self, indices: np.ndarray | Tensor) -> np.ndarray:
-        """How many of the samples at `indices` belong to each class: `[classes]`."""
+        """How many of the samples at `indices` belong to each class: `[classes]`, nothing without classes."""
+        if not self.classes:
+            return np.empty(0, np.int64)
         chosen = self.labels[torch.as_tensor(indices, dtype=torch.int64)]
         return torch.bincount(chosen, minlength=self.classes).numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from coterie.core.task import Task
 from coterie.data.archives import MOST_IMAGE_BYTES, read_limited, readable
 from coterie.data.arrays import from_arrays
 from coterie.data.dataset import Dataset
@@ -26,6 +27,7 @@ def load_folder(
     name: str = "own",
     progress: bool = True,
     classes: Classes | None = None,
+    task: str | Task = "",
 ) -> Dataset:
     """`path/<class>/*`, or `path/train/<class>/*` and `path/test/<class>/*` (or `valid`, `val`).
 
@@ -36,7 +38,7 @@ def load_folder(
     if not train_folder.is_dir():
         samples = class_images(path)
         images = decode_files([file for _, file in samples], size, name, progress)
-        return from_arrays(images, [label for label, _ in samples], classes=classes, name=name)
+        return from_arrays(images, [label for label, _ in samples], classes=classes, name=name, task=task)
     test_folder = next((path / split for split in TEST_FOLDERS if (path / split).is_dir()), None)
     train = class_images(train_folder)
     test = class_images(test_folder) if test_folder is not None else []
@@ -47,7 +49,7 @@ def load_folder(
     border = len(train)
     labels = [label for label, _ in train + test]
     split = (images[border:], labels[border:]) if test else None
-    return from_arrays(images[:border], labels[:border], test=split, classes=classes, name=name)
+    return from_arrays(images[:border], labels[:border], test=split, classes=classes, name=name, task=task)
 
 
 def class_images(folder: Path) -> list[Sample]:

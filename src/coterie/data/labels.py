@@ -81,12 +81,29 @@ def label_indices(values: Labels, name: str) -> tuple[Ints, tuple[str, ...]]:
         wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
         if len(wrong):
             value = values[wrong[0]]
-            raise CoterieError(f"data '{name}': label {value} of sample {wrong[0]} is no integer (nor text)")
+            raise CoterieError(
+                f"data '{name}': label {value} of sample {wrong[0]} is no integer (nor text); task='regression' takes "
+                "numbers"
+            )
     negative = np.flatnonzero(values < 0)
     if len(negative):
         first = negative[0]
         raise CoterieError(f"data '{name}': label {values[first]} of sample {first}: labels count from 0")
     return values.astype(np.int64), ()
+
+
+def label_numbers(values: Labels, name: str, task: str) -> npt.NDArray[np.float32]:
+    """Labels as float32, where a task is about numbers.
+
+    >>> label_numbers(np.array([3, 1]), "own", "regression")
+    array([3., 1.], dtype=float32)
+    """
+    require(
+        values.dtype.kind in "biuf",
+        f"data '{name}': labels are of type {values.dtype}; the task {task} needs numbers",
+    )
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the data set refuses
+        return values.astype(np.float32)
 
 
 def numbered(values: Labels) -> tuple[Ints, tuple[str, ...]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coterie.core.task import Task
 from coterie.data.dataset import Dataset
 from coterie.data.own import DEFAULT_LABEL, load_own
 from coterie.data.registry import DATASETS
-from coterie.errors import require, unknown
+from coterie.errors import require
+from coterie.registry import is_reference
 
 
 def load(
@@ -17,21 +19,24 @@ def load(
     *,
     label: str = DEFAULT_LABEL,
     client: str | None = None,
+    task: str | Task = "",
 ) -> Dataset:
     """Load a data set by name (see `DATASETS`) or by path (see `load_own`; only it has `label`, `client`).
 
-    A known name always means the known data set. Anything else that holds a path separator, has a suffix or
-    exists is a path; `./mnist` means a folder of that name.
+    `task` is what the labels of your own data are of, `classification` unless told otherwise. A known data set has
+    one of its own, to which a `Task` may bring another loss and further metrics.
+
+    A known name always means the known data set; `./file.py:name` is a function that returns one. Anything else that
+    holds a path separator, has a suffix or exists is a path; `./mnist` means a folder of that name.
 
     >>> load("digits").train_size
     1797
     """
-    known = DATASETS.get(name.lower().replace("-", "_"))
-    if known is not None:
+    usual = name if name in DATASETS or is_reference(name) else name.lower().replace("-", "_")
+    path = Path(name)
+    if usual in DATASETS or is_reference(name) or not ("/" in name or "\\" in name or path.suffix or path.exists()):
+        known = DATASETS.find(usual if usual in DATASETS else name)
         require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
         require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
-        return known.load(root, progress)
-    path = Path(name)
-    if "/" in name or "\\" in name or path.suffix or path.exists():
-        return load_own(path, label, client, progress=progress)
-    raise unknown("data set", name, DATASETS)
+        return known.load(root, progress).with_task(task)
+    return load_own(path, label, client, progress=progress, task=task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coterie.core.task import Classification, Task, as_task
 from coterie.data.arrays import load_npz
 from coterie.data.dataset import Dataset
 from coterie.data.folder import load_folder
@@ -22,6 +23,7 @@ def load_own(
     size: tuple[int, int] | None = None,
     progress: bool = True,
     classes: Classes | None = None,
+    task: str | Task = "",
 ) -> Dataset:
     """Load a table (`.csv`, `.parquet`), arrays (`.npz`) or a folder.
 
@@ -32,20 +34,25 @@ def load_own(
 
     `size` (height, width) is what images are resized to; without it they keep their size, and images of
     differing sizes are brought to the size of the first. `classes` say how labels are numbered where that is settled
-    already; the data may lack some of them then.
+    already; the data may lack some of them then. With `task="regression"` labels are numbers.
     """
     path = Path(path).expanduser()
     name = path.stem or path.resolve().stem
     require(path.exists(), f"data '{path}': there is no such file or folder")
     splits = table_splits(path)
     if splits is not None:
-        return load_table(splits, label, client, size=size, name=name, progress=progress, classes=classes)
+        return load_table(splits, label, client, size=size, name=name, progress=progress, classes=classes, task=task)
     require(label == DEFAULT_LABEL, f"label = {label}: names a column of a table, but {path} is none")
     if path.suffix.lower() == ".npz":
         require(size is None, f"size = {size}: arrays in {path} are not resized")
-        return load_npz(path, client, name=name, classes=classes)
+        return load_npz(path, client, name=name, classes=classes, task=task)
     if path.is_dir():
+        learned = as_task(task)
+        require(
+            isinstance(learned, Classification),
+            f"task = {learned.name}: {path} is a folder of images, whose labels are classes",
+        )
         require(client is None, f"client = {client}: names a column or key, but {path} is a folder of images")
-        return load_folder(path, size=size, name=name, progress=progress, classes=classes)
+        return load_folder(path, size=size, name=name, progress=progress, classes=classes, task=task)
     allowed = ", ".join((*TABLE_SUFFIXES, ".npz"))
     raise CoterieError(f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from coterie.data.images import Decoded, normalise
 from coterie.data.locate import data_folder, decoded_folder
 from coterie.data.readers.cifar import CIFAR10, CIFAR100
 from coterie.data.readers.cinic import ARCHIVE as CINIC_ARCHIVE
+from coterie.data.readers.diabetes import load_diabetes
 from coterie.data.readers.digits import load_digits
 from coterie.data.readers.domainnet import CLASSES as DOMAINNET_CLASSES
 from coterie.data.readers.idx import MNIST_PARTS
 from coterie.data.readers.tiny_imagenet import ARCHIVE as TINY_ARCHIVE
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
+from coterie.registry import Registry
 
 DIGIT_NAMES = tuple("0123456789")
 CHARACTER_NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -45,21 +48,26 @@ class KnownDataset:
     """A data set by name: what it is, which files it is read from, and where those are published.
 
     `find` looks for one of the set's layouts in a folder; `remotes` are fetched where it finds nothing
-    (no checksum known: no `remotes`); `files` says what to place there by hand.
+    (no checksum known: no `remotes`); `files` says what to place there by hand. A set that is made, not found, has
+    `make` instead; how many classes it has may be left open then (0), and it may be for regression.
     """
 
     name: str
     description: str
-    classes: int
+    classes: int = 0
     class_names: tuple[str, ...] = ()
     files: str = ""
     remotes: tuple[Remote, ...] = ()
     find: Find | None = None
+    make: Callable[[], Dataset] | None = None
 
     def load(self, root: Path | None = None, progress: bool = True) -> Dataset:
         """The whole data set, normalised; official training samples first."""
-        if self.find is None:
-            return load_digits()
+        if self.make is not None:
+            made = self.make()
+            require(isinstance(made, Dataset), f"data '{self.name}': made {type(made).__name__}, no coterie.Dataset")
+            return made
+        assert self.find is not None
         decoded = _decode_once(self.name, self._found(self.find, data_folder(self.name, root), progress))
         names = decoded.class_names or self.class_names
         return Dataset(
@@ -123,7 +131,15 @@ _FASHION_MD5 = (
 )
 
 _KNOWN = (
-    KnownDataset("digits", "1,797 handwritten digits, 8 × 8, embedded: no files needed", 10, DIGIT_NAMES),
+    KnownDataset(
+        "digits", "1,797 handwritten digits, 8 × 8, embedded: no files needed", 10, DIGIT_NAMES, make=load_digits
+    ),
+    KnownDataset(
+        "diabetes",
+        "442 patients, 10 measurements, embedded; regression: progression after a year, standardised",
+        0,
+        make=load_diabetes,
+    ),
     KnownDataset(
         "mnist",
         "70,000 handwritten digits, 28 × 28",
@@ -228,5 +244,16 @@ _KNOWN = (
     ),
 )
 
-DATASETS: dict[str, KnownDataset] = {known.name: known for known in _KNOWN}
-"""Every data set that can be loaded by name."""
+
+def _own_data(name: str, found: object) -> KnownDataset:
+    if isinstance(found, KnownDataset):
+        return replace(found, name=name)
+    if not callable(found):
+        raise CoterieError(f"data '{name}': must be a function that returns a coterie.Dataset, or a KnownDataset")
+    return KnownDataset(name, (found.__doc__ or "").strip().partition("\n")[0], make=found)
+
+
+DATASETS: Registry[KnownDataset] = Registry(
+    "data set", "coterie.datasets", {known.name: known for known in _KNOWN}, _own_data
+)
+"""Every data set by name: a `KnownDataset`, which a function that returns a `Dataset` is made into."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from coterie.core.task import Task
 from coterie.data.arrays import Array, TestSplit, from_arrays
 from coterie.data.dataset import Dataset
 from coterie.data.images import decode_own
@@ -51,6 +52,7 @@ def load_table(
     name: str = "own",
     progress: bool = True,
     classes: Classes | None = None,
+    task: str | Task = "",
 ) -> Dataset:
     """Rows as samples. All columns but `label` and `client` are features and must be numeric, without gaps.
 
@@ -80,6 +82,7 @@ def load_table(
         classes=classes,
         class_names=declared,
         name=name,
+        task=task,
     )
 
 

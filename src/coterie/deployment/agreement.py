@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,21 +16,24 @@ from torch import nn
 from coterie import options
 from coterie.client.model import check_split, single_samples_fail
 from coterie.core.federation import Federation
-from coterie.core.layout import Layout, StatsPolicy, require_classifier
-from coterie.core.training import Training
+from coterie.core.layout import Layout, require_classifier
+from coterie.core.task import Classification, Task
+from coterie.core.training import JointTraining
+from coterie.deployment.terms import FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
 from coterie.experiment.settings import make_method
-from coterie.methods.base import Method
+from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.partition.split import Split
+from coterie.registry import is_reference, reference_to
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(Training):
+class Agreement(FederationTerms):
     """A federation of named sites: its method, model and training, and how long the server waits for whom.
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
@@ -44,29 +47,16 @@ class Agreement(Training):
     (2, True)
     """
 
-    name: str
-    sites: tuple[str, ...]
-    shape: tuple[int, ...]
-    classes: int = 0
-    class_names: tuple[str, ...] = ()
-    method: Method | str = "fedavg"
-    model: str = "mlp"
-    classifier: str = "last"
-    stats: StatsPolicy | None = None
-    rounds: int = 20
-    join: float = 1.0
-    test: float = 0.25
-    validation: float = 0.0
-    seed: int = 0
-    deadline: float = 600.0
-    least_sites: int = 1
-    gather: float = 60.0
-    patience: float = 3600.0
+    method: Method | str = FederationTerms.method
+    model: str = FederationTerms.model
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.method, str):
+            self._require_installed("method", self.method)
             object.__setattr__(self, "method", make_method(self.method, {}))
+        self._require_installed("method", reference_to(type(self.method)) or "")
+        self._require_installed("model", self.model)
         for item in ("sites", "shape", "class_names"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
@@ -81,14 +71,7 @@ class Agreement(Training):
         named = len(self.class_names)
         require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")
         require(len(set(self.class_names)) == named, "class_names: must all be different")
-        if self.model not in MODELS:
-            raise unknown("model", self.model, MODELS)
-        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
-        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
-        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
-        for waiting in ("deadline", "gather", "patience"):
-            seconds = getattr(self, waiting)
-            require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")
+        MODELS.find(self.model)
         most = len(self.sites)
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
@@ -97,7 +80,8 @@ class Agreement(Training):
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
         """The agreement that plain values describe, each checked."""
         given = dict(values)
-        method = make_method(str(given.pop("method", "fedavg")), dict(given.pop("set", {})))
+        named = str(given.pop("method", "fedavg"))
+        method = make_method(named, dict(given.pop("set", {})))
         hints = get_type_hints(cls)
         known = {item.name for item in fields(cls)}
         for key in given:
@@ -119,7 +103,7 @@ class Agreement(Training):
     def plain(self) -> dict[str, Any]:
         """Everything as plain values, for TOML."""
         method = self.kind
-        training = {item.name for item in fields(Training)}
+        training = {item.name for item in fields(JointTraining)}
         names = sorted((item.name for item in fields(self)), key=lambda name: name in training)  # who, then how
         values = {name: getattr(self, name) for name in names} | {"method": method_name(method)}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -133,9 +117,13 @@ class Agreement(Training):
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs where anything differs on which results depend."""
+        """A short text that differs where anything differs on which results depend, plug-ins included."""
         waiting = ("deadline", "least_sites", "gather", "patience")
         values = {name: value for name, value in self.plain().items() if name not in waiting}
+        origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
+        plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
+        if plugins:
+            values["plugins"] = plugins
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -145,18 +133,26 @@ class Agreement(Training):
         return self.method
 
     @property
-    def training(self) -> Training:
-        """The settings of local training."""
-        return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
+    def task(self) -> Task:
+        """What the sites learn: to tell classes apart."""
+        return Classification(self.classes)
 
     @property
     def split(self) -> Split:
         """How a site divides its own data."""
         return Split(self.test, self.validation)
 
+    def _require_installed(self, option: str, text: str) -> None:
+        """An error if a method or model is named by a path: sites cannot agree on what stands in somebody's file."""
+        require(
+            not is_reference(text),
+            f"{option} = '{text}': a federation takes installed plug-ins only, never a path; make it a package with an "
+            "entry point (docs/plugins.md) that all sites install",
+        )
+
     def build(self) -> Blueprint:
         """The model with its first weights, and what follows from it."""
-        module, classifier = initial_model(self.model, self.classifier, self.shape, self.classes, self.seed)
+        module, classifier = initial_model(self.model, self.classifier, self.shape, self.task.outputs, self.seed)
         layout = Layout(module, classifier, self.stats or self.kind.stats)
         sample = torch.zeros(2, *self.shape)
         width = check_split(module, layout, sample)
@@ -176,6 +172,7 @@ class Agreement(Training):
             seed=self.seed,
             feature_width=blueprint.feature_width,
             head=require_classifier(blueprint.module, blueprint.layout.classifier),
+            task=self.task,
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,

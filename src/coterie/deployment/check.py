@@ -20,6 +20,8 @@ class FederationFacts:
     rounds: int
     method: str
     samples: int = 0
+    metric: str = "accuracy"  # what sites are judged by, and the quantity whose mean that is
+    quantity: str = "correct"
 
 
 def look(agreement: Path, data: Path | None = None, label: str = "") -> FederationFacts:
@@ -43,7 +45,9 @@ def look_here(agreement: Path, data: Path | None = None, label: str = "") -> Fed
 
     agreed = Agreement.read(agreement)
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
-    return FederationFacts(agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind), samples)
+    metric = agreed.task.primary
+    who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
+    return FederationFacts(*who, samples, metric.scale.name, metric.quantity)
 
 
 def main() -> None:

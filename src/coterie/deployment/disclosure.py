@@ -23,7 +23,13 @@ SITES = ("a", "b", "c", "d")
 LATE = SITES[-1]  # may join when the others are in their last round
 # Enough for every phase: methods that change in the course of a federation do so at half-time.
 ROUNDS = 8
-NAMES = {"personal": "personal model", "critical": "critical mask"}
+NAMES = {
+    "personal": "personal model",
+    "critical": "critical mask",
+    "model without norm": "model without batch norm",
+    "shares": "all sites' shares of the samples",
+}
+NOTHING = "nothing"
 HEADER = (
     "| method | goes up each round | comes down each round | told once, besides the numbers of samples | never sent |",
     "|---|---|---|---|---|",
@@ -32,17 +38,20 @@ HEADER = (
 
 @dataclass
 class Disclosure:
-    """A method in words; `up` and `down` list what changes in the course of a federation, in order."""
+    """A method in words; `up` and `down` list what changes in the course of a federation, in order.
+
+    A first round in which nothing comes down is left out of `down`: everybody begins with the same weights.
+    """
 
     up: list[str] = field(default_factory=list)
     down: list[str] = field(default_factory=list)
     down_late: str = ""
-    told: str = "nothing"
-    stays: str = "nothing"
+    told: str = NOTHING
+    stays: str = NOTHING
 
     def cells(self) -> list[str]:
         """The cells of a table: up, down, told, stays."""
-        late = f"; whoever joins late: {self.down_late}" if self.down_late else ""
+        late = f"; on joining late: {self.down_late}" if self.down_late else ""
         return ["; then ".join(self.up), "; then ".join(self.down) + late, self.told, self.stays]
 
 
@@ -59,14 +68,16 @@ def disclosure(method: Method) -> Disclosure:
     while not server.finished:
         tasks = server.open_round(list(SITES))
         task = tasks[SITES[0]]
-        _add(found.down, _spoken(_down(server, task)))
+        down = _spoken(_down(server, task))
+        if server.federation.round > 1 or down != NOTHING:
+            _add(found.down, down)
         _add(found.up, _spoken(_up(server, task, server.expected_answer())))
         for slot, group in task.note["uploads"].items():
             sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
         trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
-        _answer(server, tasks)
+        answer_with_noise(server, tasks)
     found.down_late = _late(method, found.down[-1])
-    found.told = "how many of each class" if server.federation.asks_class_counts else "nothing"
+    found.told = "how many of each class" if server.federation.asks_class_counts else NOTHING
     found.stays = _spoken(_stays(server, sent, trained), ", ")
     return found
 
@@ -92,14 +103,14 @@ def _server(method: Method) -> Server:
     )
     server = Server(agreement)
     hello = {"fingerprint": agreement.fingerprint, "first_weights": agreement.build().fingerprint}
-    counts = {"samples": 30, "validation": 6, "test": 9, "class_counts": [10, 10, 10]}
+    counts = {"samples": 30, "validation": 6, "test": 9, "class_counts": [10, 10, 10], "snapshots": []}
     for name in SITES:
         server.admit(hello | counts | {"site": name})
     return server
 
 
-def _answer(server: Server, tasks: Mapping[str, Parcel]) -> None:
-    """Let every site that was asked answer with noise: what travels does not depend on what it says."""
+def answer_with_noise(server: Server, tasks: Mapping[str, Parcel]) -> None:
+    """Close a round in which every site that was asked answers with noise: it has no say in what travels."""
     stream = torch.Generator().manual_seed(server.federation.round)
     for name in tasks:
         tensors = {key: _noise(expected, stream) for key, expected in server.expected_answer().items()}
@@ -116,7 +127,7 @@ def _late(method: Method, usual: str) -> str:
     """What a site receives that joins in the last round, if that differs from what the others do."""
     server = _server(method)
     while server.federation.round < ROUNDS - 1:
-        _answer(server, server.open_round([name for name in SITES if name != LATE]))
+        answer_with_noise(server, server.open_round([name for name in SITES if name != LATE]))
     received = _spoken(_down(server, server.open_round(list(SITES))[LATE]))
     return received if received != usual else ""
 
@@ -140,7 +151,7 @@ def _groups(layout: Layout, slots: Mapping[str, Columns]) -> list[str]:
 
 
 def _spoken(words: Iterable[str], joint: str = " + ") -> str:
-    return joint.join(NAMES.get(word, word) for word in words).replace("_", " ") or "nothing"
+    return joint.join(NAMES.get(word, word) for word in words).replace("_", " ") or NOTHING
 
 
 def _add(phases: list[str], words: str) -> None:

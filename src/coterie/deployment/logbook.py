@@ -73,15 +73,17 @@ class Logbook:
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
         path = self.path / SUMMARY
-        known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["accuracy"] if path.is_file() else {}
-        accuracy = known | {name: score["correct"] / score["samples"] for name, score in server.finals.items()}
-        accuracy = dict(sorted(accuracy.items()))
+        metric = self.agreement.task.primary
+        name = metric.scale.name
+        known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
+        sites = known | {site: metric.value(sums) for site, sums in server.finals.items()}
+        sites = dict(sorted(sites.items()))
         summary = {
             "federation": self.agreement.name,
             "method": self.agreement.plain()["method"],
             "rounds": server.federation.round,
-            "accuracy": accuracy,
-            "mean": sum(accuracy.values()) / len(accuracy) if accuracy else None,
+            name: sites,
+            "mean": sum(sites.values()) / len(sites) if sites else None,
         }
         write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
 

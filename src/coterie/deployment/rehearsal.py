@@ -34,6 +34,7 @@ def measured_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> d
         validation=(everything,) * count,
         test=(everything,) * count,
         training=agreement.training,
+        task=agreement.task,
         skip_single_samples=blueprint.skip_single_samples,
     )
     federation: Federation = agreement.federation(blueprint)

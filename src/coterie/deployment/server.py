@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
-from coterie.core.downloads import owed
+from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied, Uploads, apply
 from coterie.core.federation import Federation
+from coterie.core.task import Task
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rehearsal import measured_shapes
@@ -95,8 +96,9 @@ class Server:
         if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or not sizes[0]:
             raise RefusedError(f"site {name} says it has {sizes} samples")
         samples, validation, test = (int(size or 0) for size in sizes)
-        self._learn(name, samples, validation, self._counted(name, hello, samples))
+        counts = self._counted(name, hello, samples)
         self._require_snapshot(name, hello)
+        self._learn(name, samples, validation, counts)
         self.standing[name] = Standing(samples, validation, test)
         return name
 
@@ -109,12 +111,8 @@ class Server:
             self._begin_anew(name)
 
     def _begin_anew(self, name: str) -> None:
-        log.warning("site %s has lost what it kept: it begins anew, and is sent all that the server knows of it", name)
-        client = self.agreement.sites.index(name)
-        self.federation.last_round[client] = 0
-        for slot in self.federation.slots.values():
-            if not slot.dropped:
-                slot.tracks.owe_anew(client)
+        log.warning("site %s has lost what it kept: it begins anew, and is sent all that there is of it here", name)
+        begin_anew(self.federation, self.agreement.sites.index(name))
 
     def _counted(self, name: str, hello: Note, samples: int) -> Tensor | None:
         """How many samples of each class the site has, where the method needs that."""
@@ -195,7 +193,7 @@ class Server:
             raise RefusedError(f"site {name} was not asked")
         try:
             answer = unpack(packed, {} if _is_bare(packed) else self.expected_answer())
-            _check_answer(answer.note, round.report.round, bare=_is_bare(packed))
+            _check_answer(answer.note, round.report.round, self.agreement.task, bare=_is_bare(packed))
         except RefusedError as error:
             round.report.refused[name] = str(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, error)
@@ -285,7 +283,7 @@ class Server:
         """Take note of how good a site's finished model is."""
         try:
             note = unpack(packed, {}).note
-            if not _is_score(note.get("received")):
+            if not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
         except RefusedError as error:
             log.warning("the farewell of site %s is refused: %s", name, error)
@@ -311,7 +309,7 @@ def _is_bare(packed: Packed) -> bool:
     return not packed.buffers and any(f'"{word}": true' in packed.text for word in ("diverged", "lost"))
 
 
-def _check_answer(note: Note, round: int, bare: bool) -> None:
+def _check_answer(note: Note, round: int, task: Task, bare: bool) -> None:
     """Refuse an answer whose note is malformed or of another round."""
     if note.get("round") != round or type(note.get("diverged")) is not bool:
         raise RefusedError(f"it answers round {note.get('round')}, not {round}")
@@ -319,13 +317,5 @@ def _check_answer(note: Note, round: int, bare: bool) -> None:
         raise RefusedError("it carries no tensors and does not say why")
     for moment in ("received", "trained"):
         score = note.get(moment)
-        if score is not None and not _is_score(score):
+        if score is not None and not task.accepts(score):
             raise RefusedError(f"its result '{moment}' is malformed")
-
-
-def _is_score(score: object) -> bool:
-    if not isinstance(score, dict) or set(score) != {"correct", "loss", "samples"}:
-        return False
-    correct, samples, loss = score["correct"], score["samples"], score["loss"]
-    counted = type(correct) is int and type(samples) is int and 0 <= correct <= samples
-    return counted and (loss is None or type(loss) in (int, float))

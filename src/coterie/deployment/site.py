@@ -93,6 +93,7 @@ class Site:
                 for part, index in (("train", train), ("validation", validation), ("test", test))
             },
             training=agreement.training,
+            task=agreement.task,
             skip_single_samples=blueprint.skip_single_samples,
         )
         self._counts = torch.bincount(data.labels[train], minlength=agreement.classes)
@@ -301,9 +302,5 @@ def check_task(note: Note, agreement: Agreement) -> None:
 
 
 def _summed(score: Score) -> Note:
-    loss = float(score.losses.double().sum())
-    return {
-        "correct": int(score.correct.sum()),
-        "loss": loss if math.isfinite(loss) else None,
-        "samples": len(score.correct),
-    }
+    """The sums of what the task measures; none for what is not finite."""
+    return {name: total if math.isfinite(total) else None for name, total in score.sums().items()}

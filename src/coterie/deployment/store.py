@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors, save_tensors
+from coterie.files import require_format
 
 FINAL = "final.safetensors"
+FORMAT = 1
+
+
+def require_readable(path: Path, about: Mapping[str, str]) -> None:
+    """An error if a site's file was written in another format than this version's."""
+    require_format(f"'{path}'", about.get("format"), FORMAT, "remove the site's folder to begin anew")
 
 
 class Store:
@@ -22,7 +30,7 @@ class Store:
     def __init__(self, folder: Path, federation: str, site: str, fingerprint: str) -> None:
         self.path = folder / federation / site
         self.path.mkdir(parents=True, exist_ok=True)
-        self._about = {"federation": federation, "site": site, "fingerprint": fingerprint}
+        self._about = {"format": str(FORMAT), "federation": federation, "site": site, "fingerprint": fingerprint}
 
     def snapshot(self, round: int) -> dict[str, Tensor] | None:
         """What was saved after a round, if it is still here."""
@@ -53,6 +61,7 @@ class Store:
 
     def _read(self, path: Path) -> dict[str, Tensor]:
         tensors, about = load_tensors(path)
+        require_readable(path, about)
         if about.get("fingerprint") != self._about["fingerprint"]:
             raise CoterieError(
                 f"'{path}' is of another federation of the same name; give the new one another name, or remove the file"

@@ -5,37 +5,26 @@ from __future__ import annotations
 import torch
 
 from coterie.client.problem import Problem
-from coterie.engines.base import Engine, Trained, Work
+from coterie.engines.base import Engine, EngineOptions, Trained, Work
 from coterie.engines.processes.engine import Processes
 from coterie.engines.ray.engine import RayCluster
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.engine import Stacked
-from coterie.errors import CoterieError, require, unknown
+from coterie.errors import CoterieError, require
 from coterie.methods.base import Method
+from coterie.registry import Registry, subclasses_of
 
-ENGINES: dict[str, type[Engine]] = {"processes": Processes, "ray": RayCluster, "serial": Serial, "stacked": Stacked}
+NO_OPTIONS = EngineOptions()
+
+_OWN: dict[str, type[Engine]] = {"processes": Processes, "ray": RayCluster, "serial": Serial, "stacked": Stacked}
+
+ENGINES: Registry[type[Engine]] = Registry("engine", "coterie.engines", _OWN, subclasses_of(Engine))
+"""Every engine by name: a class that extends `Engine`."""
 
 
-def make_engine(
-    name: str,
-    problem: Problem,
-    method: Method,
-    seed: int,
-    workers: int = 0,
-    ray_address: str = "",
-    ray_gpus: float = 0.0,
-    device: str = "cpu",
-) -> Engine:
-    """The engine of that name; `workers` (0: one per core) matters to those that have any, `device` to `stacked`."""
-    if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
-    if name == "processes":
-        return Processes(problem, method, seed, workers)
-    if name == "ray":
-        return RayCluster(problem, method, seed, workers, ray_address, ray_gpus)
-    if name == "stacked":
-        return Stacked(problem, method, seed, device)
-    return Serial(problem, method, seed)
+def make_engine(name: str, problem: Problem, method: Method, seed: int, options: EngineOptions = NO_OPTIONS) -> Engine:
+    """The engine of that name, or in that file, for a problem."""
+    return ENGINES.find(name).create(problem, method, seed, options)
 
 
 def require_device(device: str, engine: str) -> None:
@@ -49,7 +38,7 @@ def require_device(device: str, engine: str) -> None:
     if device == "cpu":
         return
     require(
-        engine in ("stacked", "auto"),
+        engine == "auto" or ENGINES.find(engine).uses_device,
         f"device = {device}: engine '{engine}' trains on the processor; use engine='stacked'",
     )
     try:
@@ -61,4 +50,15 @@ def require_device(device: str, engine: str) -> None:
         ) from None
 
 
-__all__ = ["ENGINES", "Engine", "Processes", "RayCluster", "Serial", "Stacked", "Trained", "Work", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineOptions",
+    "Processes",
+    "RayCluster",
+    "Serial",
+    "Stacked",
+    "Trained",
+    "Work",
+    "make_engine",
+]

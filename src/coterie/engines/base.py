@@ -12,12 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
 from coterie.client.scores import Score
 from coterie.client.trainer import train, tune
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.methods.base import Method
 
 PeersOf = Mapping[int, Sequence[int]]
 """Whose models each client downloaded, by client."""
@@ -53,14 +55,34 @@ class Trained:
     test_seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a run says about its engine; each engine takes what concerns it.
+
+    `workers` is how many train at the same time (0: one per core), `device` where tensors lie that are trained.
+    """
+
+    workers: int = 0
+    device: str = "cpu"
+    ray_address: str = ""
+    ray_gpus: float = 0.0
+
+
 class Engine(ABC):
     """Executes local work. Results do not depend on which engine does it, but for float rounding where stated."""
 
     name: str
+    # Whether it can train elsewhere than on the processor.
+    uses_device: ClassVar[bool] = False
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
     # Whom to tell while the cohort trains: how many clients are done.
     on_client: Callable[[int], None] | None = None
+
+    @classmethod
+    @abstractmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Engine:
+        """The engine for a problem and a method, with what the run says about engines."""
 
     @abstractmethod
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:

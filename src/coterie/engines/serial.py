@@ -9,7 +9,7 @@ from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
-from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work, do_test, do_work, empty_rows
+from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work, do_test, do_work, empty_rows
 from coterie.methods.base import Method
 
 
@@ -20,6 +20,11 @@ class Serial(Engine):
 
     def __init__(self, problem: Problem, method: Method, seed: int) -> None:
         self.worker = Worker(problem, method, seed)
+
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Serial:
+        """The engine; it has no options."""
+        return cls(problem, method, seed)
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have every client of the cohort do the work."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from coterie.client.problem import Problem
-from coterie.core.layout import MemoryFormat
+from coterie.core.training import MemoryFormat
 from coterie.data.locate import user_cache
 from coterie.engines import Serial, Stacked, Work
 from coterie.experiment.prepared import Prepared

@@ -1,7 +1,8 @@
 """The flat configuration of a run: plain keys and values, as TOML and as command-line options.
 
-Keys are the fields of `Settings`, the options of the chosen partition rule (`alpha`, `clients`, …), and
-a table `set` with the method's options. What was left out takes its default; `complete` fills everything in.
+Keys are the fields of `Settings`, the options of the chosen partition rule (`alpha`, `clients`, …), a table `set`
+with the method's options, and a table `plugins` with the hashes of files of one's own. What was left out takes its
+default; `complete` fills everything in.
 """
 
 from __future__ import annotations
@@ -20,9 +21,18 @@ from coterie.data import Dataset
 from coterie.errors import CoterieError, require
 from coterie.experiment.settings import Settings
 from coterie.methods import METHODS, Method
+from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, Partition, Rule
+from coterie.registry import file_of, is_reference, reference_to
 
 Config = dict[str, Any]
+
+REFERENCES = ("method", "data", "partition", "model", "engine")
+"""The keys whose values may name something in a file."""
+FORMAT = 1
+"""The format of run directories; their configurations say it."""
+PLUGINS = "plugins"
+"""The table of the files that were used: path and SHA-256."""
 
 
 def method_name(method: Method) -> str:
@@ -32,7 +42,7 @@ def method_name(method: Method) -> str:
     >>> method_name(FedPer())
     'fedper'
     """
-    return next((name for name, cls in METHODS.items() if cls is type(method)), type(method).__name__)
+    return METHODS.name_of(type(method)) or type(method).__name__
 
 
 def complete(experiment: Settings) -> Config:
@@ -44,12 +54,15 @@ def complete(experiment: Settings) -> Config:
     method, rule = experiment.method, experiment.partition
     assert isinstance(method, Method)
     config: Config = {}
-    for item in fields(Settings):
+    what = ("method", *(name for name in REFERENCES if name != "engine"))
+    for item in sorted(fields(Settings), key=lambda item: item.name not in what):  # what, then how
         value = getattr(experiment, item.name)
         if isinstance(value, Method):
-            value = method_name(value)
+            value = reference_to(type(value)) or method_name(value)
         elif isinstance(value, Rule):
-            value = value.name
+            value = reference_to(type(value)) or PARTITIONS.name_of(type(value)) or value.name
+        elif isinstance(value, ModelSpec):
+            value = value.name if is_reference(value.name) else f"given ({value.name})"
         elif isinstance(value, Partition):
             value = f"given ({value.rule})"
         elif isinstance(value, Dataset):
@@ -64,6 +77,9 @@ def complete(experiment: Settings) -> Config:
         }
     config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
     config["set"] = {name: value for name, value in config["set"].items() if value is not None}
+    files = [file_of(config[key]) for key in REFERENCES if is_reference(config[key])]
+    if files:
+        config[PLUGINS] = {file.path: file.sha256 for file in files}
     return config
 
 
@@ -75,9 +91,9 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
     """
     rule = str(given.get("partition", ""))
     kept = dict(config)
-    if rule in PARTITIONS and rule != config.get("partition", Settings.partition):
+    if (rule in PARTITIONS or is_reference(rule)) and rule != config.get("partition", Settings.partition):
         others = {name for other in PARTITIONS.values() for name in options.option_fields(other)}
-        others -= set(options.option_fields(PARTITIONS[rule]))
+        others -= set(options.option_fields(PARTITIONS.find(rule)))
         kept = {key: value for key, value in config.items() if key not in others}
     return {**kept, **given}
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import Config, read_toml, to_toml
+from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, read_toml, to_toml
 from coterie.experiment.history import Line
-from coterie.files import write_whole
+from coterie.files import require_format, write_whole
 from coterie.partition import Partition
+from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
 
 CONFIG = "config.toml"
 PARTITION = "partition.safetensors"
@@ -29,6 +30,7 @@ CHECKPOINT = "checkpoint.safetensors"
 SUMMARY = "summary.json"
 STOPPED = "stopped.json"
 LOG = "log.txt"
+COPIES = "plugins"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -61,20 +63,52 @@ class RunDirectory:
         """Begin a run in a directory that holds none."""
         refuse_existing(path)
         (path / MIXES).mkdir(parents=True, exist_ok=True)
+        for original in config.get(PLUGINS, {}):
+            file = file_of(original)
+            (path / COPIES).mkdir(exist_ok=True)
+            write_whole(path / copy_name(original, file.sha256), file.source)
         partition.save(path / PARTITION)
         (path / ROUNDS).write_text("", encoding="utf-8")
-        write_whole(path / CONFIG, to_toml(config).encode())
+        write_whole(path / CONFIG, to_toml({"format": FORMAT, **config}).encode())
         return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open a directory that holds a run."""
         require((path / CONFIG).is_file(), f"run = {path}: holds no run ({CONFIG} is missing)")
+        found = read_toml(path / CONFIG).get("format")
+        require_format(f"run = {path}", found, FORMAT, "run it again")
         return cls(path)
 
     def config(self) -> Config:
         """The run's configuration."""
-        return read_toml(self.path / CONFIG)
+        config = read_toml(self.path / CONFIG)
+        config.pop("format", None)
+        return config
+
+    def own_config(self) -> Config:
+        """The run's configuration with the run's own copies in place of files of one's own.
+
+        A file that has changed since is an error: it would look as if the run had used it.
+        """
+        config = self.config()
+        for original, digest in config.get(PLUGINS, {}).items():
+            kept = self.path / copy_name(original, digest)
+            require(kept.is_file(), f"run = {self.path}: its copy of {original} is missing ({kept})")
+            file = PluginFile(original, kept.read_bytes())
+            require(file.sha256 == digest, f"run = {self.path}: its copy of {original} was changed ({kept})")
+            now = PluginFile.read(original) if Path(original).is_file() else file
+            require(
+                now.sha256 == digest,
+                f"run = {self.path}: {original} has changed since (SHA-256 {digest[:12]}… then, {now.sha256[:12]}… "
+                f"now); bring it back or move it away, the run's copy is {kept}",
+            )
+            stand_in(kept, original)
+            for key in REFERENCES:
+                if is_reference(config[key]) and split_reference(config[key])[0] == original:
+                    config[key] = f"{kept}:{short_name(config[key])}"
+        config.pop(PLUGINS, None)
+        return config
 
     def partition(self) -> Partition:
         """The run's partition."""
@@ -168,6 +202,11 @@ class RunDirectory:
     def summary_text(self) -> str:
         """The summary of a run that is finished or stopped, as it was written."""
         return (self.path / (SUMMARY if self.finished else STOPPED)).read_text(encoding="utf-8")
+
+
+def copy_name(original: str, digest: str) -> str:
+    """Where a run keeps its copy of a file of one's own."""
+    return f"{COPIES}/{Path(original).stem}-{digest[:12]}.py"
 
 
 def refuse_existing(path: Path) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from coterie import options
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, require, unknown
+from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
 from coterie.experiment.run import run
 from coterie.experiment.settings import Settings, make_method, make_rule
+from coterie.files import require_format
 from coterie.partition import PARTITIONS
+from coterie.registry import PluginFile, absolute, is_reference, split_reference
 from coterie.rounds.listeners import Listener
 
 
@@ -45,6 +48,8 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     FedProx(mu=1.0)
     """
     values = dict(config)
+    require_format("config", values.pop("format", FORMAT), FORMAT, "write it again")
+    _require_unchanged(values, values.pop(PLUGINS, {}))
     own = {item.name for item in fields(Experiment)}
     rule_name = str(values.get("partition", "dirichlet"))
     method = make_method(str(values.pop("method", "fedavg")), dict(values.pop("set", {})))
@@ -52,9 +57,7 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
         str(values.get(key, "")).startswith("given (") for key in ("data", "model")
     ):
         raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
-    if rule_name not in PARTITIONS:
-        raise unknown("partition", rule_name, PARTITIONS)
-    rule_options = options.option_fields(PARTITIONS[rule_name])
+    rule_options = options.option_fields(PARTITIONS.find(rule_name))
     everywhere = {name for rule in PARTITIONS.values() for name in options.option_fields(rule)}
     for key in values:
         if key in own or key in rule_options:
@@ -72,3 +75,19 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
         if key in own and key != "partition"
     }
     return Experiment(method=method, partition=rule, **plain)
+
+
+def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:
+    """An error if a file of one's own is not what the configuration was written with."""
+    require(isinstance(hashes, dict), f"{PLUGINS} = {hashes!r}: must be a table of files and their SHA-256")
+    assert isinstance(hashes, dict)
+    for key in REFERENCES:
+        text = str(values.get(key, ""))
+        path = split_reference(absolute(text))[0] if is_reference(text) else ""
+        if path in hashes and Path(path).is_file():
+            found = PluginFile.read(path).sha256
+            require(
+                found == hashes[path],
+                f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
+                f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
+            )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment, over_rounds
+from coterie.core.task import Task
+from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment, mean_over_clients, over_rounds
 from coterie.rounds.report import RoundReport
 
 Line = dict[str, Any]
@@ -30,12 +31,11 @@ def as_line(report: RoundReport) -> Line:
         evaluation: Evaluation | None = getattr(report, moment)
         if evaluation is not None:
             line[moment] = {
-                "mean": evaluation.mean,
-                "weighted": evaluation.weighted,
-                "std": evaluation.std,
-                "worst_decile": evaluation.worst_decile,
-                "accuracy": evaluation.accuracy.tolist(),
-                "loss": plain_numbers(evaluation.loss),
+                "mean": plain_number(evaluation.mean),
+                "weighted": plain_number(evaluation.weighted),
+                "std": plain_number(evaluation.std),
+                "worst_decile": plain_number(evaluation.worst_decile),
+                **{name: plain_numbers(values) for name, values in evaluation.values.items()},
             }
     return line
 
@@ -46,13 +46,24 @@ def plain_numbers(values: Floats) -> list[float | None]:
     >>> plain_numbers(np.array([0.5, np.nan]))
     [0.5, None]
     """
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    return [plain_number(value) for value in values.tolist()]
+
+
+def plain_number(value: float) -> float | None:
+    """A number as JSON knows it."""
+    return value if math.isfinite(value) else None
+
+
+def numbers(values: Sequence[float | None]) -> Floats:
+    """What `plain_numbers` came from: none becomes NaN."""
+    return np.array(values, np.float64)
 
 
 @dataclass
 class History:
     """The lines of all rounds so far."""
 
+    task: Task
     test_sizes: list[int]
     lines: list[Line] = field(default_factory=list)
 
@@ -70,18 +81,24 @@ class History:
         if not evaluations:
             return None
         found = evaluations[-1]
-        loss = np.array(found["loss"], np.float64)  # none becomes NaN
-        return Evaluation(np.array(found["accuracy"]), loss, np.array(self.test_sizes))
+        names = [metric.scale.name for metric in self.task.metrics]
+        values = {name: numbers(found[name]) for name in names}
+        return Evaluation(self.task.primary.scale, values, np.array(self.test_sizes))
 
-    def accuracy(self) -> dict[str, dict[str, dict[str, float]]]:
-        """`[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated."""
-        return {
-            moment: {
-                mean: over_rounds([entry[mean] for entry in self.evaluations(moment)]) for mean in ("mean", "weighted")
-            }
-            for moment in MOMENTS
-            if self.evaluations(moment)
-        }
+    def curves(self, metric: str) -> dict[str, dict[str, dict[str, float | None]]]:
+        """A metric's `[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated."""
+        scale = self.task.metric(metric).scale
+        weights = {"mean": None, "weighted": np.array(self.test_sizes)}
+        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        for moment in MOMENTS:
+            clients = [numbers(entry[metric]) for entry in self.evaluations(moment)]
+            if not clients:
+                continue
+            found[moment] = {}
+            for mean, sizes in weights.items():
+                curve = over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
+                found[moment][mean] = {at: plain_number(value) for at, value in curve.items()}
+        return found
 
     def seconds(self) -> dict[str, Any]:
         """Time in all, and per round by activity."""

@@ -51,7 +51,8 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     finally:
         engine.close()
     _warn_of_untuned(prepared, received, personalised)
-    return {"received": Evaluation.of(received), "trained": Evaluation.of(personalised)}
+    found = {"received": received, "trained": personalised}
+    return {moment: Evaluation.of(newcomers.task, scores) for moment, scores in found.items()}
 
 
 def _warn_of_untuned(prepared: Prepared, *moments: list[Score]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,15 +12,18 @@ from torch import Tensor, nn
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.core.layout import Layout, MemoryFormat, require_classifier
+from coterie.core.layout import Layout, require_classifier
+from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
-from coterie.engines import Engine, make_engine
-from coterie.errors import CoterieError, require
+from coterie.engines import Engine, EngineOptions, make_engine
+from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
-from coterie.models import MODELS, build
+from coterie.models import MODELS, ModelSpec, build
 from coterie.partition import Partition, Rule, Split
 from coterie.rng import stream_seed
+
+log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,8 @@ class Prepared:
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem."""
         wanted = self.experiment
-        return make_engine(
-            wanted.engine,
-            problem,
-            self.method,
-            wanted.seed,
-            wanted.workers,
-            ray_address=wanted.ray_address,
-            ray_gpus=wanted.ray_gpus,
-            device=wanted.device,
-        )
+        about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
+        return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
 
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
@@ -79,25 +75,30 @@ class Prepared:
 
     def federation(self, clients: list[int] | None = None) -> Federation:
         """A federation of some of the partition's clients before its first round."""
+        federation = self.empty_federation(clients)
+        self.method.init(federation)
+        return federation
+
+    def empty_federation(self, clients: list[int] | None = None) -> Federation:
+        """The same as the method finds it: with a model, and nothing else yet."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
-        counts = torch.from_numpy(self.partition.class_counts(self.data))[chosen]
         federation = Federation(
             layout=layout,
             initial=layout.row(module),
-            sizes=counts.sum(1),
-            class_counts=counts,
+            sizes=torch.from_numpy(self.partition.sizes)[chosen],
+            class_counts=torch.from_numpy(self.partition.class_counts(self.data))[chosen],
             keys=torch.from_numpy(self.partition.keys)[chosen],
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
             feature_width=self.feature_width,
             head=require_classifier(module, layout.classifier),
+            task=self.problem_base.task,
             training=self.experiment.training,
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
         )
         federation.add_slot("model", layout.everything, shared=self.method.shared)
-        self.method.init(federation)
         return federation
 
 
@@ -107,10 +108,13 @@ def prepare(experiment: Settings) -> Prepared:
     assert isinstance(method, Method)
     data = experiment.data
     if isinstance(data, str):
-        data = load(data, label=experiment.label, client=experiment.client_column)
+        data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    data = data.with_task(experiment.task)
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
+    with torch.no_grad():
+        data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
     problem = Problem(
         module=module,
         layout=layout,
@@ -120,10 +124,12 @@ def prepare(experiment: Settings) -> Prepared:
         validation=(),
         test=(),
         training=experiment.training,
+        task=data.of_task,
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width)
-    method.check(prepared.federation())
+    method.check(prepared.empty_federation())
+    prepared.federation()  # what cannot be set up shows before the first round
     return prepared
 
 
@@ -151,26 +157,38 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
 
 def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
     if isinstance(experiment.model, nn.Module):
-        module, classifier = copy.deepcopy(experiment.model), experiment.classifier
-        if classifier in ("last", "all"):
-            raise CoterieError(f"classifier = '{classifier}': name the module of your model that is its classifier")
+        module, classifier = copy.deepcopy(experiment.model), _own_classifier(experiment.classifier)
+        log.warning(
+            "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
+            "drawn from the seed",
+            type(module).__name__,
+        )
     else:
+        assert isinstance(experiment.model, str | ModelSpec)
         module, classifier = initial_model(
-            experiment.model, experiment.classifier, data.shape, data.classes, experiment.seed
+            experiment.model, experiment.classifier, data.shape, data.of_task.outputs, experiment.seed
         )
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 
 
-def initial_model(name: str, classifier: str, shape: tuple[int, ...], classes: int, seed: int) -> tuple[nn.Module, str]:
-    """A model of the registry with the weights that the seed gives it, and the path of its classifier.
+def initial_model(
+    model: str | ModelSpec, classifier: str, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[nn.Module, str]:
+    """A model by name or specification with the weights that the seed gives it, and the path of its classifier.
 
     >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]
     'classifier'
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "model"))
-        module = build(name, shape, classes)
-    return module, MODELS[name].classifiers.get(classifier, classifier)
+        module = build(model, shape, classes)
+    known = (MODELS.find(model) if isinstance(model, str) else model).classifiers
+    return module, known[classifier] if classifier in known else _own_classifier(classifier)
+
+
+def _own_classifier(path: str) -> str:
+    require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
+    return path
 
 
 def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:

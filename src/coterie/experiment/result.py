@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,32 +17,33 @@ from coterie.client.scores import TEST_BATCH
 from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
+from coterie.core.scale import number_text
 from coterie.errors import require
-from coterie.experiment.history import History
+from coterie.experiment.history import History, numbers
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.delivery import as_delivered
-from coterie.rounds.evaluate import MOMENTS, Floats, Moment
+from coterie.rounds.evaluate import MOMENTS, Floats
 
 
 @dataclass(frozen=True)
-class MomentAccuracy:
-    """Accuracy at one moment: `mean` and `weighted` hold `best`, `last` and `last5`; `by_client [K]` is the last."""
+class AtMoment:
+    """A metric at one moment: `mean` and `weighted` hold `best`, `last` and `last5`; `by_client [K]` is the last."""
 
     mean: dict[str, float]
     weighted: dict[str, float]
     by_client: Floats
 
     def __str__(self) -> str:
-        last, best, last5 = (self.mean[at] for at in ("last", "best", "last5"))
-        return f"mean {last:.4f} (best {best:.4f}, last five {last5:.4f})"
+        last, best, last5 = (number_text(self.mean[at]) for at in ("last", "best", "last5"))
+        return f"mean {last} (best {best}, last five {last5})"
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Accuracy at both moments."""
+class AtMoments:
+    """A metric at both moments."""
 
-    received: MomentAccuracy
-    trained: MomentAccuracy
+    received: AtMoment
+    trained: AtMoment
 
     def __str__(self) -> str:
         return f"received: {self.received}\n trained: {self.trained}"
@@ -58,12 +58,24 @@ class Result:
     history: History
     summary: dict[str, Any]
 
-    def accuracy(self) -> Accuracy:
-        """Accuracy by moment, by mean, by round, by client."""
-        done = self.summary["rounds"]
-        require(bool(self.history.accuracy()), f"the run was stopped after round {done}, before its first evaluation")
-        means = self.history.accuracy()
-        return Accuracy(*(MomentAccuracy(**means[moment], by_client=self._by_client(moment)) for moment in MOMENTS))
+    def accuracy(self) -> AtMoments:
+        """Accuracy by moment, by mean, by round, by client; tasks other than classification have none."""
+        return self.metric("accuracy")
+
+    def metric(self, name: str = "") -> AtMoments:
+        """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
+        name = name or self.history.task.judged_by
+        curves, done = self.history.curves(name), self.summary["rounds"]
+        require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
+        moments = {}
+        for moment in MOMENTS:
+            by_round = {
+                mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True))
+                for mean, at in curves[moment].items()
+            }
+            last = self.history.evaluations(moment)[-1]
+            moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
+        return AtMoments(**moments)
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
@@ -78,12 +90,13 @@ class Result:
         return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
 
     def predict(self, client: int, inputs: Tensor) -> Tensor:
-        """The classes that the method predicts for `inputs [n, ...]` at a client: `[n]`."""
-        return self.scores(client, inputs).argmax(1)
+        """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
+        return self.prepared.problem_base.task.predict(self.scores(client, inputs))
 
     def scores(self, client: int, inputs: Tensor) -> Tensor:
-        """The method's class scores for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
-        problem = replace(self.prepared.problem(), inputs=inputs, labels=torch.zeros(len(inputs), dtype=torch.int64))
+        """The method's outputs for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
+        labels = torch.zeros(len(inputs), dtype=self.prepared.problem_base.task.label_dtype)
+        problem = replace(self.prepared.problem(), inputs=inputs, labels=labels)
         with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
             worker.problem = problem
             parts = torch.arange(len(inputs)).split(TEST_BATCH)
@@ -100,6 +113,3 @@ class Result:
             worker.seat(self.federation, client)
             tune(worker)
             yield worker
-
-    def _by_client(self, moment: Moment) -> Floats:
-        return np.array(self.history.evaluations(moment)[-1]["accuracy"])

@@ -29,7 +29,7 @@ def resume(
     directory = RunDirectory.open(Path(path))
     if directory.finished:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
-    config = directory.config()
+    config = directory.own_config()
     experiment = experiment or experiment_from(config)
     # An engine chosen by trial stays chosen: another could round differently.
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory")})

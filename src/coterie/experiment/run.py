@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from coterie.core.task import Classification, Task
+from coterie.core.task.base import LOSS
 from coterie.engines import ENGINES
 from coterie.errors import require
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
-from coterie.experiment.history import History
+from coterie.experiment.history import History, plain_number, plain_numbers
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -22,6 +24,7 @@ from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.files import log_to
 from coterie.methods import METHODS
+from coterie.registry import short_name
 from coterie.rounds.evaluate import MOMENTS, final_metrics
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
 from coterie.rounds.round import Rounds
@@ -61,7 +64,7 @@ def watched(listeners: Sequence[Listener], progress: bool) -> Iterator[tuple[Lis
 def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES[experiment.engine].main_threads or _fitting_threads(prepared)
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
     with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
         try:
             return _run_rounds(prepared, directory, listeners)
@@ -81,7 +84,7 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
-    history = History([len(index) for index in problem.test])
+    history = History(problem.task, [len(index) for index in problem.test])
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
@@ -99,12 +102,16 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             stopped = rounds.run()
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
-            labels = [problem.labels[index].numpy() for index in problem.test]
-            quality = final_metrics(rounds.scores_received(keep_scores=True), labels)
+            labels = [problem.labels[index] for index in problem.test]
+            quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
         summary = _summary(prepared, history, names, quality) | ({} if stopped is None else {"stopped": stopped})
         if prepared.partition.held_out:
             summary["newcomers"] = {
-                moment: {"mean": scores.mean, "weighted": scores.weighted, "accuracy": scores.accuracy.tolist()}
+                moment: {
+                    "mean": plain_number(scores.mean),
+                    "weighted": plain_number(scores.weighted),
+                    scores.scale.name: plain_numbers(scores.judged),
+                }
                 for moment, scores in onboard(prepared, federation).items()
             }
         tell.end(Outcome(len(history.lines), summary, stopped))
@@ -136,17 +143,17 @@ def _summary(
         {
             "client": name,
             "size": int(prepared.partition.sizes[client]),
-            **{moment: float(found.accuracy[row]) for moment, found in newest.items()},
+            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
         }
         for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
     ]
     return {
-        "method": config["method"],
+        "method": short_name(config["method"]),
         "rounds": len(history.lines),
         "seconds": history.seconds(),
-        "accuracy": history.accuracy(),
-        "worst_decile": {moment: found.worst_decile for moment, found in newest.items()},
-        "std": {moment: found.std for moment, found in newest.items()},
+        **_metrics(history, prepared.problem_base.task),
+        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
+        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
         **quality,
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
@@ -160,6 +167,13 @@ def _summary(
         "engine": experiment.engine,
         "config": config,
     }
+
+
+def _metrics(history: History, task: Task) -> dict[str, Any]:
+    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
+    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
+    curves = {name: history.curves(name) for name in names}
+    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}
 
 
 def _load_optimisers() -> None:

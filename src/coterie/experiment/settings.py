@@ -1,107 +1,68 @@
-"""Every setting of a run, with its default and its check: the one place where they stand."""
+"""The settings of a run with the objects that they name: methods, data, partition rules and models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from coterie import options
-from coterie.core.layout import MemoryFormat, StatsPolicy
-from coterie.core.training import Training
-from coterie.data import Dataset
+from coterie.core.task import TASKS
+from coterie.data import DATASETS, Dataset
 from coterie.engines import ENGINES, require_device
-from coterie.errors import require, unknown
+from coterie.experiment.run_options import RunOptions
 from coterie.methods import METHODS, Method
-from coterie.models import MODELS
+from coterie.models import MODELS, ModelSpec, own_model
 from coterie.partition import PARTITIONS, Partition, Rule
+from coterie.registry import absolute, is_reference, reference_to, short_name
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(RunOptions):
     """One run: a method on a partitioned data set with a model.
 
     Everything but `method`, `data`, `partition` and `model` is a number or a word, and every run writes
-    the TOML that repeats it. `classifier` is `"last"`, `"all"` (all fully connected layers) or the path
-    of a module. `label` and `client_column` name columns of your own table. `stats` overrides what the method
-    does with batch-norm statistics. `test` and `validation` override the split of the partition rule;
+    the TOML that repeats it. A method is given by name, as a class or as an instance; a model by name, as a class or
+    function that builds one (from shape and classes, or from nothing), or as an instance. Names may be references to
+    files of your own, such as `./my.py:FedAvgM`.
+
+    `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
+    latter. `label` and `client_column` name columns of your own table, `task` what its labels are of (empty:
+    classification, or the known data set's own). `stats` overrides what the method does with
+    batch-norm statistics. `test` and `validation` override the split of the partition rule;
     `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
     """
 
-    method: Method | str = "fedavg"
-    data: Dataset | str = "digits"
-    partition: Rule | Partition | str = "dirichlet"
-    model: nn.Module | str = "mlp"
-    classifier: str = "last"
-    label: str = "label"
-    client_column: str | None = None
-    rounds: int = 20
-    join: float = 1.0
-    epochs: int = 5
-    batch: int = 32
-    lr: float = 0.01
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    schedule: str = "constant"
-    decay: float = 1.0
-    stats: StatsPolicy | None = None
-    test: float | None = None
-    validation: float | None = None
-    held_out: int | float = 0
-    memory: MemoryFormat = "contiguous"
-    engine: str = ""
-    device: str = "cpu"
-    workers: int = 0
-    ray_address: str = ""
-    ray_gpus: float = 0.0
-    threads: int = 0
-    seed: int = 0
-    evaluate_every: int = 1
-    record_every: int = 1
-    checkpoint_every: int = 0
+    method: Method | type[Method] | str = RunOptions.method
+    data: Dataset | str = RunOptions.data
+    partition: Rule | Partition | str = RunOptions.partition
+    model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = RunOptions.model
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.method, str):
             object.__setattr__(self, "method", make_method(self.method, {}))
+        elif isinstance(self.method, type):
+            object.__setattr__(self, "method", options.build("method", self.method.__name__, self.method, {}))
         if isinstance(self.partition, str):
             object.__setattr__(self, "partition", make_rule(self.partition, {}))
-        if isinstance(self.model, str) and self.model not in MODELS:
-            raise unknown("model", self.model, MODELS)
-        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
-        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
-        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
-        require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
-        require(self.record_every >= 0, f"record_every = {self.record_every}: must not be negative (0: never)")
-        require(
-            self.checkpoint_every >= 0,
-            f"checkpoint_every = {self.checkpoint_every}: must not be negative (0: never)",
-        )
-        require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
-        require(self.ray_gpus >= 0, f"ray_gpus = {self.ray_gpus}: must not be negative")
-        for option in ("ray_address", "ray_gpus"):
-            value = getattr(self, option)
-            require(not value or self.engine == "ray", f"{option} = {value}: is for engine='ray'")
-        require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
-        if self.memory not in get_args(MemoryFormat):
-            raise unknown("memory", self.memory, get_args(MemoryFormat))
-        if self.stats not in (None, "mean", "local"):
-            raise unknown("stats policy", str(self.stats), ("mean", "local"))
+        object.__setattr__(self, "model", resolved_model(self.model))
+        if isinstance(self.data, str) and is_reference(self.data):
+            DATASETS.find(self.data)
+            object.__setattr__(self, "data", absolute(self.data))
+        if self.task:
+            TASKS.find(self.task)
+            object.__setattr__(self, "task", absolute(self.task))
         if not self.engine:
             object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
-        if self.engine not in (*ENGINES, "auto"):
-            raise unknown("engine", self.engine, (*ENGINES, "auto"))
+        if self.engine != "auto":
+            ENGINES.find(self.engine, besides=["auto"])
+        object.__setattr__(self, "engine", absolute(self.engine))
         require_device(self.device, self.engine)
-        _ = self.training
-
-    @property
-    def training(self) -> Training:
-        """The settings of local training."""
-        return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
 
 
 def make_method(name: str, values: dict[str, Any]) -> Method:
@@ -110,9 +71,7 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
     >>> make_method("fedprox", {"mu": 1})
     FedProx(mu=1.0)
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return options.build("method", name, METHODS[name], values)
+    return options.build("method", short_name(name), METHODS.find(name), values)
 
 
 def make_rule(name: str, values: dict[str, Any]) -> Rule:
@@ -121,6 +80,21 @@ def make_rule(name: str, values: dict[str, Any]) -> Rule:
     >>> make_rule("iid", {"clients": 3}).clients
     3
     """
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    return options.build("partition", name, PARTITIONS[name], values)
+    return options.build("partition", short_name(name), PARTITIONS.find(name), values)
+
+
+def resolved_model(model: object) -> nn.Module | ModelSpec | str:
+    """A model however it was given: the name of a known one, how to build one of somebody's own, or the model itself.
+
+    >>> resolved_model("cnn"), resolved_model(nn.Identity).name
+    ('cnn', 'Identity')
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, str):
+        spec = MODELS.find(model)
+    elif isinstance(model, ModelSpec):
+        spec = model
+    else:
+        spec = own_model(reference_to(model) or str(getattr(model, "__name__", type(model).__name__)), model)
+    return spec.name if spec.name in MODELS and MODELS[spec.name] == spec else spec

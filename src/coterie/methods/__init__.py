@@ -35,8 +35,9 @@ from coterie.methods.pfedcs import PFedCS
 from coterie.methods.pfedme import PFedMe
 from coterie.methods.pfedsim import PFedSim
 from coterie.methods.scaffold import SCAFFOLD
+from coterie.registry import Registry, subclasses_of
 
-METHODS: dict[str, type[Method]] = {
+_OWN: dict[str, type[Method]] = {
     "apple": APPLE,
     "cfl": CFL,
     "ditto": Ditto,
@@ -70,6 +71,9 @@ METHODS: dict[str, type[Method]] = {
     "pfedsim": PFedSim,
     "scaffold": SCAFFOLD,
 }
+
+METHODS: Registry[type[Method]] = Registry("method", "coterie.methods", _OWN, subclasses_of(Method))
+"""Every method by name: a class that extends `Method`."""
 
 __all__ = [
     "APPLE",

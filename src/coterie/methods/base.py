@@ -12,7 +12,9 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Mix, Peers, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.task import Classification
+from coterie.core.training import StatsPolicy
+from coterie.errors import require
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,18 @@ class Method:
         return ()
 
     def predict(self, batch: BatchView) -> Tensor:
-        """The class scores `[B, C]` by which the method is tested, for the model in the slot `tested`."""
+        """The outputs `[B, C]` by which the method is tested, for the model in the slot `tested`."""
         return batch.logits
 
     def tune(self, federation: Federation) -> Recipe:
         """What a client trains on a copy of its model just before it is tested: phases only."""
         return ()
+
+
+def require_classes(federation: Federation, method: str) -> None:
+    """An error unless the task knows classes."""
+    task = federation.task
+    require(
+        isinstance(task, Classification),
+        f"task = '{task.name}': {method} works with classes; use a method without, such as fedavg, fedper or ditto",
+    )

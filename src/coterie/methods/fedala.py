@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.client.batch import Batch
 from coterie.client.recipe import Keep, Phase, Recipe
-from coterie.client.terms import cross_entropy
+from coterie.client.terms import task_loss
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
@@ -58,7 +58,7 @@ class AdaptiveAggregation:
             total = 0.0
             for batch in batches_of(worker, samples, features):
                 trainer.gradient(batch)
-                total += float(cross_entropy(batch).detach().sum())
+                total += float(task_loss(batch).detach().sum())
                 for part, own, new, share in zip(model, last, received, blends, strict=True):
                     share.sub_(self.rate * part.grad * (new - own)).clamp_(0, 1)
                 blend()

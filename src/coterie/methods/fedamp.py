@@ -14,8 +14,8 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import Proximal
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import embedded
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.similarity import squared_distances
 from coterie.methods.base import Method

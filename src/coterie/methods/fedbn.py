@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coterie.core.exchange import Action, Mix, Uploads
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size
+from coterie.core.training import StatsPolicy
 from coterie.methods.base import Method
 
 log = logging.getLogger("coterie")

@@ -12,8 +12,8 @@ from torch import Tensor
 from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, normalised, uniform
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.critical import CriticalMask
 from coterie.maths.similarity import overlaps

@@ -12,13 +12,13 @@ from torch.nn.functional import log_softmax, softmax
 
 from coterie.client.measures import mean_by_class, mean_of_owners
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import cross_entropy
+from coterie.client.terms import task_loss
 from coterie.client.views import BatchView, ClientView
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class FedDistill(Method):
     def __post_init__(self) -> None:
         require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
 
+    def check(self, federation: Federation) -> None:
+        """Logits are averaged by class."""
+        require_classes(federation, "feddistill")
+
     def init(self, federation: Federation) -> None:
         """Nothing to teach yet."""
         own = (federation.clients,) if self.leave_out_own else ()
@@ -82,7 +86,7 @@ class FedDistill(Method):
 
     def recipe(self, federation: Federation) -> Recipe:
         """Everything trains, taught by the others' logits; then mean logits by class."""
-        terms = (cross_entropy, ClassTeacher(self.lam)) if self.lam else (cross_entropy,)
+        terms = (task_loss, ClassTeacher(self.lam)) if self.lam else (task_loss,)
         return (Phase(terms=terms), Measure(ClassLogits()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:

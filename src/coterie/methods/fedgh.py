@@ -8,15 +8,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from coterie.client.measures import ClassMeans
 from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 from coterie.rng import torch_stream
 
 
@@ -53,6 +52,10 @@ class FedGH(Method):
             f"server_batch = {self.server_batch}: must be at least 1",
         )
 
+    def check(self, federation: Federation) -> None:
+        """Features are averaged by class."""
+        require_classes(federation, "fedgh")
+
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training, then mean features by class."""
         return (Phase(), Measure(ClassMeans()))
@@ -77,6 +80,6 @@ class FedGH(Method):
             order = torch.randperm(len(labels), generator=stream)
             for part in order.split(self.server_batch or federation.training.batch):
                 row = row.detach().requires_grad_()
-                loss = cross_entropy(federation.head_output(row, features[part]), labels[part])
+                loss = federation.task.loss_mean(federation.head_output(row, features[part]), labels[part])
                 row = row - self.server_lr * torch.autograd.grad(loss, row)[0]
         return row.detach()

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, class_mean_of_clients
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.client.views import ClientView
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.similarity import mirrored
 from coterie.maths.simplex import simplex_minimiser, without_traces
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class FedPAC(Method):
         require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
         require(self.head_lr > 0, f"head_lr = {self.head_lr}: must be greater than 0")
 
+    def check(self, federation: Federation) -> None:
+        """Features are averaged by class."""
+        require_classes(federation, "fedpac")
+
     def init(self, federation: Federation) -> None:
         """Nobody's class means are known yet."""
         federation.ask_class_counts()
@@ -83,7 +87,7 @@ class FedPAC(Method):
         return (
             Measure(FeatureStatistics()),
             Phase(train="classifier", epochs=self.head_epochs, lr=self.head_lr),
-            Phase(train="extractor", terms=(cross_entropy, *aligned)),
+            Phase(train="extractor", terms=(task_loss, *aligned)),
             Measure(ClassMeans()),
         )
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, class_mean_of_clients, mean_of_owners
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 CHOICES = {"average": ("clients", "samples"), "test_by": ("prototypes", "classifier")}
 
@@ -54,6 +54,10 @@ class FedProto(Method):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
+    def check(self, federation: Federation) -> None:
+        """Features are averaged by class."""
+        require_classes(federation, "fedproto")
+
     def init(self, federation: Federation) -> None:
         """No prototypes yet."""
         federation.add_value("prototypes", torch.full((federation.classes, federation.feature_width), torch.nan))
@@ -63,7 +67,7 @@ class FedProto(Method):
     def recipe(self, federation: Federation) -> Recipe:
         """Everything trains, features near their prototypes; then mean features by class."""
         near = (PrototypeDistance("prototypes", self.lam),) if self.lam else ()
-        return (Phase(terms=(cross_entropy, *near)), Measure(ClassMeans()))
+        return (Phase(terms=(task_loss, *near)), Measure(ClassMeans()))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """No parameters."""

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, class_mean_of_clients
 from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.terms import PrototypeDistance, cross_entropy
+from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import among, by_size, identity, normalised
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import cosines, mirrored
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 from coterie.rng import torch_stream
 
 VARIANTS = ("", "F", "A", "A&F")
@@ -64,6 +64,10 @@ class FedReMa(Method):
             if getattr(self, option) not in allowed:
                 raise unknown(option, getattr(self, option), allowed)
 
+    def check(self, federation: Federation) -> None:
+        """Classifiers are compared by what they say about classes."""
+        require_classes(federation, "fedrema")
+
     def init(self, federation: Federation) -> None:
         """Last uploads; how often each was chosen; whether the period lasts, and the largest gap; class means."""
         federation.add_slot("uploaded", "classifier", held_by="server", follows="model")
@@ -77,7 +81,7 @@ class FedReMa(Method):
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training, or with alignment (then mean features of the client's classes too), or in turn."""
         aligned = "F" in self.variant
-        terms = (cross_entropy, *((PrototypeDistance("prototypes", self.alignment),) if aligned else ()))
+        terms = (task_loss, *((PrototypeDistance("prototypes", self.alignment),) if aligned else ()))
         means = (Measure(ClassMeans()),) if aligned else ()
         if "A" in self.variant:
             return (Phase(train="classifier"), Phase(train="extractor", terms=terms), *means)

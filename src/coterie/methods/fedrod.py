@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import cross_entropy as plain_loss
+from coterie.client.terms import task_loss
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size
 from coterie.errors import unknown
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 HEADS = ("sum", "personal", "global")
 
@@ -26,13 +25,13 @@ def balanced_loss(batch: BatchView) -> Tensor:
 
     Classes that the client does not have get log 0 = −∞, so they take no part.
     """
-    return cross_entropy(batch.logits + batch.value("log_counts"), batch.labels, reduction="none")
+    return batch.task.loss(batch.logits + batch.value("log_counts"), batch.labels)
 
 
 def personal_loss(batch: BatchView) -> Tensor:
     """CE(stopgrad(g(z)) + p(stopgrad(z)), y): moves the personal classifier alone, `[B]`."""
     logits = batch.logits.detach() + batch.head("personal_head", batch.features.detach())
-    return cross_entropy(logits, batch.labels, reduction="none")
+    return batch.task.loss(logits, batch.labels)
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,10 @@ class FedRod(Method):
         if self.head not in HEADS:
             raise unknown("head", self.head, HEADS)
 
+    def check(self, federation: Federation) -> None:
+        """Class counts balance the loss."""
+        require_classes(federation, "fedrod")
+
     def init(self, federation: Federation) -> None:
         """A personal classifier for everybody; what clients know of their own classes."""
         federation.add_slot("personal_head", "classifier", held_by="client")
@@ -68,7 +71,7 @@ class FedRod(Method):
 
     def recipe(self, federation: Federation) -> Recipe:
         """One forward and one backward pass for both classifiers."""
-        terms = (balanced_loss if self.balanced else plain_loss, personal_loss)
+        terms = (balanced_loss if self.balanced else task_loss, personal_loss)
         return (Phase(also={"personal_head": "classifier"}, terms=terms),)
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:

@@ -7,26 +7,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import BatchView
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
 
 
 def own_head_loss(batch: BatchView) -> Tensor:
     """Eq. (5): CE(φ_k · stopgrad(z), y), which moves the local classifier alone."""
-    return cross_entropy(batch.head("model", batch.features.detach()), batch.labels, reduction="none")
+    return batch.task.loss(batch.head("model", batch.features.detach()), batch.labels)
 
 
 def shared_head_loss(batch: BatchView) -> Tensor:
     """Eq. (6): CE(φ̄ · z, y) with φ̄ frozen, which moves the extractor alone."""
-    return cross_entropy(batch.head("shared_head"), batch.labels, reduction="none")
+    return batch.task.loss(batch.head("shared_head"), batch.labels)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size
+from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
 

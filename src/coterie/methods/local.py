@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coterie.core.layout import StatsPolicy
+from coterie.core.training import StatsPolicy
 from coterie.methods.base import Method
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from coterie.client.recipe import Keep, Phase, Recipe
-from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.views import BatchView
 from coterie.core.federation import Federation
 from coterie.errors import require
@@ -65,4 +65,4 @@ class MOON(FedAvg):
     def recipe(self, federation: Federation) -> Recipe:
         """Plain training with the contrast, once anybody can have a last model; the trained model is the next one."""
         contrast = (ModelContrast(self.mu, self.temperature),) if self.mu and federation.round > 1 else ()
-        return (Phase(terms=(cross_entropy, *contrast)), Keep("previous", lambda rows: rows.after(group=SEEN)))
+        return (Phase(terms=(task_loss, *contrast)), Keep("previous", lambda rows: rows.after(group=SEEN)))

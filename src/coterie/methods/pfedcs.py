@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.views import BatchView
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Drop, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.layout import StatsPolicy
 from coterie.core.mixing import by_size, embedded
+from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths import grouping
 from coterie.maths.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
 from coterie.maths.similarity import require_weight_matrix, row_normalised, squared_distances
-from coterie.methods.base import Method
+from coterie.methods.base import Method, require_classes
 
 NEAR = {
     "gmm": grouping.near_by_mixture,
@@ -108,7 +108,8 @@ class PFedCS(Method):
         return 1 < federation.round <= self.last_stage_one_round(federation)
 
     def check(self, federation: Federation) -> None:
-        """Clients are compared by their classifiers' weights."""
+        """Teachers speak of classes; clients are compared by their classifiers' weights."""
+        require_classes(federation, "pfedcs")
         require_weight_matrix(federation, "pfedcs")
 
     def init(self, federation: Federation) -> None:
@@ -120,7 +121,7 @@ class PFedCS(Method):
         if not self.has_teachers(federation):
             return (Phase(),)
         tune = Phase(train="classifier", slot="teacher", epochs=self.tune_epochs, stream=1)
-        train = Phase(terms=(cross_entropy, TeacherKL(self.kl, self.teacher_trunk)), stream=0)
+        train = Phase(terms=(task_loss, TeacherKL(self.kl, self.teacher_trunk)), stream=0)
         return (tune, train) if self.tune_epochs else (train,)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from coterie.errors import require, unknown
+from coterie.errors import CoterieError, require, unknown
 from coterie.models.alexnet_small import alexnet_small
 from coterie.models.cnn import cnn
+from coterie.models.layers import Shape
 from coterie.models.lenet5 import lenet5
 from coterie.models.mlp import mlp
 from coterie.models.mobilenet_v2 import mobilenet_v2
 from coterie.models.resnet import resnet8, resnet10, resnet18
+from coterie.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ModelSpec:
     build: Callable[..., nn.Module]
     classifiers: Mapping[str, str]
     takes_flat: bool = False
+    takes_any: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,7 +50,47 @@ class ModelSpec:
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-MODELS: dict[str, ModelSpec] = {
+@dataclass(frozen=True)
+class OwnModel:
+    """Builds a model of somebody's own, by calling a class or function with (shape, classes) or with nothing."""
+
+    name: str
+    make: Callable[..., Any]
+
+    def __call__(self, shape: Shape, classes: int) -> nn.Module:
+        """The model for inputs of a shape."""
+        try:
+            parameters = list(inspect.signature(self.make).parameters.values())
+        except ValueError:  # some classes written in C have none
+            parameters = []
+        needed = [
+            p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        sized = len(needed) == 2 or [p.name for p in parameters[:2]] == ["shape", "classes"]
+        require(sized or not needed, f"model '{self.name}': must take (shape, classes), or nothing")
+        module = self.make(shape, classes) if sized else self.make()
+        require(isinstance(module, nn.Module), f"model '{self.name}': made {type(module).__name__}, no torch.nn.Module")
+        assert isinstance(module, nn.Module)
+        return module
+
+
+def own_model(name: str, found: object) -> ModelSpec:
+    """The specification of a class of modules, or of a function that makes one; its classifier has to be named.
+
+    >>> own_model("mine", nn.Identity).classifiers
+    {}
+    """
+    if isinstance(found, ModelSpec):
+        return replace(found, name=name)
+    wanted = "must be a class that extends torch.nn.Module, a function that makes one, or a ModelSpec"
+    if isinstance(found, nn.Module) or not callable(found):
+        raise CoterieError(f"model '{name}': {wanted}")
+    require(not isinstance(found, type) or issubclass(found, nn.Module), f"model '{name}': {wanted}")
+    about = (found.__doc__ or "").strip().partition("\n")[0]
+    return ModelSpec(name, about, OwnModel(name, found), {}, takes_any=True)
+
+
+_OWN: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
         ModelSpec(
@@ -101,14 +144,16 @@ MODELS: dict[str, ModelSpec] = {
         ),
     )
 }
-"""Every model, by name."""
+
+MODELS: Registry[ModelSpec] = Registry("model", "coterie.models", _OWN, own_model)
+"""Every model by name: a `ModelSpec`, which a class of `torch.nn.Module` or a function is made into."""
 
 
-def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
+def build(model: str | ModelSpec, shape: Sequence[int], classes: int, **options: Any) -> nn.Module:
     """Build a model for inputs of `shape`: (channels, height, width), for `mlp` also (features,).
 
-    The initial weights come from PyTorch's global generator: after the same `torch.manual_seed` they are
-    the same.
+    It is given by name, as `./file.py:Name`, or by its specification. The initial weights come from PyTorch's global
+    generator: after the same `torch.manual_seed` they are the same.
 
     >>> model = build("mlp", (1, 8, 8), 10, hidden=[32])
     >>> sum(p.numel() for p in model.parameters())
@@ -118,16 +163,15 @@ def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.M
     ...
     coterie.errors.CoterieError: unknown option of model mlp 'hiden'; did you mean 'hidden'? (allowed: hidden)
     """
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    spec = MODELS[name]
+    spec = MODELS.find(model) if isinstance(model, str) else model
+    name = spec.name
     for option in options:
         if option not in spec.options:
             raise unknown(f"option of model {name}", option, spec.options)
     sides = tuple(shape)
     wanted = "(channels, height, width)" + (" or (features,)" if spec.takes_flat else "")
     require(
-        len(sides) == 3 or (spec.takes_flat and len(sides) == 1),
+        spec.takes_any or len(sides) == 3 or (spec.takes_flat and len(sides) == 1),
         f"shape = {sides}: model '{name}' takes inputs of shape {wanted}",
     )
     require(
@@ -135,7 +179,7 @@ def build(name: str, shape: Sequence[int], classes: int, **options: Any) -> nn.M
         f"shape = {sides}: every side must be a whole number of at least 1",
     )
     require(
-        isinstance(classes, int) and classes >= 2,
-        f"classes = {classes}: must be a whole number of at least 2",
+        isinstance(classes, int) and classes >= 1,
+        f"classes = {classes}: must be a whole number of at least 1 (1: a number is predicted)",
     )
     return spec.build(sides, classes, **options)

@@ -10,6 +10,7 @@ A rule is a frozen dataclass of options; calling it gives a `Partition`:
 (4, 'dirichlet', 0.5)
 """
 
+from coterie.errors import require
 from coterie.partition.dirichlet import Dirichlet
 from coterie.partition.dominant import Dominant
 from coterie.partition.iid import Iid
@@ -17,13 +18,25 @@ from coterie.partition.origin import DirichletPerClient, TwoClass
 from coterie.partition.owners import ByClient, ByDomain
 from coterie.partition.partition import Partition
 from coterie.partition.pathological import Pathological
+from coterie.partition.quantile import Quantile
 from coterie.partition.rule import Rule
 from coterie.partition.split import Split
+from coterie.registry import Registry, subclasses_of
 
-PARTITIONS: dict[str, type[Rule]] = {
+_OWN: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, ByDomain, ByClient)
+    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, Quantile, ByDomain, ByClient)
 }
+
+
+def _rule(name: str, found: object) -> type[Rule]:
+    rule: type[Rule] = subclasses_of(Rule)(name, found)
+    require(isinstance(getattr(rule, "name", None), str), f"'{name}' must have a name (name: ClassVar[str])")
+    return rule
+
+
+PARTITIONS: Registry[type[Rule]] = Registry("partition", "coterie.partitions", _OWN, _rule)
+"""Every rule by name: a class that extends `Rule`."""
 
 __all__ = [
     "PARTITIONS",
@@ -35,6 +48,7 @@ __all__ = [
     "Iid",
     "Partition",
     "Pathological",
+    "Quantile",
     "Rule",
     "Split",
     "TwoClass",

@@ -60,6 +60,7 @@ class Dirichlet(Rule):
     least: int | None = None
 
     name: ClassVar[str] = "dirichlet"
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("clients", self.clients)
@@ -71,10 +72,10 @@ class Dirichlet(Rule):
         """Draw the counts, shuffle each class and cut it; repair what no draw could satisfy."""
         require_enough_samples(self.clients, dataset)
         least = self._least(len(dataset))
-        classes = by_class(dataset)
+        classes = self.groups(dataset)
         class_sizes = np.array([len(samples) for samples in classes])
-        counts, draws = self._draw(class_sizes, least, numpy_stream(seed, "partition:dirichlet"))
-        stream = numpy_stream(seed, "partition:dirichlet:shuffle")
+        counts, draws = self._draw(class_sizes, least, numpy_stream(seed, f"partition:{self.name}"))
+        stream = numpy_stream(seed, f"partition:{self.name}:shuffle")
         slices = [cut(stream.permutation(samples), row) for samples, row in zip(classes, counts, strict=True)]
         pools = [np.concatenate(pieces) for pieces in zip(*slices, strict=True)]
         notes = []
@@ -84,6 +85,10 @@ class Dirichlet(Rule):
             moved = _repair(pools, least, stream)
             notes.append(f"repaired after {draws} draws: moved {moved} samples")
         return Shares(pools=pools, notes=tuple(notes), resolved={"least": least})
+
+    def groups(self, dataset: Dataset) -> list[Indices]:
+        """What is dealt out, one after the other: the samples of every class."""
+        return by_class(dataset)
 
     def _least(self, samples: int) -> int:
         mean = samples // self.clients

@@ -50,6 +50,7 @@ class Dominant(Rule):
     iid: float = 0.2
 
     name: ClassVar[str] = "dominant"
+    needs_classes: ClassVar[bool] = True
     default_split: ClassVar[Split] = Split(test=0.2)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,8 @@ class ByOrigin(Rule):
     train_samples: int = 500
     test_samples: int = 100
 
+    needs_classes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         require_count("clients", self.clients)
         require_count("train_samples", self.train_samples)

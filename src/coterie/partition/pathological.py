@@ -43,6 +43,7 @@ class Pathological(Rule):
     least: int = 40
 
     name: ClassVar[str] = "pathological"
+    needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count("clients", self.clients)

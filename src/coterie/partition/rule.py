@@ -34,11 +34,13 @@ class Shares:
 class Rule(ABC):
     """A partition rule: a frozen dataclass of options that is called with a data set and a seed.
 
-    `name` is its name in the registry, `default_split` the split of the protocol it comes from.
+    `name` is its name in the registry, `default_split` the split of the protocol it comes from, `needs_classes` says
+    whether it shares out classes.
     """
 
     name: ClassVar[str]
     default_split: ClassVar[Split] = Split()
+    needs_classes: ClassVar[bool] = False
 
     @abstractmethod
     def shares(self, dataset: Dataset, seed: int) -> Shares:
@@ -50,6 +52,11 @@ class Rule(ABC):
         Rules that take their test samples from elsewhere ignore `split.test` and honour `split.validation`.
         """
         require_count("seed", seed, least=0)
+        require(
+            not self.needs_classes or dataset.classes > 0,
+            f"partition = {self.name}: shares out classes, and the task of data '{dataset.name}' is "
+            f"{dataset.of_task.name}; use quantile, iid or by_client",
+        )
         split = split or self.default_split
         shares = self.shares(dataset, seed)
         # `check` would say the same later, but an empty pool cannot even be split.

@@ -60,10 +60,10 @@ def facts(method: Method) -> MethodFacts:
         epochs=1,
         validation=0.2,
     )
-    prepared = experiment.prepare()
-    federation = prepared.federation()
     ways: dict[str, list[str]] = {"up": [], "down": []}
     with torch.random.fork_rng(devices=[]), _silence():
+        prepared = experiment.prepare()
+        federation = prepared.federation()
         engine = Serial(prepared.problem(), method, seed=0)
         for up, down in _travels(method, federation, engine):
             for way, words in (("up", up), ("down", down)):
@@ -117,8 +117,8 @@ def spoken_columns(layout: Layout, columns: Columns) -> str:
 
     >>> from torch import nn
     >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), classifier="1")
-    >>> spoken_columns(layout, layout.columns("extractor")), spoken_columns(layout)
-    'extractor'
+    >>> spoken_columns(layout, layout.columns("extractor")), spoken_columns(layout, Columns.of((1, 3)))
+    ('extractor', 'columns')
     """
     for group, words in GROUPS.items():
         if layout.columns(group) == columns:

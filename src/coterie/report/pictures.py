@@ -21,6 +21,7 @@ from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS, Partition
+from coterie.registry import short_name
 from coterie.report.learning import (
     Floats,
     class_shares,
@@ -81,7 +82,8 @@ class Learning:
                 not config["data"].startswith("given ("),
                 f"run = {run}: its data set was made in Python; draw the picture there, with picture(run, data=…)",
             )
-            data = load(config["data"], label=config["label"], client=config.get("client_column"))
+            owner, task = config.get("client_column"), config.get("task", "")
+            data = load(config["data"], label=config["label"], client=owner, task=task)
         return cls._of(directory.mixes(chosen), chosen, config, directory.partition(), data)
 
     @classmethod
@@ -94,7 +96,7 @@ class Learning:
     def _of(cls, mixes: Sequence[Applied], round: int, config: Config, partition: Partition, data: Dataset) -> Learning:
         taking_part = [client for client in range(partition.clients) if client not in partition.held_out]
         mix = most_personal(mixes)
-        method = METHODS[config["method"]].__name__ if config["method"] in METHODS else config["method"]
+        method = METHODS[config["method"]].__name__ if config["method"] in METHODS else short_name(config["method"])
         what = f"mix of {mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
             matrix=learning_matrix(mixes, len(taking_part)),
@@ -156,35 +158,37 @@ def draw(learning: Learning) -> Figure:
     # The room that the names need, and that of the axis labels beside them.
     longest = max(map(len, names)) * _points(clients) * 0.6 / 72
     left, below = 0.5 + longest, 0.4 + longest
-    strip = MATRIX * min(max(classes / 38, 0.2), 0.45)
-    width, height = left + strip + GAP + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
+    strip = MATRIX * min(max(classes / 38, 0.2), 0.45) + GAP if classes else 0.0
+    width, height = left + strip + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
     figure = Figure(figsize=(width, height), facecolor="white")
 
     def axes(start: float, across: float) -> Axes:
         return figure.add_axes((start / width, below / height, across / width, MATRIX / height))
 
-    beside, matrix = axes(left, strip), axes(left + strip + GAP, MATRIX)
-    bar = axes(left + strip + GAP + MATRIX + GAP, BAR)
+    beside = axes(left, strip - GAP) if classes else None
+    matrix, bar = axes(left + strip, MATRIX), axes(left + strip + MATRIX + GAP, BAR)
+    first = beside or matrix
 
-    greys = LinearSegmentedColormap.from_list("shares", SHARES)
-    beside.imshow(class_shares(shown.counts), cmap=greys, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    _name_places(beside.yaxis, names)
-    _name_places(beside.xaxis, shown.classes if max(map(len, shown.classes)) <= 3 else [""] * classes, strip)
-    beside.set_ylabel("learns", color=INK)
-    beside.set_xlabel("classes held", color=INK)
+    if beside is not None:
+        greys = LinearSegmentedColormap.from_list("shares", SHARES)
+        beside.imshow(class_shares(shown.counts), cmap=greys, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        _name_places(beside.xaxis, shown.classes if max(map(len, shown.classes)) <= 3 else [""] * classes, strip - GAP)
+        beside.set_xlabel("classes held", color=INK)
 
     colours = LinearSegmentedColormap.from_list("weights", WEIGHTS).with_extremes(bad=ABSENT)
     scale = PowerNorm(GAMMA, vmin=0, vmax=float(np.nanmax(shown.matrix)))
     image = matrix.imshow(shown.matrix, cmap=colours, norm=scale, aspect="auto", interpolation="nearest")
     _name_places(matrix.xaxis, names)
     matrix.yaxis.set_ticks([])
+    _name_places(first.yaxis, names)
+    first.set_ylabel("learns", color=INK)
     matrix.set_xlabel("from", color=INK)
 
     weights = figure.colorbar(image, cax=bar)
     weights.set_label("weight (the colour follows its square root)", color=INK)
     weights.outline.set_visible(False)
     bar.tick_params(colors=FAINT, labelcolor=INK, labelsize=LARGEST - 1, length=2)
-    for place in (beside, matrix):
+    for place in dict.fromkeys((first, matrix)):
         place.spines[:].set_color("#bbbbbb")
         _lines(place)
     if np.isnan(shown.matrix).any():

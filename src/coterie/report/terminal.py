@@ -12,6 +12,7 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
+from coterie.core.scale import judged_scale, number_text
 from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
@@ -44,28 +45,28 @@ class ComparisonProgress(ProgressDisplay):
         self.runs, self.finished = runs, 0
         self.under_way: dict[str, Run] = {}
         self._numbers: dict[str, int] = {}
-        self._accuracies: dict[str, str] = {}
+        self._received: dict[str, str] = {}
         self._tasks: dict[str, TaskID] = {}
-        self._all = self._bar.add_task("all rounds", total=rounds, accuracy="")
+        self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
     def begun(self, run: Run) -> None:
         """A run begins."""
         name = str(run)
         self.under_way[name] = run
         self._numbers[name] = len(self._numbers) + 1
-        self._accuracies[name] = received_mean(None)
+        self._received[name] = received_mean(None)
         label = f"{name} ({self._numbers[name]}/{self.runs})"
-        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, accuracy=self._accuracies[name])
+        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, received=self._received[name])
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
         name = str(run)
         if received is not None:
-            self._accuracies[name] = received_mean(received)
-        self._bar.update(self._tasks[name], completed=round, accuracy=self._accuracies[name])
+            self._received[name] = received_mean(received)
+        self._bar.update(self._tasks[name], completed=round, received=self._received[name])
         self._bar.update(self._all, completed=self._done + 1)
         where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
-        self._came_to(self._done + 1, f"{where}, {self._accuracies[name]}")
+        self._came_to(self._done + 1, f"{where}, {self._received[name]}")
 
     def ended(self, run: Run, summary: object) -> None:
         """A run is over."""
@@ -82,37 +83,38 @@ def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
     return table
 
 
-def accuracy_table(summary: Mapping[str, Any]) -> Table:
-    """Accuracy of a run: a line for each moment and mean, a column for each way to choose the round."""
-    table = plain_table("accuracy", "mean over", "best round", "last round", "last five", right=(2, 3, 4))
+def metric_table(summary: Mapping[str, Any]) -> Table:
+    """What a run is judged by: a line for each moment and mean, a column for each way to choose the round."""
+    scale = judged_scale(summary)
+    table = plain_table(scale.name, "mean over", "best round", "last round", "last five", right=(2, 3, 4))
     over = {"mean": "clients", "weighted": "test samples"}
-    for moment, means in summary["accuracy"].items():
+    for moment, means in summary[scale.name].items():
         for mean, rounds in means.items():
-            table.add_row(moment, over[mean], *(f"{rounds[at]:.4f}" for at in ("best", "last", "last5")))
+            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in ("best", "last", "last5")))
     return table
 
 
 def clients_table(summary: Mapping[str, Any]) -> Table:
-    """Every client of a run with its accuracies after the last round."""
+    """Every client of a run with what it is judged by after the last round."""
     table = plain_table("client", "training samples", "received, last", "trained, last", right=(1, 2, 3))
     for client in summary["clients"]:
         # A run that was stopped before its first evaluation has none.
-        numbers = (f"{client[moment]:.4f}" if moment in client else "–" for moment in ("received", "trained"))
+        numbers = (number_text(client.get(moment)) for moment in ("received", "trained"))
         table.add_row(Text(client["client"]), str(client["size"]), *numbers)
     return table
 
 
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
-    worst, each = summary["worst_decile"], summary["bytes"]["per_client_round"]
+    each = summary["bytes"]["per_client_round"]
+    worst = {moment: number_text(value) for moment, value in summary["worst_decile"].items()}
     if "stopped" in summary:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
-        received, trained = worst["received"], worst["trained"]
-        yield f"worst tenth of the clients, last round: received {received:.4f}, trained {trained:.4f}"
+        yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
     if "newcomers" in summary:
-        means = {moment: scores["mean"] for moment, scores in summary["newcomers"].items()}
-        yield f"newcomers, mean: received {means['received']:.4f}, after local training {means['trained']:.4f}"
+        means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
+        yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
     for client, rounds in summary.get("tuning_diverged", {}).items():
@@ -124,13 +126,11 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Methods and columns, mean ± standard deviation over seeds, winners marked by a star."""
-    from coterie.compare.table import COLUMNS
-
     # Narrow columns: one word of the title a line.
-    titles = [_title(column) for column in COLUMNS.values()]
+    titles = [_title(column) for column in comparison.columns.values()]
     table = plain_table("method", *titles, right=range(1, len(titles) + 1))
     for method in comparison.methods:
-        table.add_row(method, *(_cell(comparison, method, column) for column in COLUMNS.values()))
+        table.add_row(method, *(_cell(comparison, method, column) for column in comparison.columns.values()))
     return table
 
 
@@ -148,7 +148,9 @@ def _cell(comparison: Comparison, method: str, column: Column) -> str:
     winner = comparison.winner(column.key)
     # In a column with a star, a space takes its place, so that the numbers stand below each other.
     mark = "" if winner is None else "*" if winner == method else " "
-    return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
+    if column.unit == "share":
+        return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
+    return f"{number_text(mean)}{mark}" if std is None else f"{number_text(mean)}±{number_text(std)}{mark}"
 
 
 def spoken_bytes(count: float) -> str:

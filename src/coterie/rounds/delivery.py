@@ -21,10 +21,12 @@ def delivers(method: Method) -> bool:
 
 
 class Delivery:
-    """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides."""
+    """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides.
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor, mark: int | None = None) -> None:
-        mark = delivery_mark(federation.round) if mark is None else mark
+    It is for the round under way; `after` says that this is over and has had its exchange.
+    """
+
+    def __init__(self, method: Method, federation: Federation, clients: Tensor, after: bool = False) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
         made = list(method.deliver(view, clients)) if delivers(method) else []
@@ -32,6 +34,7 @@ class Delivery:
         self._chosen = [one for one in made if isinstance(one, Peers)]
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
+        mark = delivery_mark(federation.round + after)
         self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
 
     def peers(self) -> PeersOf:
@@ -56,8 +59,8 @@ class Delivery:
 
 @contextmanager
 def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
-    """While inside, `clients` hold what they would download after this round; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients, delivery_mark(federation.round + 1))
+    """Between rounds: while inside, `clients` hold what they would download; afterwards what they held before."""
+    delivery = Delivery(method, federation, clients, after=True)
     try:
         yield delivery
     finally:

@@ -24,8 +24,9 @@ def bytes_down(federation: Federation, clients: Tensor, peers: PeersOf, uploads:
 
 
 def bytes_up(federation: Federation, uploads: Mapping[str, str], measured: Mapping[str, Tensor]) -> int:
-    """What one client uploads: groups of slots, and what it measured, `[m, ...]` each."""
-    return bytes_of_groups(federation, uploads) + sum(tensor_bytes(values[0]) for values in measured.values())
+    """What one client uploads: groups of slots, and what it measured, `[m, ...]` each (m may be 0: all diverged)."""
+    each = (tensor_bytes(values.new_empty(values.shape[1:])) for values in measured.values())
+    return bytes_of_groups(federation, uploads) + sum(each)
 
 
 def bytes_of_groups(federation: Federation, groups: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from coterie.core.scale import number_text
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.report import RoundReport
 
@@ -36,7 +37,7 @@ class ProgressDisplay:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[received]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not _shows_bars(console),
@@ -90,9 +91,9 @@ class RoundProgress(ProgressDisplay, Listener):
     def begin(self, start: Start) -> None:
         """Say how many rounds there are to be."""
         self.total = start.rounds
-        self._accuracy = received_mean(None)
+        self._received = received_mean(None)
         done = start.first_round - 1
-        self._task = self._bar.add_task("rounds", total=start.rounds, completed=done, accuracy=self._accuracy)
+        self._task = self._bar.add_task("rounds", total=start.rounds, completed=done, received=self._received)
         self._round_began = self._updated = time.monotonic()
 
     def clients_done(self, round: int, done: int, total: int) -> None:
@@ -101,26 +102,26 @@ class RoundProgress(ProgressDisplay, Listener):
         if now - self._round_began < PATIENCE or now - self._updated < SECONDS_BETWEEN_UPDATES:
             return
         self._updated, self._done = now, round - 1 + done / total
-        within = f"{done}/{total} clients trained, {self._accuracy}"
-        self._bar.update(self._task, completed=self._done, accuracy=within)
+        within = f"{done}/{total} clients trained, {self._received}"
+        self._bar.update(self._task, completed=self._done, received=within)
         self._say(f"round {round}/{self.total}, {within}", now)
 
     def round(self, report: RoundReport) -> None:
         """A round is over."""
         if report.received is not None:
-            self._accuracy = received_mean(report.received.mean)
-        self._bar.update(self._task, completed=report.round, accuracy=self._accuracy)
-        self._came_to(report.round, f"round {report.round}/{self.total}, {self._accuracy}")
+            self._received = received_mean(report.received.mean)
+        self._bar.update(self._task, completed=report.round, received=self._received)
+        self._came_to(report.round, f"round {report.round}/{self.total}, {self._received}")
         self._round_began = time.monotonic()
 
 
 def received_mean(value: float | None) -> str:
-    """The accuracy that is shown beside a bar.
+    """The mean that is shown beside a bar.
 
     >>> received_mean(0.5), received_mean(None)
     ('received mean 0.5000', 'received mean –')
     """
-    return f"received mean {'–' if value is None else format(value, '.4f')}"
+    return f"received mean {number_text(value)}"
 
 
 def _shows_bars(console: Console) -> bool:

@@ -111,7 +111,7 @@ class Rounds:
         """Test everybody with what they would download now."""
         scores = self.scores_received()
         self._notice_tuning(self.federation.everyone, scores)
-        return Evaluation.of(scores)
+        return Evaluation.of(self.federation.task, scores)
 
     def _notice_tuning(self, clients: Tensor, scores: list[Score]) -> None:
         """Take note of clients whose tuning diverged."""
@@ -137,7 +137,7 @@ class Rounds:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         self._notice_tuning(cohort, scores)
-        newest = Evaluation.of(scores)
+        newest = Evaluation.of(self.federation.task, scores)
         if len(cohort) == self.federation.clients:
             return newest
         # What a client that tunes shows depends on the round, so the last evaluation does not tell.
@@ -149,7 +149,8 @@ class Rounds:
             self._notice_tuning(others, rested)
             by_client = dict(zip(others.tolist(), rested, strict=True))
             by_client |= dict(zip(cohort.tolist(), scores, strict=True))
-            return Evaluation.of([by_client[client] for client in range(self.federation.clients)])
+            everybody = [by_client[client] for client in range(self.federation.clients)]
+            return Evaluation.of(self.federation.task, everybody)
         return self.latest.updated(cohort.numpy(), newest)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 
@@ -50,13 +52,26 @@ def check_method(
     failures = []
     for name in only or METHOD_CHECKS:
         try:
-            METHOD_CHECKS[name](method)
+            with _silence():
+                METHOD_CHECKS[name](method)
             told(name, None)
         except (AssertionError, CoterieError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             told(name, error)
             failures.append(f"{name}: {str(error).strip() or type(error).__name__}")
     if failures:
         raise CheckFailedError(f"{type(method).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Clients diverge here on purpose, and toys give rise to warnings: nobody needs to hear of it."""
+    log = logging.getLogger("coterie")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @dataclass
@@ -70,7 +85,8 @@ class _Watch(Listener):
 def check_value(method: Method) -> None:
     """A method is a value: a frozen dataclass, equal to another of the same options, and described."""
     kind = type(method)
-    _expect(is_dataclass(method) and kind.__dataclass_params__.frozen, "is no frozen dataclass")  # type: ignore
+    frozen = is_dataclass(method) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009 (private to dataclasses)
+    _expect(frozen, "is no frozen dataclass")
     _expect(method == method and hash(method) == hash(method), "is not equal to itself")
     _expect(bool((kind.__doc__ or "").strip()), "has no docstring")
 

@@ -114,4 +114,4 @@ def toy_experiment(method: Method, model: str = "plain", **options: Any) -> Expe
     data = options.pop("data", None) or toy_data(180)
     partition = options.pop("partition", None) or with_validation(toy_partition(data, options.pop("clients", CLIENTS)))
     settings = {"rounds": ROUNDS, "epochs": 1, "batch": 16, "lr": 0.1, "classifier": "classifier", **options}
-    return Experiment(method=method, data=data, partition=partition, model=seeded(MODELS[model]), **settings)
+    return Experiment(method=method, data=data, partition=partition, model=MODELS[model], **settings)

@@ -27,7 +27,7 @@ from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.predict.file import About, read_model, read_tensors, write_model
 from coterie.deployment.site import SiteFederation
 from coterie.deployment.sitedata import fitted
-from coterie.deployment.store import FINAL, Store
+from coterie.deployment.store import FINAL, Store, require_readable
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods.base import Method
 from coterie.models import build
@@ -65,11 +65,12 @@ class SiteModel(nn.Module):
             module=blueprint.module,
             layout=blueprint.layout,
             inputs=torch.zeros(1, *agreement.shape),
-            labels=torch.zeros(1, dtype=torch.int64),
+            labels=torch.zeros(1, dtype=agreement.task.label_dtype),
             train=(empty,),
             validation=(empty,),
             test=(empty,),
             training=agreement.training,
+            task=agreement.task,
             skip_single_samples=blueprint.skip_single_samples,
         )
         self._method = agreement.kind
@@ -167,14 +168,20 @@ def _newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, str], bool]:
     final, snapshots = folder / FINAL, sorted(folder.glob("round-*.safetensors"))
     require(final.is_file() or bool(snapshots), f"'{folder}': holds no model of a site yet; its first round makes one")
     if not final.is_file():
-        return *read_tensors(snapshots[-1]), False
-    kept, about = read_tensors(final)
+        return *_kept(snapshots[-1]), False
+    kept, about = _kept(final)
     if snapshots:
-        later, later_about = read_tensors(snapshots[-1])
+        later, later_about = _kept(snapshots[-1])
         # Another federation of the same name has begun since.
         if later_about.get("fingerprint") != about.get("fingerprint"):
             return later, later_about, False
     return kept, about, True
+
+
+def _kept(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors, about = read_tensors(path)
+    require_readable(path, about)
+    return tensors, about
 
 
 def _federation(agreement: Agreement, blueprint: Blueprint) -> Federation:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.engines.base import Work
+from coterie.engines.base import EngineOptions, Work
 from coterie.engines.processes.pool import ProcessPool
 from coterie.engines.processes.shared import Bound, Buffer, shared_job
 from coterie.engines.remote.engine import RemoteEngine, packed, position_name
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Job, Task
+from coterie.engines.remote.worker import Call, Done, Job, Positions
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
@@ -50,6 +50,11 @@ class Processes(RemoteEngine):
         self._buffers_told: set[int] = set()
         self._numbers: dict[str, int] = {}  # slot -> number of the buffer that was last lent for it
 
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Processes:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.workers)
+
     def close(self) -> None:
         """End the workers."""
         if self._owns_pool:
@@ -59,7 +64,7 @@ class Processes(RemoteEngine):
 
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         bound = self._bind(federation)
         bases = {number: buffer.base for number, buffer in self._buffers.items()}
         values = federation.values

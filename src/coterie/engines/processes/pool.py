@@ -13,9 +13,10 @@ from typing import Literal, cast
 import torch.multiprocessing
 
 from coterie.engines.remote.queue import DEATHS, TaskQueue
-from coterie.engines.remote.worker import Answer, Call, Done, Failed, Job, Ready, Refused, Task, serve
+from coterie.engines.remote.worker import Answer, Call, Done, Failed, Job, Positions, Ready, Refused, serve
 from coterie.errors import CoterieError
 from coterie.processes import interrupts_held_back
+from coterie.registry import FILES, PluginFile
 
 log = logging.getLogger("coterie")
 
@@ -33,7 +34,7 @@ class _WorkerProcess:
     connection: Connection
     stage: Literal["starting", "joining", "idle", "busy"] = "starting"
     job: Job | None = None
-    task: Task = ()
+    task: Positions = ()
 
 
 class ProcessPool:
@@ -127,9 +128,13 @@ class ProcessPool:
 
     def _introduce(self, member: _WorkerProcess, job: Job, queue: TaskQueue) -> None:
         member.stage, member.job = "joining", job
-        self._tell(member, job, queue)
+        # What was loaded from a file cannot be imported: the worker gets the files before the job that needs them.
+        messages: list[PluginFile | Job] = [*FILES.values(), job]
+        for message in messages:
+            if member in self._members:
+                self._tell(member, message, queue)
 
-    def _tell(self, member: _WorkerProcess, message: Job | Call | Task, queue: TaskQueue) -> None:
+    def _tell(self, member: _WorkerProcess, message: PluginFile | Job | Call | Positions, queue: TaskQueue) -> None:
         try:
             member.connection.send(message)
         except OSError:

@@ -130,7 +130,7 @@ def shared_job(problem: Problem, method: Method, seed: int, federation: Federati
     parts = (problem.train, problem.validation, problem.test)
     module, weights = without_tensors(problem.module)
     try:
-        ForkingPickler.dumps((method, module))
+        ForkingPickler.dumps((method, module, problem.task))
     except Exception as error:  # whatever pickling the user's classes may raise
         raise cannot_import(described(error)) from error
     with _shared_memory():

@@ -27,13 +27,14 @@ from coterie.engines.remote.worker import (
     Done,
     Failed,
     Job,
+    Positions,
     Refused,
-    Task,
     TaskWorker,
     described,
     without_tensors,
 )
 from coterie.methods.base import Method
+from coterie.registry import PluginFile
 
 Array = NDArray[Any]
 Rows = dict[str, Array]
@@ -74,6 +75,11 @@ class Actor:
         self._device = device
         self._seat: TaskWorker | None = None
 
+    def know(self, files: Sequence[PluginFile]) -> None:
+        """Load the files that the next job needs: before it comes, since nothing of it could be read without them."""
+        for file in files:
+            file.load()
+
     def take_on(self, job: Job, data: Mapping[str, Array]) -> Arrived | Refused:
         """Begin a job; `data` is what `arrays_of` made of its problem."""
         try:
@@ -86,7 +92,7 @@ class Actor:
         return Arrived(socket.gethostname(), os.getpid())
 
     def perform(
-        self, task: Task, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+        self, task: Positions, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
     ) -> tuple[Done | Failed, Rows]:
         """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.engines.base import Work, empty_rows
+from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession
 from coterie.engines.remote.engine import RemoteEngine, position_name
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Task
+from coterie.engines.remote.worker import Call, Done, Positions
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
@@ -61,6 +61,11 @@ class RayCluster(RemoteEngine):
         self._cargo: Cargo | None = None
         self._homes: list[int] = []
 
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> RayCluster:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.workers, options.ray_address, options.ray_gpus)
+
     def close(self) -> None:
         """End the actors, and Ray if it was started here."""
         self._cargo = self._data = None
@@ -77,11 +82,11 @@ class RayCluster(RemoteEngine):
 
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         pool, cargo = self._ready(federation)
         cargo.begin(call)
 
-        def collect(task: Task, trained: Rows) -> None:
+        def collect(task: Positions, trained: Rows) -> None:
             for slot, matrix in trained.items():
                 rows[slot].numpy()[list(task)] = matrix
 

@@ -20,9 +20,10 @@ from coterie.engines.ray.actor import Actor, Array, Arrived, Block, News, Rows, 
 from coterie.engines.ray.session import RaySession
 from coterie.engines.remote.engine import packed
 from coterie.engines.remote.queue import DEATHS, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Refused, Task, described
+from coterie.engines.remote.worker import Call, Done, Positions, Refused, described
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
+from coterie.registry import FILES
 
 log = logging.getLogger("coterie")
 
@@ -85,7 +86,7 @@ class Cargo:
             self._held("model", held).update(self._peers)
         return self._parcels[up_to_date]
 
-    def blocks(self, task: Task, held: Held) -> dict[str, Block]:
+    def blocks(self, task: Positions, held: Held) -> dict[str, Block]:
         """The own rows of a task's clients that are not yet held, which then are."""
         if self._call.action == "batches":
             return {}
@@ -127,7 +128,7 @@ class _ActorState:
     stage: Literal["joining", "idle", "busy"] = "joining"
     cargo: Cargo | None = None
     answers: deque[Any] = field(default_factory=deque)  # references of what it was asked, the first under way
-    tasks: deque[Task] = field(default_factory=deque)
+    tasks: deque[Positions] = field(default_factory=deque)
     told: int = 0  # the number of the last call that it knows of
     held: Held = field(default_factory=dict)
     where: str = "not yet placed"
@@ -151,7 +152,7 @@ class ActorPool:
         """Ray's handles of the actors that there are now, by number."""
         return [member.handle for member in sorted(self._members, key=lambda member: member.number)]
 
-    def perform(self, cargo: Cargo, queue: TaskQueue, collect: Callable[[Task, Rows], None]) -> None:
+    def perform(self, cargo: Cargo, queue: TaskQueue, collect: Callable[[Positions, Rows], None]) -> None:
         """Have an queue's positions done and trained rows collected. After an error all actors are stopped."""
         try:
             self._failures = 0
@@ -188,6 +189,8 @@ class ActorPool:
 
     def _introduce(self, member: _ActorState, cargo: Cargo) -> None:
         member.stage, member.cargo, member.told, member.held = "joining", cargo, 0, {}
+        if FILES:  # what was loaded from a file cannot be imported there
+            member.handle.know.remote(tuple(FILES.values()))
         member.answers.append(member.handle.take_on.remote(cargo.job, cargo.data))
 
     def _deal(self, cargo: Cargo, queue: TaskQueue) -> None:
@@ -200,7 +203,7 @@ class ActorPool:
             if early and (task := queue.next_task(member.number)) is not None:
                 self._send(member, cargo, task)
 
-    def _send(self, member: _ActorState, cargo: Cargo, task: Task) -> None:
+    def _send(self, member: _ActorState, cargo: Cargo, task: Positions) -> None:
         news = None
         if member.told != cargo.number:
             news = cargo.news(0 < member.told == cargo.number - 1, member.held)
@@ -226,7 +229,7 @@ class ActorPool:
                 )
 
     def _listen(
-        self, member: _ActorState, cargo: Cargo, queue: TaskQueue, collect: Callable[[Task, Rows], None]
+        self, member: _ActorState, cargo: Cargo, queue: TaskQueue, collect: Callable[[Positions, Rows], None]
     ) -> None:
         errors = self._ray.exceptions
         try:
@@ -256,7 +259,7 @@ class ActorPool:
         member.stage = "busy" if member.tasks else "idle"
         self._failures = 0
 
-    def _under_way(self, member: _ActorState) -> Task:
+    def _under_way(self, member: _ActorState) -> Positions:
         """The task that a lost actor was doing.
 
         That need not be the first which is unanswered: an answer that was still on its way is lost with the actor.

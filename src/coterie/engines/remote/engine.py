@@ -18,7 +18,7 @@ from coterie.client.scores import TEST_BATCH, Score
 from coterie.core.federation import Federation
 from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.remote.queue import Pace
-from coterie.engines.remote.worker import Call, Done, Task
+from coterie.engines.remote.worker import Call, Done, Positions
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 
@@ -46,7 +46,7 @@ class RemoteEngine(Engine):
     @abstractmethod
     def _perform(
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
-    ) -> list[tuple[Task, Done]]:
+    ) -> list[tuple[Positions, Done]]:
         """Have the call's positions done (`samples` says how large each is), trained rows put into `rows`."""
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
@@ -80,7 +80,7 @@ class RemoteEngine(Engine):
         total = sum(sizes)
         batches = [min(TEST_BATCH, total - start) for start in range(0, total, TEST_BATCH)]
         results = self._perform(federation, call, batches, self._test_pace, {})
-        return _join(_by_client(results, batches)[1]).split(sizes)
+        return Score.joined(_by_client(results, batches)[1]).split(sizes)
 
     def _require_own_work(self, federation: Federation, work: Work) -> None:
         method = self._method
@@ -113,15 +113,15 @@ def _outline(work: Work) -> list[object]:
     return [trained, work.measured]
 
 
-def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
+def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
     """What was measured (by name) and the scores of every position, in order; `tests` counts each one's samples."""
     measured: dict[str, dict[int, Tensor]] = {}
     scores: dict[int, Score] = {}
     for task, done in results:
         tensors = load(done.tensors) if done.tensors else {}
-        if "correct" in tensors:
-            whole = Score(tensors.pop("correct"), tensors.pop("losses"), tensors.pop("probabilities", None))
-            parts = whole.split([tests[position] for position in task])
+        if quantities := {name: tensors.pop(name) for name in list(tensors) if name.startswith("score.")}:
+            named = {name.removeprefix("score."): values for name, values in quantities.items()}
+            parts = Score(named, tensors.pop("kept", None)).split([tests[position] for position in task])
             untuned = tensors.pop("untuned").tolist()
             scores |= {
                 position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
@@ -133,12 +133,3 @@ def _by_client(results: list[tuple[Task, Done]], tests: list[int]) -> tuple[dict
 
 def _in_order(found: dict[int, Item]) -> list[Item]:
     return [found[position] for position in sorted(found)]
-
-
-def _join(scores: list[Score]) -> Score:
-    kept = [score.probabilities for score in scores if score.probabilities is not None]
-    return Score(
-        torch.cat([score.correct for score in scores]),
-        torch.cat([score.losses for score in scores]),
-        torch.cat(kept) if kept else None,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coterie.engines.remote.worker import Done, Task
+from coterie.engines.remote.worker import Done, Positions
 from coterie.errors import CoterieError
 
 # A message costs about a quarter of a millisecond: tasks are made to last this long where clients are small.
@@ -61,14 +61,14 @@ class TaskQueue:
         self._deaths = dict[int, int]()
         self._open = len(samples)
         self._tell = tell
-        self.results: list[tuple[Task, Done]] = []
+        self.results: list[tuple[Positions, Done]] = []
 
     @property
     def finished(self) -> bool:
         """Whether every position is done."""
         return self._open == 0
 
-    def next_task(self, worker: int = 0) -> Task | None:
+    def next_task(self, worker: int = 0) -> Positions | None:
         """What an idle worker (its number matters where positions have homes) should do now."""
         if self._again:
             return (self._again.pop(),)
@@ -92,11 +92,11 @@ class TaskQueue:
         """How many positions nobody has been given."""
         return len(self._again) + sum(map(len, self._waiting.values()))
 
-    def put_back(self, task: Task) -> None:
+    def put_back(self, task: Positions) -> None:
         """A task was dealt out, but not begun: it is dealt again."""
         self._again.extend(task)
 
-    def done(self, task: Task, result: Done) -> None:
+    def done(self, task: Positions, result: Done) -> None:
         """A task's result has arrived."""
         self.results.append((task, result))
         self._open -= len(task)
@@ -104,7 +104,7 @@ class TaskQueue:
         if self._tell is not None:
             self._tell(len(self._samples) - self._open)
 
-    def lost(self, task: Task, ending: str) -> None:
+    def lost(self, task: Positions, ending: str) -> None:
         """The worker that had the task is dead: its positions are done anew, each on its own."""
         for position in task:
             self._deaths[position] = self._deaths.get(position, 0) + 1

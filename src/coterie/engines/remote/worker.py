@@ -29,6 +29,7 @@ from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 from coterie.processes import depend_on_parent
+from coterie.registry import PluginFile
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Call:
     new_values: bytes = b""
 
 
-Task = tuple[int, ...]
+Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,12 @@ def serve(connection: Connection) -> None:
             except Exception as error:  # whatever importing the user's modules may raise
                 connection.send(Refused(described(error)))
                 continue
-            if isinstance(message, Job):
+            if isinstance(message, PluginFile):
+                try:
+                    message.load()
+                except Exception as error:  # what the file needs may be missing here
+                    connection.send(Refused(described(error)))
+            elif isinstance(message, Job):
                 seat = TaskWorker(message)
                 connection.send(Ready())
             elif isinstance(message, Call):
@@ -171,7 +177,7 @@ class TaskWorker:
         self._work: Work | None = None
         self._tests: Tensor | None = None
 
-    def perform(self, task: Task, rows: dict[str, Tensor] | None = None) -> Done | Failed:
+    def perform(self, task: Positions, rows: dict[str, Tensor] | None = None) -> Done | Failed:
         """Do a task of the present call.
 
         Trained rows go into the call's buffers, or, if given, into the empty `rows` (slot -> `[len(task), width]`).
@@ -190,7 +196,7 @@ class TaskWorker:
             return Failed(self._position, message, traceback.format_exc(), expected)
         return Done(time.perf_counter() - begin, test_seconds, packed)
 
-    def _train(self, task: Task, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
+    def _train(self, task: Positions, own_room: dict[str, Tensor] | None) -> tuple[dict[str, Tensor], float]:
         call, method, federation = self._call, self._method, self._federation
         if self._work is None:
             self._work = Work(method.recipe(federation), call.test_trained, call.peers)
@@ -218,7 +224,7 @@ class TaskWorker:
         together = {name: torch.stack(values) for name, values in measured.items()}
         return _named(together) | _joined(scores), seconds
 
-    def _test(self, task: Task) -> dict[str, Tensor]:
+    def _test(self, task: Positions) -> dict[str, Tensor]:
         call, scores = self._call, []
         if self._together is not None and call.action == "test":
             return _joined(self._together.test(self._federation, self._clients(task), call.keep_scores, call.peers))
@@ -235,7 +241,7 @@ class TaskWorker:
                 )
         return _joined(scores)
 
-    def _clients(self, task: Task) -> Tensor:
+    def _clients(self, task: Positions) -> Tensor:
         return torch.tensor([self._call.clients[position] for position in task])
 
     def _test_samples(self) -> Tensor:
@@ -254,13 +260,10 @@ def _named(measured: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:
     if not scores:
         return {}
-    joined = {
-        "correct": torch.cat([score.correct for score in scores]),
-        "losses": torch.cat([score.losses for score in scores]),
-        "untuned": torch.tensor([score.untuned for score in scores]),
-    }
-    kept = [score.probabilities for score in scores if score.probabilities is not None]
-    return joined | ({"probabilities": torch.cat(kept)} if kept else {})
+    whole = Score.joined(scores)
+    named = {f"score.{name}": values for name, values in whole.quantities.items()}
+    named["untuned"] = torch.tensor([score.untuned for score in scores])
+    return named | ({"kept": whole.kept} if whole.kept is not None else {})
 
 
 def without_tensors(module: nn.Module) -> tuple[nn.Module, bytes]:

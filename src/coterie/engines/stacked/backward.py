@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from coterie.client.model import MountedModel
 from coterie.core.layout import Layout
+from coterie.core.task import Loss, LossWithSlope
 from coterie.engines.stacked.model import Tensors
 
 Saved = tuple[Tensor, ...]
@@ -64,17 +65,19 @@ class Chain:
 
 
 class HandWrittenNet:
-    """The gradient of the mean cross-entropy of k clients' models, without autograd."""
+    """The gradient of the mean loss of k clients' models, without autograd."""
 
-    def __init__(self, trunk: Chain, head: Chain) -> None:
-        self._trunk, self._head = trunk, head
+    def __init__(self, trunk: Chain, head: Chain, loss: LossWithSlope) -> None:
+        self._trunk, self._head, self._loss = trunk, head, loss
 
     @classmethod
-    def of(cls, module: nn.Module, layout: Layout) -> HandWrittenNet | None:
-        """A model's passes written out; nothing if it has other than the common layers."""
+    def of(cls, module: nn.Module, layout: Layout, loss: Loss) -> HandWrittenNet | None:
+        """A model's passes written out; nothing if it has other than the common layers, or the loss no slope."""
+        if not isinstance(loss, LossWithSlope):
+            return None
         network = MountedModel(module, layout)
         trunk, head = Chain.of(network.trunk, ""), Chain.of(network.head, f"{layout.classifier}.")
-        return None if trunk is None or head is None else cls(trunk, head)
+        return None if trunk is None or head is None else cls(trunk, head, loss)
 
     def gradients(
         self, weights: Tensors, into: Tensors, x: Tensor, labels: Tensor, shares: Tensor, *, head_only: bool
@@ -86,12 +89,8 @@ class HandWrittenNet:
         contiguous: a product that is told to fill another would be done one client after the other.
         """
         features, below = (x, []) if head_only else self._trunk.forward(weights, x)
-        logits, above = self._head.forward(weights, features)
-        # Softmax, step by step: over as few numbers as there are classes, that is several times faster.
-        grad = (logits - logits.amax(-1, keepdim=True)).exp_()
-        grad.div_(grad.sum(-1, keepdim=True))
-        grad.scatter_add_(-1, labels[..., None], grad.new_full((), -1.0).expand(*labels.shape, 1))
-        grad.mul_(shares[..., None])
+        outputs, above = self._head.forward(weights, features)
+        grad = self._loss.slope(outputs, labels).mul_(shares[..., None])
         grad = self._head.backward(weights, above, grad, into, not head_only)
         if not head_only:
             self._trunk.backward(weights, below, grad, into, False)

@@ -95,6 +95,7 @@ class OneClient:
         features: Tensor | None = None,
     ) -> None:
         self._stack, self.slot, self._net = stack, slot, net
+        self.task = stack.ground.problem.task
         self.labels, self.inputs = labels, inputs
         self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
         self._features = features

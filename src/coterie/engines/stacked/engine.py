@@ -13,14 +13,13 @@ import time
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from coterie.client.problem import Problem
 from coterie.client.recipe import Measure, Phase, Recipe, phases, trained_slots
 from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
 from coterie.core.federation import Federation
-from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
+from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
@@ -35,6 +34,7 @@ class Stacked(Engine):
     """Trains the cohort's clients together, and tests clients together, on a device such as `cpu` or `cuda`."""
 
     name = "stacked"
+    uses_device = True
 
     def __init__(self, problem: Problem, method: Method, seed: int, device: str = "cpu") -> None:
         self.problem, self.method = problem, method
@@ -42,6 +42,11 @@ class Stacked(Engine):
         self._serial = Serial(problem, method, seed)
         self._model_reason = cannot_be_batched(problem.module)
         self._said: set[str] = set()
+
+    @classmethod
+    def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Stacked:
+        """The engine with what the run says about it."""
+        return cls(problem, method, seed, options.device)
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have the cohort do the work together, or one by one where that is impossible."""
@@ -126,21 +131,21 @@ class Stacked(Engine):
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
         untuned = _tune_together(stack, self.method.tune(stack.federation)).tolist()
-        scores: list[Score] = []
+        task, scores = self.problem.task, list[Score]()
         tests = [self.problem.test[client] for client in stack.clients.tolist()]
         with torch.no_grad():
             for part in chunks(len(tests), max(map(len, tests))):
                 index = padded(tests[part]).to(self._ground.device)
                 batch = StackedBatch(stack, self.method.tested, index, part)
                 plain = type(self.method).predict is Method.predict
-                logits = batch.logits if plain else batch.per_client(self.method.predict)
-                correct = logits.argmax(-1) == batch.labels
-                flat = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
-                correct, losses, logits = correct.cpu(), flat.view(index.shape).cpu(), logits.cpu()
+                outputs = batch.logits if plain else batch.per_client(self.method.predict)
+                flat = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
+                found = {name: values.reshape(index.shape).cpu() for name, values in flat.items()}
+                outputs = outputs.cpu()
                 for row, (test, flag) in enumerate(zip(tests[part], untuned[part], strict=True)):
                     n = len(test)
-                    kept = logits[row, :n].softmax(-1) if keep_scores else None
-                    scores.append(Score(correct[row, :n], losses[row, :n], kept, flag))
+                    kept = task.kept(outputs[row, :n]) if keep_scores else None
+                    scores.append(Score({name: values[row, :n] for name, values in found.items()}, kept, flag))
         return scores
 
 

@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy as cross_entropy_of
 
 from coterie.client.recipe import Phase
-from coterie.client.terms import RECEIVED, cross_entropy
+from coterie.client.terms import RECEIVED, task_loss
 from coterie.core.columns import Columns
+from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.model import chunks, padded
@@ -54,9 +54,9 @@ class StackedPhase:
         self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
 
     def _hand_net(self, trained: dict[str, Columns]) -> HandWrittenNet | None:
-        """The written-out passes, if they do all that this phase needs: cross-entropy of one slot's whole tensors."""
+        """The written-out passes, if they do all that this phase needs: the task's loss of one slot's whole tensors."""
         stack, phase = self.stack, self.phase
-        plain = phase.terms == (cross_entropy,) and not phase.also
+        plain = phase.terms == (task_loss,) and not phase.also
         own_features = self.head_only or stack.slot_with_extractor(phase.slot) == phase.slot
         columns = trained[phase.slot]
         whole = all(
@@ -160,8 +160,9 @@ class StackedPhase:
         slots = (self.phase.slot, *self.phase.also)
         leaves = {slot: self.stack.trained[slot][batch.part].detach().requires_grad_() for slot in slots}
         batch.leaves = leaves
-        if self.phase.terms == (cross_entropy,):
-            flat = cross_entropy_of(batch.logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+        loss = self.stack.ground.problem.task.loss
+        if self.phase.terms == (task_loss,) and isinstance(loss, LossWithSlope):
+            flat = loss(batch.logits.flatten(0, 1), batch.labels.flatten())
             losses = flat.view(batch.labels.shape)
         else:
             losses = torch.stack([batch.per_client(term) for term in self.phase.terms]).sum(0)

@@ -37,7 +37,7 @@ class Ground:
             inputs=problem.inputs.to(place),
             labels=problem.labels.to(place),
             net=BatchedNet(problem.module, problem.layout),
-            by_hand=HandWrittenNet.of(problem.module, problem.layout),
+            by_hand=HandWrittenNet.of(problem.module, problem.layout, problem.task.loss),
         )
 
 

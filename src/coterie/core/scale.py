@@ -1,0 +1,73 @@
+"""How the numbers of a metric are read. Apart from tasks, so that whoever prints a finished run loads no PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A metric's name, which of its numbers are better, and whether they are shares of one.
+
+    >>> Scale("mae", higher_is_better=False).best([0.3, 0.2, 0.4])
+    0.2
+    """
+
+    name: str
+    higher_is_better: bool = True
+    share: bool = False
+
+    def best(self, values: Sequence[float]) -> float:
+        """The best of the values; those that are no numbers do not count unless there are no others."""
+        known = [value for value in values if not math.isnan(value)] or [math.nan]
+        return max(known) if self.higher_is_better else min(known)
+
+    def worst_first(self, values: Iterable[float]) -> list[float]:
+        """The values sorted, the worst of them first.
+
+        >>> Scale("mae", higher_is_better=False).worst_first([0.3, 0.2, 0.4])
+        [0.4, 0.3, 0.2]
+        """
+        return sorted(values, reverse=not self.higher_is_better)
+
+    def lead(self, ours: float, theirs: float) -> float:
+        """By how much `ours` is better than `theirs`."""
+        return ours - theirs if self.higher_is_better else theirs - ours
+
+    @property
+    def title(self) -> str:
+        """What a table of its numbers is called.
+
+        >>> ACCURACY.title, Scale("mae").title
+        ('Accuracy in %', 'mae')
+        """
+        return f"{self.name.capitalize()} in %" if self.share else self.name
+
+
+ACCURACY = Scale("accuracy", share=True)
+
+
+def judged_scale(summary: Mapping[str, Any]) -> Scale:
+    """The scale of the metric that a run is judged by, from its summary: accuracy unless that says otherwise.
+
+    >>> judged_scale({}).name
+    'accuracy'
+    """
+    if "task" not in summary:
+        return ACCURACY
+    name = summary["task"]["judged_by"]
+    return Scale(name, **summary["task"]["metrics"][name])
+
+
+def number_text(value: float | None) -> str:
+    """A metric's value for people; a dash if there is none.
+
+    >>> number_text(0.25), number_text(1e30), number_text(None)
+    ('0.2500', '1e+30', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

@@ -1,0 +1,162 @@
+"""Classification: a label is one of C classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coterie.core.scale import ACCURACY, Scale
+from coterie.core.task.base import Loss, LossWithSlope, MeanLoss, Metric, Sums, Task
+from coterie.errors import CoterieError, require
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CrossEntropy(LossWithSlope):
+    """−log softmax(outputs) of the right class."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of every sample: `[B]`."""
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The same number as the mean of the losses, in one operation instead of two."""
+        return functional.cross_entropy(outputs, labels)
+
+    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """softmax(outputs) − one-hot(label)."""
+        # Softmax, step by step: over as few numbers as there are classes, that is several times faster.
+        slope = (outputs - outputs.amax(-1, keepdim=True)).exp_()
+        slope.div_(slope.sum(-1, keepdim=True))
+        return slope.scatter_add_(-1, labels[..., None], slope.new_full((), -1.0).expand(*labels.shape, 1))
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """The share of the samples whose class is predicted."""
+
+    @property
+    def scale(self) -> Scale:
+        """A share, the higher the better."""
+        return ACCURACY
+
+    def quantities(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Whether the largest output is that of the right class."""
+        return {self.quantity: outputs.argmax(-1) == labels}
+
+    @property
+    def quantity(self) -> str:
+        """Correct predictions are counted."""
+        return "correct"
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Labels are class numbers, int64 in 0..C − 1; the model has an output a class and predicts the largest.
+
+    `classes` may be left out where the data says how many there are.
+
+    >>> task = Classification(2)
+    >>> task.predict(torch.tensor([[0.2, 0.9]])), task.judged_by
+    (tensor([1]), 'accuracy')
+    """
+
+    classes: int = 0
+    loss: Loss = field(default_factory=CrossEntropy, kw_only=True)
+
+    name: ClassVar[str] = "classification"
+    label_dtype: ClassVar[torch.dtype] = torch.int64
+
+    def own_metrics(self) -> tuple[Metric, ...]:
+        """Accuracy and mean loss."""
+        return (Accuracy(), MeanLoss())
+
+    @property
+    def outputs(self) -> int:
+        """One a class."""
+        return self.classes
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """The class of the largest output."""
+        return outputs.argmax(1)
+
+    def check_labels(self, labels: Tensor, what: str) -> None:
+        """Labels are class numbers."""
+        require(self.classes >= 2, f"data '{what}': {self.classes} class; at least 2 are needed")
+        require(labels.dtype == torch.int64, f"data '{what}': labels must be int64")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.classes:
+            raise CoterieError(
+                f"data '{what}': labels lie in {low}..{high}; with {self.classes} classes they must lie "
+                f"in 0..{self.classes - 1}"
+            )
+
+    def check_outputs(self, width: int) -> None:
+        """A model may know more classes than the data has."""
+        require(
+            width >= self.classes,
+            f"model: it has {width} outputs; the data has {self.classes} classes, each of which needs one",
+        )
+
+    def kept(self, outputs: Tensor) -> Tensor:
+        """The classes' probabilities, `[n, C]`: macro-F1 and AUC do not follow from sums."""
+        return outputs.softmax(-1)
+
+    def final_metrics(
+        self, sums: Sequence[Sums], kept: Sequence[Tensor | None], labels: Sequence[Tensor]
+    ) -> dict[str, float | None]:
+        """Macro-F1 and one-against-rest AUC, each the mean over clients that can have one.
+
+        A client's AUC is over the classes in its own test data; with a single class there is none. Scores that
+        are not numbers (a model that overflowed) rank lowest.
+        """
+        f1, auc = [], []
+        for probabilities, truth in zip(kept, (own.numpy() for own in labels), strict=True):
+            assert probabilities is not None
+            known = np.nan_to_num(probabilities.double().numpy())
+            f1.append(macro_f1(truth, known.argmax(1)))
+            if len(np.unique(truth)) > 1:
+                auc.append(macro_auc(truth, known))
+        return {"macro_f1": float(np.mean(f1)), "auc": float(np.mean(auc)) if auc else None}
+
+
+# scikit-learn has both, but takes milliseconds a call, of which there would be one per client and class.
+
+
+def macro_f1(truth: Integers, guess: Integers) -> float:
+    """The mean F1 of the classes that occur in either: 2·hits / (samples + guesses).
+
+    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]))
+    0.6666666666666666
+    """
+    classes = int(max(truth.max(), guess.max())) + 1
+    hits = np.bincount(truth[truth == guess], minlength=classes)
+    both = np.bincount(truth, minlength=classes) + np.bincount(guess, minlength=classes)
+    return float(np.mean(2 * hits[both > 0] / both[both > 0]))
+
+
+def macro_auc(truth: Integers, scores: Floats) -> float:
+    """The mean over the classes in `truth [n]` of the share of pairs that `scores [n, C]` rank right; ties are half.
+
+    >>> macro_auc(np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
+    0.5
+    """
+    from scipy.stats import rankdata  # slow to import, seldom needed
+
+    ranks = rankdata(scores, axis=0)
+    shares = []
+    for present in np.unique(truth):
+        ours = truth == present
+        positives, negatives = int(ours.sum()), int((~ours).sum())
+        above = ranks[ours, present].sum() - positives * (positives + 1) / 2
+        shares.append(above / (positives * negatives))
+    return float(np.mean(shares))

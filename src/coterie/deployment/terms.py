@@ -1,0 +1,42 @@
+"""What the sites of a federation agree on, as it is given. Free of PyTorch: the command line's help is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.core.training import JointTraining
+from coterie.errors import require
+from coterie.experiment.run_options import RunOptions
+from coterie.options import same_setting, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationTerms(JointTraining):
+    """The terms of an agreement, each with its default, its meaning and its check."""
+
+    name: str = setting("", "The federation's name.", "sites", shown="the folder's")
+    sites: tuple[str, ...] = setting(
+        (), "The sites' names, separated by commas.", "sites", "--sites", "--site", shown="none"
+    )
+    shape: tuple[int, ...] = setting(
+        (), "The shape of one input, such as 3,32,32 (or 12 for 12 columns).", "sites", shown="none"
+    )
+    classes: int = setting(0, "How many classes are told apart.", "sites", shown="as many as names")
+    class_names: tuple[str, ...] = setting(
+        (), "Their names, separated by commas; sites' labels are matched with them.", "sites", shown="none"
+    )
+    test: float = setting(0.25, "The share of its data that a site sets aside for tests.", "sites")
+    validation: float = setting(0.0, "The share of the rest that it sets aside to judge models.", "sites")
+    method: Any = same_setting(RunOptions, "method")
+    model: Any = same_setting(RunOptions, "model")
+    gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
+    least_sites: int = setting(1, "A round needs the answers of so many sites.", "waiting")
+    deadline: float = setting(600.0, "Seconds after which a round goes on without the sites that are late.", "waiting")
+    patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for waiting in ("deadline", "gather", "patience"):
+            seconds = getattr(self, waiting)
+            require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")

@@ -1,0 +1,83 @@
+"""Every setting of a run, with its default, its meaning and its check: the one place where they stand.
+
+Free of PyTorch: the command line's help is made from them. `Settings` says which objects may stand where a name does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from coterie.core.training import JointTraining, MemoryFormat
+from coterie.errors import require, unknown
+from coterie.options import BY_RULE, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(JointTraining):
+    """The settings of a run as they are given: numbers and words, or objects in place of the first four names."""
+
+    method: Any = setting("fedavg", "The method (see 'coterie methods').", "method")
+    data: Any = setting(
+        "digits", "A data set (see 'coterie datasets') or a path to your own .csv, .parquet, .npz or folder.", "data"
+    )
+    label: str = setting("label", "The label column of your own table.", "data")
+    client_column: str | None = setting(
+        None,
+        "The column (of .npz: the key) of your own data that names each sample's client.",
+        "data",
+        "--client-column",
+        "--client",
+        shown="'client', if there is one",
+    )
+    task: str = setting(
+        "",
+        "What labels are: classes (classification) or numbers (regression).",
+        "data",
+        shown="the data set's",
+    )
+    partition: Any = setting("dirichlet", "The rule that shares the data out among clients.", "partition")
+    model: Any = setting("mlp", "The model (see 'coterie models').", "data")
+    test: float | None = setting(
+        None, "The share of each client's samples that it is tested on.", "partition", shown=BY_RULE
+    )
+    validation: float | None = setting(
+        None, "The share of each client's other samples kept for validation.", "partition", shown=BY_RULE
+    )
+    held_out: int | float = setting(
+        0, "Clients kept apart as newcomers: their number, or their share as a fraction.", "partition"
+    )
+    memory: MemoryFormat = setting(
+        "contiguous", "Order of images and convolutions in memory: contiguous or channels_last.", "running"
+    )
+    engine: str = setting(
+        "",
+        "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).",
+        "running",
+        shown="serial",
+    )
+    device: str = setting(
+        "cpu", "Where engine 'stacked' trains: cpu or cuda (then the default engine is stacked).", "running"
+    )
+    workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
+    ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")
+    ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")
+    threads: int = setting(0, "PyTorch threads (0: by model: 1 if small, else PyTorch's).", "running")
+    evaluate_every: int = setting(1, "Test everybody every so many rounds.", "running")
+    record_every: int = setting(1, "Record who learns from whom every so many rounds (0: never).", "running")
+    checkpoint_every: int = setting(0, "Save a checkpoint for 'resume' every so many rounds (0: never).", "running")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
+        for option in ("record_every", "checkpoint_every"):
+            value = getattr(self, option)
+            require(value >= 0, f"{option} = {value}: must not be negative (0: never)")
+        require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
+        require(self.ray_gpus >= 0, f"ray_gpus = {self.ray_gpus}: must not be negative")
+        for option in ("ray_address", "ray_gpus"):
+            value = getattr(self, option)
+            require(not value or self.engine == "ray", f"{option} = {value}: is for engine='ray'")
+        require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
+        if self.memory not in get_args(MemoryFormat):
+            raise unknown("memory", self.memory, get_args(MemoryFormat))

@@ -9,7 +9,7 @@ import pytest
 from coterie.deployment.disclosure import HEADER, disclosure, table
 from coterie.deployment.server import Server
 from coterie.methods import METHODS
-from federated import agreed
+from coterie.testing.together import agreed
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 

@@ -198,6 +198,7 @@ class Federation:
         for name, slot in self.slots.items():
             yield f"slot.{name}.shared", slot.shared
             yield f"slot.{name}.own", slot.own
+            yield f"dropped.{name}", torch.tensor(slot.dropped)
             for part, tensor in slot.tracks.state():
                 yield f"tracks.{name}.{part}", tensor
         for name, value in self.values.items():
@@ -211,6 +212,7 @@ class Federation:
         for name, slot in self.slots.items():
             slot.shared.copy_(state[f"slot.{name}.shared"])
             slot.own.copy_(state[f"slot.{name}.own"])
+            slot.dropped = bool(state[f"dropped.{name}"])
             slot.tracks.restore(**{part: state[f"tracks.{name}.{part}"] for part in ("spans", "marks", "known")})
         for name in self.values:
             self.values[name] = state[f"value.{name}"]

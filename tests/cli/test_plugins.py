@@ -15,6 +15,8 @@ from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError
 from plugins import ENGINE, METHOD, MODEL, install, write_files
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -137,7 +139,9 @@ def test_comparing_methods_in_files(folder: Path, capsys: pytest.CaptureFixture[
     assert (answer.code, answer.err) == (2, "coterie: error: method 'Mine' is given twice\n")
 
 
-@pytest.mark.parametrize("engine", ["processes", "ray"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("processes", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)]
+)
 def test_workers_know_what_stands_in_files(folder: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     if engine == "ray":
         pytest.importorskip("ray")

@@ -24,7 +24,7 @@ from coterie.deployment.predict.model import export_model, predict
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from federated import SITES, WIDTH, Together, agreed, site_data
+from coterie.testing.together import SITES, WIDTH, Together, agreed, site_data
 
 PETS = ("cat", "dog", "owl")
 DATA = site_data(0, 30)

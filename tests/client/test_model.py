@@ -11,7 +11,8 @@ from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.errors import CoterieError
 from coterie.models import MODELS, build
-from support import CLASSES, FEATURES, DropNet, NormNet, PlainNet, seeded
+from coterie.testing.toys import CLASSES, FEATURES, NormNet, PlainNet, seeded
+from support import DropNet
 
 SAMPLE = torch.linspace(-1, 1, 2 * FEATURES).view(2, FEATURES)
 

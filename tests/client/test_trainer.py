@@ -25,7 +25,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.partition import Partition
 from coterie.rng import stream_seed, torch_stream
-from support import MODELS, NormNet, PlainNet, seat, seeded, tiny, toy_data, trained_row
+from coterie.testing.toys import NormNet, PlainNet, seeded, toy_data
+from support import MODELS, seat, tiny, trained_row
 
 CLIENT = 2
 # What PyTorch itself offers under the names of the settings.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.errors import CoterieError
-from support import CLASSES, FEATURES, NormNet, PlainNet, seeded
+from coterie.testing.toys import CLASSES, FEATURES, NormNet, PlainNet, seeded
 
 
 def names(layout: Layout, group: str) -> set[str]:

@@ -19,7 +19,7 @@ from coterie.deployment.server import Server
 from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
-from federated import SITES, Together, agreed, simulated
+from coterie.testing.together import SITES, Together, agreed, simulated
 
 Tamper = Callable[[Packed], Packed]
 

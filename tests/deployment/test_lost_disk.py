@@ -16,7 +16,7 @@ from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.store import Store
 from coterie.deployment.wire import RefusedError
-from federated import SITES, Together, agreed
+from coterie.testing.together import SITES, Together, agreed
 
 LOSER, CLIENT = "site-b", torch.tensor([1])
 # The server has all that the sites of these methods keep: what they upload, and what it makes of that.

@@ -23,7 +23,7 @@ from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Method
 from coterie.models import build
-from federated import CLASSES, SITES, WIDTH, Together, agreed
+from coterie.testing.together import CLASSES, SITES, WIDTH, Together, agreed
 
 pytestmark = pytest.mark.thorough
 

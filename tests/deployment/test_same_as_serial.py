@@ -10,7 +10,7 @@ import torch
 from coterie.deployment.agreement import Agreement
 from coterie.methods import METHODS
 from coterie.rounds.delivery import as_delivered
-from federated import SITES, Together, agreed, simulated
+from coterie.testing.together import SITES, Together, agreed, simulated
 
 pytestmark = pytest.mark.thorough
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from coterie.deployment.disclosure import HEADER, disclosure, table
+from coterie.deployment.server import Server
 from coterie.methods import METHODS
-from support import tiny
+from coterie.testing.together import agreed
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves-a-site.md"
 
@@ -39,6 +40,6 @@ def test_well_known_methods(method: str, travels: str, stays: str) -> None:
 
 def test_methods_that_need_class_counts_are_named_on_the_page() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    federations = {name: tiny(name, "norm", validation=0.2).prepare().federation() for name in METHODS}
-    counting = sorted(name for name, federation in federations.items() if federation.asks_class_counts)
+    servers = {name: Server(agreed(name, validation=0.2)) for name in METHODS}
+    counting = sorted(name for name, server in servers.items() if server.federation.asks_class_counts)
     assert f"({', '.join(f'`{name}`' for name in counting)};" in text

@@ -34,8 +34,9 @@ from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound
-from support import MODELS, PATIENCE, alive, eventually, seeded, tiny, toy_data, toy_partition
+from support import MODELS, PATIENCE, alive, eventually, tiny
 
 pytestmark = pytest.mark.processes
 

@@ -42,7 +42,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer
 from coterie.partition import Iid
-from support import PATIENCE, tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import PATIENCE, tiny
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)

@@ -24,7 +24,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedPer, FedTC, Method
-from support import PlainNet, rows_of, seeded, tiny
+from coterie.testing.toys import PlainNet, seeded
+from support import rows_of, tiny
 
 pytestmark = pytest.mark.thorough
 

@@ -11,7 +11,7 @@ from coterie.core.layout import Layout
 from coterie.core.task import CrossEntropy
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet
-from support import seeded
+from coterie.testing.toys import seeded
 
 CLIENTS, BATCH = 3, 4
 

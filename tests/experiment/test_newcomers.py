@@ -17,7 +17,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.newcomers import onboard, welcome
 from coterie.methods import Method
 from coterie.partition import Partition
-from support import final_rows, rows_of, tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import final_rows, rows_of, tiny
 
 
 def held_out() -> Partition:

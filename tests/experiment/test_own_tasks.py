@@ -16,7 +16,8 @@ import coterie as ct
 from coterie.core.task import Sums
 from coterie.data import Dataset
 from coterie.engines.ray.actor import arrays_of, with_arrays
-from support import final_rows, seeded, tiny, toy_data, toy_partition, trained_row, without_times
+from coterie.testing.toys import seeded, toy_data, toy_partition
+from support import final_rows, tiny, trained_row, without_times
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from coterie.core.layout import Layout
 from coterie.data import Dataset
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
-from support import CLASSES, MODELS, seat, seeded, tiny, toy_data
+from coterie.testing.toys import CLASSES, seeded, toy_data
+from support import MODELS, seat, tiny
 
 
 class ConvNet(nn.Module):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.maths.collaboration import WEIGHTS, _literal, teaching_weights, three_at_random, threshold
-from support import tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import tiny
 
 
 def around(values: Sequence[float]) -> Tensor:

@@ -16,7 +16,8 @@ from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.sampling import draw_cohort
-from support import permuted_partition, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import permuted_partition
 
 
 class Hand:

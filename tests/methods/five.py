@@ -23,8 +23,9 @@ from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rounds.collect import collect
+from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
-from support import final_rows, permuted_partition, tiny, toy_data, toy_partition
+from support import final_rows, permuted_partition, tiny
 
 
 def sized_partition(sizes: Sequence[int]) -> Partition:

@@ -15,8 +15,9 @@ from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
+from coterie.testing.toys import PlainNet, seeded, toy_data, toy_partition
 from listening import EachRound
-from support import PlainNet, final_rows, permuted_partition, seeded, tiny, toy_data, toy_partition
+from support import final_rows, permuted_partition, tiny
 
 DATA = toy_data()
 PARTITION = toy_partition(DATA)

@@ -23,7 +23,8 @@ from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
-from support import permuted_partition, tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import permuted_partition, tiny
 
 SHORT = {"rounds": 3, "epochs": 2, "batch": 7, "lr": 0.1}
 

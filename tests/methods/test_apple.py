@@ -15,7 +15,8 @@ from coterie.client.trainer import Trainer, train
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.apple import APPLE
-from support import seat, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import seat
 
 
 def personal_model(p: Tensor, k: int, own: Tensor, cores: Tensor, known: list[int]) -> Tensor:

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from coterie.errors import CoterieError
 from coterie.methods.fedap import FedAP
-from support import MODELS, PlainNet, final_rows, seeded, tiny, toy_partition
+from coterie.testing.toys import PlainNet, seeded, toy_partition
+from support import MODELS, final_rows, tiny
 
 
 def test_mixing_by_hand() -> None:

@@ -26,7 +26,8 @@ from coterie.experiment.experiment import Experiment
 from coterie.maths.similarity import overlaps
 from coterie.methods import FedAvg, FedCAC, Local
 from coterie.rounds.round import Rounds
-from support import final_rows, rows_of, tiny, toy_data
+from coterie.testing.toys import toy_data
+from support import final_rows, rows_of, tiny
 
 
 def random_masks(count: int, width: int, share: float = 0.5, seed: int = 0) -> Tensor:

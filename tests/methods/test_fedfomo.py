@@ -17,7 +17,8 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local, Method
 from coterie.methods.fedfomo import FedFomo, helpfulness
 from coterie.partition import Partition
-from support import seat, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import seat
 
 
 def fomo_play(method: Method, **options: Any) -> Played:

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from coterie.core.exchange import Mix, Uploads
 from coterie.errors import CoterieError
 from coterie.methods.fedpac import FeatureStatistics, FedPAC, combinations
-from support import PlainNet, final_rows, rows_of, seat, tiny
+from coterie.testing.toys import PlainNet
+from support import final_rows, rows_of, seat, tiny
 
 C, D = DATA.classes, 8
 

@@ -28,7 +28,8 @@ from coterie.core.exchange import Uploads
 from coterie.methods import FedAvg, FedPer, FedReMa, fedrema
 from coterie.methods.fedrema import most_relevant
 from coterie.rng import torch_stream
-from support import final_rows, rows_of, seeded, tiny
+from coterie.testing.toys import seeded
+from support import final_rows, rows_of, tiny
 
 
 def row(values: Sequence[float]) -> Tensor:

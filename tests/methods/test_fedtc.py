@@ -34,7 +34,8 @@ from coterie.core.federation import Federation
 from coterie.methods import FedPer, FedTC
 from coterie.methods.fedtc import own_head_loss
 from coterie.rng import torch_stream
-from support import final_rows, rows_of, seat, seeded, tiny, toy_data
+from coterie.testing.toys import seeded, toy_data
+from support import final_rows, rows_of, seat, tiny
 
 
 def noise(size: int, seed: int) -> Tensor:

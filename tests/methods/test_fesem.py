@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from coterie.errors import CoterieError
 from coterie.methods.fesem import FeSEM
-from support import final_rows, tiny, toy_partition
+from coterie.testing.toys import toy_partition
+from support import final_rows, tiny
 
 
 def compared(row: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from coterie.client.trainer import Trainer
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.per_fedavg import PerFedAvg
-from support import seat, seeded, trained_row
+from coterie.testing.toys import seeded
+from support import seat, trained_row
 
 DELTA = 0.02
 

@@ -31,7 +31,8 @@ from coterie.maths import grouping
 from coterie.maths.similarity import row_normalised, squared_distances
 from coterie.methods import FedPer, PFedCS
 from coterie.rng import torch_stream
-from support import final_rows, rows_of, seat, seeded, tiny, trained_row
+from coterie.testing.toys import seeded
+from support import final_rows, rows_of, seat, tiny, trained_row
 
 
 def clustered_rows(federation: Federation, groups: list[int], spread: float = 0.01) -> Tensor:

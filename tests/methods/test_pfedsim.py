@@ -31,7 +31,8 @@ from coterie.core.tracks import delivery_mark
 from coterie.engines import make_engine
 from coterie.methods import FedAvg, Local, PFedSim
 from coterie.rounds.round import Rounds
-from support import final_rows, rows_of, seeded, tiny
+from coterie.testing.toys import seeded
+from support import final_rows, rows_of, tiny
 
 SELF = -math.log(1e-4)
 EQUAL = 23 * math.log(2)  # cosines are at most 1 − 2⁻²³

@@ -26,7 +26,8 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.scaffold import SCAFFOLD
 from coterie.partition import Partition
-from support import seat, toy_data
+from coterie.testing.toys import toy_data
+from support import seat
 
 
 @pytest.mark.thorough

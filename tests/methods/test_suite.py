@@ -39,20 +39,11 @@ from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
-from federated import Together, agreed, simulated, site_data
+from coterie.testing.together import Together, agreed, simulated, site_data
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound, power_cut
 from support import MODELS as TOY_MODELS
-from support import (
-    Recording,
-    final_rows,
-    permuted_partition,
-    rows_of,
-    seeded,
-    tiny,
-    toy_data,
-    toy_partition,
-    without_times,
-)
+from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
 
 pytestmark = pytest.mark.thorough
 

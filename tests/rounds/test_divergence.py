@@ -27,8 +27,9 @@ from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
 from coterie.rounds.report import RoundReport
+from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
-from support import final_rows, rows_of, stepwise, tiny, toy_data, toy_partition
+from support import final_rows, rows_of, stepwise, tiny
 
 BAD = 1
 

@@ -19,7 +19,8 @@ from coterie.experiment.history import History, as_line
 from coterie.partition import Partition
 from coterie.rounds.evaluate import Evaluation, final_metrics, over_rounds
 from coterie.rounds.report import RoundReport
-from support import tiny, toy_data, toy_partition
+from coterie.testing.toys import toy_data, toy_partition
+from support import tiny
 
 
 def evaluation(accuracy: Sequence[float], sizes: Sequence[int]) -> Evaluation:

@@ -11,7 +11,7 @@ from coterie.engines import Serial
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
-from support import toy_data
+from coterie.testing.toys import toy_data
 
 pytestmark = pytest.mark.thorough
 

@@ -29,8 +29,9 @@ from coterie.partition import Dirichlet, Partition
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampling import draw_cohort
+from coterie.testing.toys import seeded, toy_data, toy_partition
 from support import MODELS as TOY_MODELS
-from support import final_rows, permuted_partition, rows_of, seeded, stepwise, tiny, toy_data, toy_partition
+from support import final_rows, permuted_partition, rows_of, stepwise, tiny
 
 
 @cache

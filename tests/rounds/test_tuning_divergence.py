@@ -18,8 +18,9 @@ from coterie.experiment.result import Result
 from coterie.methods import FedBABU
 from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
-from federated import Together, agreed
-from support import tiny, toy_data, toy_partition
+from coterie.testing.together import Together, agreed
+from coterie.testing.toys import toy_data, toy_partition
+from support import tiny
 
 BAD = 1
 NAMES = ("ada", "bob", "cyd", "dan")

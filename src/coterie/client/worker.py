@@ -56,7 +56,7 @@ class Worker:
         self._features: dict[str, Tensor] = {}
         self._peers: list[int] = []
         self._streams: dict[str, torch.Generator] = {}
-        # What step rules found out about the client in the seat, for later phases and for probes.
+        # What step rules found out about the client in the seat, for later phases and for measurements.
         self.notes: dict[str, Tensor] = {}
         self.optimisers: dict[object, Optimiser] = {}
 

@@ -121,7 +121,7 @@ class Federation:
             f"value '{name}': has the shape {tuple(start.shape)}, but {self.clients} clients are to have one each",
         )
         self.values[name] = start
-        self.kinds[name] = ValueKind(per_client, held_by)
+        self.kinds[name] = ValueKind(per_client, held_by, told)
         self.value_marks[name] = torch.full((self.clients,), delivery_mark(1) if told else 0)
 
     def value_of(self, name: str, client: int) -> Tensor:
@@ -198,6 +198,7 @@ class Federation:
         for name, slot in self.slots.items():
             yield f"slot.{name}.shared", slot.shared
             yield f"slot.{name}.own", slot.own
+            yield f"dropped.{name}", torch.tensor(slot.dropped)
             for part, tensor in slot.tracks.state():
                 yield f"tracks.{name}.{part}", tensor
         for name, value in self.values.items():
@@ -211,6 +212,7 @@ class Federation:
         for name, slot in self.slots.items():
             slot.shared.copy_(state[f"slot.{name}.shared"])
             slot.own.copy_(state[f"slot.{name}.own"])
+            slot.dropped = bool(state[f"dropped.{name}"])
             slot.tracks.restore(**{part: state[f"tracks.{name}.{part}"] for part in ("spans", "marks", "known")})
         for name in self.values:
             self.values[name] = state[f"value.{name}"]
@@ -234,7 +236,8 @@ class _ServerValues(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class ValueKind:
-    """Whether a value is one per client, and who has it."""
+    """Whether a value is one per client, who has it, and whether its start depends on the other clients."""
 
     per_client: bool
     held_by: HeldBy
+    told: bool = False

@@ -33,7 +33,7 @@ def welcome(prepared: Prepared, trained: Federation) -> Federation:
             slot.write_own(newcomers.everyone, uploaded, mean.expand(newcomers.clients, -1))
     for name, value in trained.values.items():
         # What is about all clients, such as their shares of the data, newcomers have of their own.
-        if not trained.kinds[name].per_client and newcomers.values[name].shape == value.shape:
+        if not trained.kinds[name].per_client and not trained.kinds[name].told:
             newcomers.values[name] = value.clone()
     return newcomers
 

@@ -7,6 +7,7 @@ the state is replaced by NaN before they use it: what depends on it shows.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,12 @@ def agreed(method: Method | str, **options: Any) -> Agreement:
 
 
 class Together:
-    """A server and its sites."""
+    """A server and its sites, with data of their own or those given."""
 
-    def __init__(self, agreement: Agreement, folder: Path, poison: bool = False) -> None:
-        self.agreement, self.folder, self.poison = agreement, folder, poison
+    def __init__(
+        self, agreement: Agreement, folder: Path, data: Mapping[str, Dataset] | None = None, poison: bool = False
+    ) -> None:
+        self.agreement, self.folder, self.data, self.poison = agreement, folder, data, poison
         self.server = Server(agreement)
         self.sites = {name: self.site(name) for name in agreement.sites}
         self.reports: list[Report] = []
@@ -65,7 +68,8 @@ class Together:
         """A site as it starts: whatever it knows comes from its disk."""
         number = self.agreement.sites.index(name)
         store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
-        return Site(self.agreement, name, site_data(number, SIZES[number], self.agreement.shape), store)
+        data = self.data[name] if self.data else site_data(number, SIZES[number], self.agreement.shape)
+        return Site(self.agreement, name, data, store)
 
     def admit(self, *names: str) -> None:
         """Let sites say who they are and what they have."""
@@ -120,9 +124,9 @@ def poison_server(federation: Federation) -> None:
             federation.values[name] = torch.full_like(federation.values[name], torch.nan)
 
 
-def simulated(agreement: Agreement) -> Experiment:
+def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> Experiment:
     """The same federation as an experiment of the serial engine: the same samples, splits and weights."""
-    datas = [site_data(number, size, agreement.shape) for number, size in enumerate(SIZES)]
+    datas = datas or [site_data(number, size, agreement.shape) for number, size in enumerate(SIZES)]
     starts = np.cumsum([0, *map(len, datas)])
     parts = [
         [index.numpy() + start for index in own_split(agreement, data, client)]
@@ -146,5 +150,5 @@ def simulated(agreement: Agreement) -> Experiment:
 def run_on_messages(agreement: Agreement, poison: bool) -> tuple[Together, dict[str, Note]]:
     """A whole federation on packed messages, in a folder that vanishes."""
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        together = Together(agreement, Path(folder), poison)
+        together = Together(agreement, Path(folder), poison=poison)
         return together, together.run()

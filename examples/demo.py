@@ -23,7 +23,7 @@ TRAINING = "--model mlp --rounds 20 --epochs 5 --lr 0.05 --engine stacked --thre
 # The methods' papers train for hundreds of rounds; these options suit twenty.
 OPTIONS = "--set fedcac.beta=10 --set fedtc.lr_classifier=0.05"
 
-# Which round to draw. PFedCS and FedCAC learn from ever fewer clients until, after half of the rounds, from none.
+# Which round to draw. PFedCS and FedCAC learn from ever fewer clients: at the end from the nearest, and from none.
 PICTURES = {"pfedcs": 5, "fedrema": 20, "fedcac": 3, "pfedsim": 20, "fedtc": 20}
 
 HOW_TO_READ = """

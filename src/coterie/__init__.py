@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from coterie.version import VERSION
 
 if TYPE_CHECKING:
-    from coterie.client.recipe import Phase
-    from coterie.core.exchange import Mix, Put, Uploads
+    from coterie.client.recipe import Keep, Measure, Phase
+    from coterie.core.exchange import Drop, Mix, Peers, Put, Uploads
     from coterie.core.federation import Federation
     from coterie.core.scale import Scale
     from coterie.core.task import Classification, Loss, Metric, Regression
@@ -79,7 +79,7 @@ _HOMES = {
     "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
     "coterie.deployment.predict.model": ("load_model",),
     "coterie.errors": ("CoterieError",),
-    "coterie.core.exchange": ("Mix", "Put", "Uploads"),
+    "coterie.core.exchange": ("Drop", "Mix", "Peers", "Put", "Uploads"),
     "coterie.experiment.experiment": ("Experiment",),
     "coterie.core.federation": ("Federation",),
     "coterie.core.scale": ("Scale",),
@@ -132,7 +132,7 @@ _HOMES = {
         "TwoClass",
     ),
     "coterie.experiment.protocols": ("protocol",),
-    "coterie.client.recipe": ("Phase",),
+    "coterie.client.recipe": ("Keep", "Measure", "Phase"),
     "coterie.experiment.result": ("Result",),
     "coterie.experiment.resume": ("resume",),
     "coterie.rounds.listeners": ("Listener",),
@@ -154,6 +154,7 @@ __all__ = [
     "DirichletPerClient",
     "Ditto",
     "Dominant",
+    "Drop",
     "Experiment",
     "FeSEM",
     "FedALA",
@@ -178,10 +179,12 @@ __all__ = [
     "FedTC",
     "Federation",
     "Iid",
+    "Keep",
     "LGFedAvg",
     "Listener",
     "Local",
     "Loss",
+    "Measure",
     "Method",
     "Metric",
     "Mix",
@@ -190,6 +193,7 @@ __all__ = [
     "PFedSim",
     "Partition",
     "Pathological",
+    "Peers",
     "PerFedAvg",
     "Phase",
     "Put",

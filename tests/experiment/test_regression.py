@@ -17,6 +17,7 @@ from coterie.compare.table import compare
 from coterie.core.task import Regression
 from coterie.experiment.resume import resume
 from coterie.methods import METHODS
+from listening import power_cut
 from support import without_times
 
 NEED_CLASSES = {"feddistill", "fedgen", "fedgh", "fedpac", "fedproto", "fedrema", "fedrod", "pfedcs"}
@@ -121,15 +122,8 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
     )
     whole = experiment.run(tmp_path / "whole")
 
-    class StoppedError(Exception):
-        pass
-
-    def stop(report: Any, _: Any) -> None:
-        if report.round == 3:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        experiment.run(tmp_path / "stopped", stop)
+    with power_cut(tmp_path / "stopped", round=3) as listeners:
+        experiment.run(tmp_path / "stopped", listeners)
     assert without_times(resume(tmp_path / "stopped").summary) == without_times(whole.summary)
 
 

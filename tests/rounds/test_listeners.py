@@ -82,7 +82,7 @@ class Break(Listener):
     def _begin(self, start: Start) -> None:
         raise BrokenError
 
-    def _delivered(self, report: RoundReport) -> None:
+    def _delivered(self, report: RoundReport, work: Work) -> None:
         self._fail_in(report.round)
 
     def _clients_done(self, round: int, done: int, total: int) -> None:

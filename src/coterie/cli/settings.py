@@ -125,6 +125,7 @@ _OF_RULES: dict[str, tuple[type, str]] = {
     "classes_per_client": (int, "Classes of each client."),
     "variant": (str, "'order' (clients form groups) or 'random' classes."),
     "unbalanced": (bool, "Clients differ in size."),
+    "bins": (int, "Bins of equally many samples."),
     "samples": (int, "Samples of each client."),
     "iid": (float, "The share of them that is evenly mixed, 0 to 1."),
     "train_samples": (int, "Training samples of each client."),

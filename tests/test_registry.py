@@ -29,7 +29,7 @@ from coterie.registry import (
     stand_in,
     subclasses_of,
 )
-from coterie.rounds import LISTENERS
+from coterie.rounds.listeners import LISTENERS
 from plugins import METHOD, install, write_files
 
 

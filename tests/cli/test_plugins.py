@@ -247,3 +247,21 @@ def test_a_federation_agrees_on_what_is_installed(site: Path) -> None:
     info = site / "my_package-1.0.dist-info"
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.1\n")
     assert fingerprint("mine") != first
+
+
+def test_a_listener_in_a_file_hears_of_the_run_and_may_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import coterie as ct\n\n\n"
+        "class Enough(ct.Listener):\n"
+        "    def round(self, report):\n"
+        "        if report.round == 1:\n"
+        "            report.stop('enough')\n"
+    )
+    answer = call(capsys, "run", "local", *SMALL, "--listener", "./mine.py:Enough", "--out", "run")
+    assert answer.code == 0
+    assert "stopped after round 1 of 2: enough" in answer.out
+    wrong = call(capsys, "run", "local", *SMALL, "--listener", "nobody", "--out", "other")
+    assert (wrong.code, "unknown listener 'nobody'" in wrong.err) == (2, True)

@@ -57,6 +57,12 @@ def run(
             help="The directory to keep the run in; it must be new.", show_default="runs/METHOD-DATA-N", group=OUTPUT
         ),
     ] = None,
+    listener: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A listener of your own, such as ./my.py:EarlyStop; may be repeated.", negative=(), group=OUTPUT
+        ),
+    ] = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
     seed: Seed = None,
@@ -65,7 +71,7 @@ def run(
     from coterie.cli.commands import run_command
 
     given = settings.given() | ({} if seed is None else {"seed": seed})
-    run_command(method, config, given, set or [], out, json)
+    run_command(method, config, given, set or [], out, json, listener or [])
 
 
 @app.command(group=TRAIN)

@@ -26,6 +26,7 @@ from coterie.report.terminal import (
     print_result,
     summary_lines,
 )
+from coterie.rounds.listeners import LISTENERS
 
 RUNS = Path("runs")
 
@@ -37,13 +38,15 @@ def run_command(
     sets: Sequence[str],
     out: Path | None,
     json: bool,
+    listeners: Sequence[str] = (),
 ) -> None:
-    """Run one experiment and print its summary."""
+    """Run one experiment and print its summary; `listeners` are names, or stand in files."""
     experiment = one_experiment(method, file, given, sets)
+    listening = [LISTENERS.find(name)() for name in listeners]
     if out is not None:
         refuse_existing(out)
     with _run_directory(out, experiment) as directory, _resumable(directory):
-        summary = experiment.run(directory, progress=True).summary
+        summary = experiment.run(directory, listening, progress=True).summary
     _print_summary(summary, directory, json)
 
 

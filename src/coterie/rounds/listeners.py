@@ -9,6 +9,7 @@ from typing import Any
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
 from coterie.errors import require
+from coterie.registry import Registry, subclasses_of
 from coterie.rounds.report import RoundReport
 
 
@@ -130,3 +131,7 @@ def require_listeners(listeners: Sequence[Listener]) -> None:
             isinstance(listener, Listener),
             f"listeners = [...]: {type(listener).__name__} is no coterie.Listener; derive a class from it",
         )
+
+
+LISTENERS: Registry[type[Listener]] = Registry("listener", "coterie.listeners", {}, subclasses_of(Listener))
+"""Listeners by name, as others add them: classes that can be made without options."""

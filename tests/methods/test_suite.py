@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie import resume
 from coterie.client.recipe import measures
 from coterie.core.columns import Columns
 from coterie.core.downloads import owed
@@ -29,7 +28,7 @@ from coterie.deployment.wire import Packed, Parcel, pack
 from coterie.engines import Trained, Work
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete
-from coterie.experiment.directory import RunDirectory, load_tensors
+from coterie.experiment.directory import load_tensors
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.result import Result
 from coterie.methods import METHODS, FedPer, Method
@@ -39,11 +38,12 @@ from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.testing import METHOD_CHECKS
 from coterie.testing.together import Together, agreed, simulated, site_data
 from coterie.testing.toys import seeded, toy_data, toy_partition
-from listening import EachRound, power_cut
+from listening import EachRound
 from support import MODELS as TOY_MODELS
-from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
+from support import Recording, final_rows, rows_of, tiny
 
 pytestmark = pytest.mark.thorough
 
@@ -88,38 +88,11 @@ def standard(name: str, model: str, join: float, clients: int) -> Watched:
     return Watched(experiment(name, model, join=join, clients=clients))
 
 
-CASES = [
-    (model, join, clients)
-    for model in ("mlp", "norm")
-    for join, clients in ((1.0, CLIENTS), (0.5, CLIENTS), (1.0, 2), (1.0, 1))
-]
-
-
-@pytest.mark.parametrize(("model", "join", "clients"), CASES)
+# What authors check their methods with; the engines' agreement is tested engine by engine.
+@pytest.mark.parametrize("check", [check for check in METHOD_CHECKS if check != "engines"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_stays_finite_and_its_weights_are_means(name: str, model: str, join: float, clients: int) -> None:
-    watched = standard(name, model, join, clients)
-    federation = watched.result.federation
-    for slot in federation.slots:
-        assert bool(torch.isfinite(rows_of(federation, slot)).all()), slot
-    assert watched.result.summary["diverged"] == {}
-    assert not torch.equal(final_rows(watched.result), rows_of(watched.result.prepared.federation()))
-    cohort_size = max(1, int(join * clients))
-    for report in watched.reports:
-        assert len(report.cohort) == cohort_size
-        for mix in report.mixes:
-            assert mix.weights.shape[1] == len(mix.columns)
-            assert mix.weights.shape[0] in (1, len(mix.rows))
-            assert bool(torch.isfinite(mix.weights).all())
-            assert bool((mix.weights >= 0).all())
-            assert torch.allclose(mix.weights.sum(1), torch.ones(len(mix.weights)), atol=1e-5)
-            assert set(mix.columns.tolist()) <= set(range(clients))
-        for evaluation in (report.received, report.trained):
-            assert evaluation is not None
-            assert evaluation.judged.shape == (clients,)
-            assert bool(np.isfinite(evaluation.loss).all())
-            assert bool(((evaluation.judged >= 0) & (evaluation.judged <= 1)).all())
-        assert all(math.isfinite(count) and count >= 0 for count in report.bytes.values())
+def test_a_method_keeps_what_all_methods_promise(name: str, check: str) -> None:
+    METHOD_CHECKS[check](METHODS[name]())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,42 +106,6 @@ def test_training_improves_the_loss(name: str) -> None:
     assert ready.partition == result.prepared.partition
     losses = np.array(result.history.lines[-1]["trained"]["loss"], float)
     assert np.mean(losses) < np.mean(start.loss)
-
-
-@pytest.mark.parametrize(("model", "join"), [("mlp", 1.0), ("norm", 1.0), ("norm", 0.5)])
-@pytest.mark.parametrize("name", NAMES)
-def test_relabelling_clients_changes_nothing_else(name: str, join: float, model: str) -> None:
-    data = toy_data(180)
-    partition = with_validation(toy_partition(data, CLIENTS))
-    relabelled, order = permuted_partition(partition)
-    one = standard(name, model, join, CLIENTS).result
-    other = experiment(name, model, join=join, data=data, partition=relabelled).run()
-    assert torch.allclose(final_rows(other), final_rows(one)[order], atol=1e-4)
-    for line, again in zip(one.history.lines, other.history.lines, strict=True):
-        assert sorted(order[client] for client in again["cohort"]) == line["cohort"]
-        for moment in ("received", "trained"):
-            assert again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_killed_run_ends_bit_identical(name: str, tmp_path: Path) -> None:
-    one = experiment(name, "norm", join=0.5, rounds=4, checkpoint_every=1)
-
-    with power_cut(tmp_path / "killed", 2) as listeners:
-        one.run(tmp_path / "killed", listeners)
-    again = resume(tmp_path / "killed", experiment=one)
-    whole = one.run(tmp_path / "whole")
-    assert torch.equal(final_rows(again), final_rows(whole))
-    state = dict(whole.federation.state())
-    for key, tensor in again.federation.state():
-        assert torch.equal(tensor.nan_to_num(), state[key].nan_to_num()), key
-    assert without_times(again.summary) == without_times(whole.summary)
-    assert without_times(again.history.lines) == without_times(whole.history.lines)
-    directory = RunDirectory.open(tmp_path / "killed")
-    for round in directory.recorded_rounds():
-        recorded = RunDirectory.open(tmp_path / "whole").mixes(round)
-        for mix, other in zip(directory.mixes(round), recorded, strict=True):
-            assert torch.equal(mix.weights, other.weights)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -403,42 +340,6 @@ def test_rows_that_never_changed_may_be_read() -> None:
     result = tiny(Eavesdropper("strangers"), join=0.5, rounds=1).run()
     head = result.federation.layout.columns("classifier")
     assert torch.equal(head.take(final_rows(result)), head.take(result.federation.initial).expand(CLIENTS, -1))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_evaluating_changes_nothing(name: str) -> None:
-    often = standard(name, "norm", 0.5, CLIENTS).result
-    seldom = experiment(name, "norm", join=0.5, evaluate_every=ROUNDS).run()
-    assert torch.equal(final_rows(often), final_rows(seldom))
-    for moment in ("received", "trained"):
-        assert often.history.lines[-1][moment]["accuracy"] == seldom.history.lines[-1][moment]["accuracy"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_newcomers_are_welcome(name: str) -> None:
-    data = toy_data(180)
-    whole = with_validation(toy_partition(data, 5))
-    partition = Partition(train=whole.train, validation=whole.validation, test=whole.test, held_out=(1, 4))
-    result = experiment(name, "norm", data=data, partition=partition, join=0.67).run()
-    for moment in ("received", "trained"):
-        found = result.summary["newcomers"][moment]
-        assert len(found["accuracy"]) == 2
-        assert found["mean"] == pytest.approx(np.mean(found["accuracy"]))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_diverged_client_harms_nobody(name: str) -> None:
-    data = toy_data(180)
-    partition = with_validation(toy_partition(data, CLIENTS))
-    inputs = data.inputs.clone()
-    inputs[partition.train[1]] *= 1e30
-    spoiled = type(data)("spoiled", inputs, data.labels, classes=data.classes)
-    result = experiment(name, "relu", data=spoiled, partition=partition).run()
-    assert "1" in result.summary["diverged"]
-    others = {client for client in result.summary["diverged"] if client != "1"}
-    assert not others
-    for slot in result.federation.slots:
-        assert bool(torch.isfinite(rows_of(result.federation, slot)).all()), slot
 
 
 @pytest.mark.parametrize("name", NAMES)

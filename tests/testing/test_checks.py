@@ -1,4 +1,4 @@
-"""The checks for authors: our own methods pass them, and each of them can fail."""
+"""The checks for authors can fail. That our own methods pass them is tested in tests/methods/test_suite.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,6 @@ from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.testing import METHOD_CHECKS, CheckFailedError, check_engine, check_method
-
-# The others' promises are kept by every method in tests/methods/test_suite.py; these two are made here alone.
-MADE_HERE = ("travel", "engines")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("check", MADE_HERE)
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_our_own_methods_keep_their_promises(name: str, check: str) -> None:
-    METHOD_CHECKS[check](METHODS[name]())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcac"])

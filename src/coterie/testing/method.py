@@ -18,6 +18,7 @@ from coterie.core.federation import Federation
 from coterie.engines import make_engine
 from coterie.engines.base import Engine
 from coterie.errors import CoterieError, unknown
+from coterie.experiment.directory import RunDirectory
 from coterie.experiment.resume import resume
 from coterie.methods.base import Method
 from coterie.partition import Partition
@@ -104,7 +105,12 @@ def check_sound(method: Method) -> None:
             moved = not torch.equal(_rows(result.federation), _rows(result.prepared.federation()))
             _expect(moved, f"{where}: no model has changed")
             for report in watch.reports:
+                _expect(len(report.cohort) == max(1, int(join * clients)), f"{where}: a cohort of {report.cohort}")
                 _expect_means(report, clients, where)
+                for moment in (report.received, report.trained):
+                    finite = moment is not None and bool(np.isfinite(moment.judged).all())
+                    _expect(finite, f"{where}, round {report.round}: clients without a score")
+                _expect(all(count >= 0 for count in report.bytes.values()), f"{where}: bytes {report.bytes}")
 
 
 def check_relabelling(method: Method) -> None:
@@ -112,14 +118,17 @@ def check_relabelling(method: Method) -> None:
     data = toy_data(180)
     partition = with_validation(toy_partition(data, CLIENTS))
     order = [2, 0, 3, 1]
-    for join in (1.0, JOIN):
-        one = toy_experiment(method, "norm", join=join, data=data, partition=partition).run()
-        other = toy_experiment(method, "norm", join=join, data=data, partition=partition.permuted(order)).run()
-        _expect_near(_rows(other.federation), _rows(one.federation)[order], f"join {join:g}: relabelled rows", 1e-4)
+    for model, join in (("plain", 1.0), ("norm", 1.0), ("norm", JOIN)):
+        one = toy_experiment(method, model, join=join, data=data, partition=partition).run()
+        other = toy_experiment(method, model, join=join, data=data, partition=partition.permuted(order)).run()
+        where = f"model '{model}', join {join:g}"
+        _expect_near(_rows(other.federation), _rows(one.federation)[order], f"{where}: relabelled rows", 1e-4)
         for line, again in zip(one.history.lines, other.history.lines, strict=True):
+            at = f"{where}, round {line['round']}"
+            _expect(sorted(order[client] for client in again["cohort"]) == line["cohort"], f"{at}: another cohort")
             for moment in ("received", "trained"):
                 same = again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
-                _expect(same, f"join {join:g}, round {line['round']}: accuracies '{moment}' of relabelled clients")
+                _expect(same, f"{at}: accuracies '{moment}' of relabelled clients")
 
 
 class _PowerCutError(Exception):
@@ -141,9 +150,16 @@ def check_resumption(method: Method) -> None:
         except _PowerCutError:
             again = resume(Path(folder) / "killed", experiment=experiment)
         whole = experiment.run(Path(folder) / "whole")
+        killed, unbroken = (RunDirectory.open(Path(folder) / name) for name in ("killed", "whole"))
+        for round in killed.recorded_rounds():
+            for mix, same in zip(killed.mixes(round), unbroken.mixes(round), strict=True):
+                _expect(torch.equal(mix.weights, same.weights), f"round {round}: '{mix.group}' is mixed otherwise")
     state = dict(whole.federation.state())
     for name, tensor in again.federation.state():
         _expect(torch.equal(tensor.nan_to_num(), state[name].nan_to_num()), f"'{name}' differs after a resumption")
+    for line, other in zip(again.history.lines, whole.history.lines, strict=True):
+        same = all(line[key] == other[key] for key in line if key != "seconds")
+        _expect(same, f"round {line['round']} is recorded otherwise after a resumption")
 
 
 def check_evaluation(method: Method) -> None:
@@ -151,6 +167,9 @@ def check_evaluation(method: Method) -> None:
     often = toy_experiment(method, "norm", join=JOIN).run()
     seldom = toy_experiment(method, "norm", join=JOIN, evaluate_every=ROUNDS).run()
     _expect(torch.equal(_rows(often.federation), _rows(seldom.federation)), "rows depend on how often they are tested")
+    for moment in ("received", "trained"):
+        same = often.history.lines[-1][moment]["accuracy"] == seldom.history.lines[-1][moment]["accuracy"]
+        _expect(same, f"accuracies '{moment}' depend on how often they are tested")
 
 
 def check_newcomers(method: Method) -> None:

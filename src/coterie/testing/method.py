@@ -152,13 +152,13 @@ def check_resumption(method: Method) -> None:
         whole = experiment.run(Path(folder) / "whole")
         killed, unbroken = (RunDirectory.open(Path(folder) / name) for name in ("killed", "whole"))
         for round in killed.recorded_rounds():
-            for mix, same in zip(killed.mixes(round), unbroken.mixes(round), strict=True):
-                _expect(torch.equal(mix.weights, same.weights), f"round {round}: '{mix.group}' is mixed otherwise")
+            for mix, other in zip(killed.mixes(round), unbroken.mixes(round), strict=True):
+                _expect(torch.equal(mix.weights, other.weights), f"round {round}: '{mix.group}' is mixed otherwise")
     state = dict(whole.federation.state())
     for name, tensor in again.federation.state():
         _expect(torch.equal(tensor.nan_to_num(), state[name].nan_to_num()), f"'{name}' differs after a resumption")
-    for line, other in zip(again.history.lines, whole.history.lines, strict=True):
-        same = all(line[key] == other[key] for key in line if key != "seconds")
+    for line, expected in zip(again.history.lines, whole.history.lines, strict=True):
+        same = all(line[key] == expected[key] for key in line if key != "seconds")
         _expect(same, f"round {line['round']} is recorded otherwise after a resumption")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from torch import Tensor, nn
 
 from coterie.client.recipe import Recipe
@@ -135,3 +136,9 @@ def alive(pid: int) -> bool:
         return not stat.is_file() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What Coterie has warned of, but for models that tests give as instances, and know that they do."""
+    said = [one.getMessage() for one in caplog.records if one.name == "coterie" and one.levelname == "WARNING"]
+    return [line for line in said if not line.startswith("model = ")]

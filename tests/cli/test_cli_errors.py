@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MISTAKES = {
-    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: compare, datasets",
+    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: check, compare, datasets",
     "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apple",
     "run": "method: name one (allowed: apple",
     "run fedavg fedper": "'fedper': run takes no further argument",

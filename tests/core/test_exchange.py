@@ -15,7 +15,7 @@ from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
-from support import rows_of, tiny
+from support import rows_of, tiny, warnings_in
 
 CLIENTS = 4
 COHORT = torch.tensor([1, 3])
@@ -349,7 +349,7 @@ def test_what_the_server_computed_is_written_into_a_slot_only_if_finite(
     with caplog.at_level(logging.WARNING, "coterie"):
         apply([Put("model", value, group="extractor")], whole, uploads(whole), MARK, "FedGH")
     assert torch.equal(rows_of(whole), before)
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = warnings_in(caplog)
     assert said.startswith("round 7: the server step of FedGH gave numbers that are not finite for 'extractor' of slot")
     assert "'model'; the old ones stay. A smaller lr" in said
 

@@ -249,7 +249,8 @@ class Doomed:
             return task
 
         arrive = SimpleNamespace(remote=lambda *_: Arrived("here", 1))
-        return SimpleNamespace(take_on=arrive, perform=SimpleNamespace(remote=perform))
+        known = SimpleNamespace(remote=lambda *_: None)
+        return SimpleNamespace(know=known, take_on=arrive, perform=SimpleNamespace(remote=perform))
 
     def wait(self, waiting: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         return waiting[:1], waiting[1:]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.recipe import Phase, Recipe, phases
 from coterie.client.steps import plain_steps
-from coterie.client.terms import Proximal, cross_entropy
+from coterie.client.terms import Proximal, task_loss
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
 from coterie.engines import Serial, Stacked, Work
@@ -25,7 +25,7 @@ from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedPer, FedTC, Method
 from coterie.testing.toys import PlainNet, seeded
-from support import rows_of, tiny
+from support import rows_of, tiny, warnings_in
 
 pytestmark = pytest.mark.thorough
 
@@ -159,7 +159,7 @@ def test_what_is_not_stacked_is_said_and_trained_one_by_one(
 
 def harder_half(batch: Batch) -> Tensor:
     """Samples of that half of the batch count on which the model is worse."""
-    losses = [cross_entropy(half) for half in batch.split(2)]
+    losses = [task_loss(half) for half in batch.split(2)]
     heavier = torch.stack([half.sum() for half in losses]).argmax()
     return torch.cat([loss * float(number == heavier) for number, loss in enumerate(losses)])
 
@@ -176,8 +176,7 @@ def test_a_term_that_splits_its_batch_is_said_and_trained_one_by_one(caplog: pyt
     with caplog.at_level(logging.WARNING, logger="coterie"):
         serial, stacked = both(HarderHalf())
     assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    assert warnings_in(caplog) == [
         "stacked engine: clients are trained one by one instead, since a loss term splits its batch into 2 pieces"
     ]
 
@@ -193,7 +192,7 @@ class PulledBack(FedPer):
 def test_row_terms_alone_are_an_objective(caplog: pytest.LogCaptureFixture) -> None:
     serial, stacked = both(PulledBack())
     assert_alike(serial, stacked)
-    assert not caplog.records
+    assert not warnings_in(caplog)
     plain = tiny("fedper", momentum=0.5, weight_decay=1e-3, rounds=4).run()
     assert not torch.allclose(rows_of(plain.federation), rows_of(serial.federation), atol=1e-3)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from coterie.client.trainer import train as train_at
 from coterie.errors import CoterieError
 from coterie.methods.fedamp import FedAMP
-from support import final_rows, seat, tiny
+from support import final_rows, seat, tiny, warnings_in
 
 
 def test_attention_by_hand() -> None:
@@ -54,9 +54,7 @@ def test_a_run_says_once_that_anchors_leave_their_own_client_out(
     _, reports = run(FedAMP(alpha=alpha), rounds=3, lr=0.01)
     own = torch.stack([report.mixes[0].weights.diagonal() for report in reports])
     assert bool((own < 1e-6).all()) is (lines == 1)
-    found = [
-        record.getMessage() for record in caplog.records if record.name == "coterie" and record.levelname == "WARNING"
-    ]
+    found = warnings_in(caplog)
     assert len(found) == lines
     for text in found:
         assert text.startswith(

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import final_rows, tiny
+from support import final_rows, tiny, warnings_in
 
 
 def warnings(model: str, caplog: pytest.LogCaptureFixture, out: Path | None = None) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING, "coterie"):
         tiny("fedbn", model).run(out)
-    return [record.getMessage() for record in caplog.records]
+    return warnings_in(caplog)
 
 
 def test_a_model_without_batch_norm_is_warned_of_once_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedgh import FedGH
 from coterie.rng import torch_stream
-from support import final_rows, tiny
+from support import final_rows, tiny, warnings_in
 
 
 @pytest.mark.thorough
@@ -156,6 +156,6 @@ def test_a_server_step_that_overflows_is_not_blamed_on_clients(caplog: pytest.Lo
         result = tiny(FedGH(server_lr=1e39)).run()
     assert result.summary["diverged"] == {}
     assert bool(final_rows(result).isfinite().all())
-    said = [record.getMessage() for record in caplog.records]
+    said = warnings_in(caplog)
     assert len(said) == 3
     assert all(text.startswith(f"round {t}: the server step of FedGH") for t, text in enumerate(said, 1))

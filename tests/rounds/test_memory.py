@@ -56,7 +56,7 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
     assert (slot.shared.shape, slot.own.shape) == ((1, width), (CLIENTS, 0))
     held = sum(tensor.numel() for _, tensor in federation.state())
     # The row and where it lies; of every client how often and when it took part, what it was sent, what is known of it.
-    assert held == width + 3 + 4 * CLIENTS
+    assert held == width + 4 + 4 * CLIENTS
     assert 100 * width <= largest < CLIENTS * width / 10
 
 

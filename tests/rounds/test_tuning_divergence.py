@@ -20,7 +20,7 @@ from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
 from coterie.testing.together import Together, agreed
 from coterie.testing.toys import toy_data, toy_partition
-from support import tiny
+from support import tiny, warnings_in
 
 BAD = 1
 NAMES = ("ada", "bob", "cyd", "dan")
@@ -66,7 +66,7 @@ def test_a_client_without_tuning_is_not_named() -> None:
 def test_log_and_summary_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "coterie"):
         gentle(out=tmp_path / "run")
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = warnings_in(caplog)
     assert said.startswith("round 3: client bob: tuning its model for the test diverged")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["tuning_diverged"] == {"bob": [3]}
@@ -86,11 +86,11 @@ def test_a_site_keeps_its_untuned_model_and_says_so(tmp_path: Path, caplog: pyte
         together.admit()
         while not together.server.finished:
             together.round()
-        assert not caplog.records
+        assert not warnings_in(caplog)
         ill = together.sites["site-b"]
         ill.problem.inputs[ill.problem.train[ill.client]] = 1e38
         last = together.finish()
-    (said,) = [record.getMessage() for record in caplog.records]
+    (said,) = warnings_in(caplog)
     assert said.startswith("site site-b: round 3: tuning its model for the test diverged")
     assert last["site-b"]["received"]["loss"] is not None
 
@@ -99,5 +99,5 @@ def test_newcomers_are_named_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "coterie"):
         result = gentle(held_out=3)
     assert BAD in result.prepared.partition.held_out
-    said = [record.getMessage() for record in caplog.records]
+    said = warnings_in(caplog)
     assert [text.partition(":")[0] for text in said] == ["newcomer bob"]

@@ -81,6 +81,7 @@ class Agreement(FederationTerms):
         """The agreement that plain values describe, each checked."""
         given = dict(values)
         named = str(given.pop("method", "fedavg"))
+        cls._require_installed("method", named)  # before anything of it is loaded
         method = make_method(named, dict(given.pop("set", {})))
         hints = get_type_hints(cls)
         known = {item.name for item in fields(cls)}
@@ -142,7 +143,8 @@ class Agreement(FederationTerms):
         """How a site divides its own data."""
         return Split(self.test, self.validation)
 
-    def _require_installed(self, option: str, text: str) -> None:
+    @staticmethod
+    def _require_installed(option: str, text: str) -> None:
         """An error if a method or model is named by a path: sites cannot agree on what stands in somebody's file."""
         require(
             not is_reference(text),

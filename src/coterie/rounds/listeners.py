@@ -120,10 +120,10 @@ class Listeners(Listener):
 def require_listeners(listeners: Sequence[Listener]) -> None:
     """An error unless these are listeners.
 
-    >>> require_listeners([print])
+    >>> require_listeners([3])
     Traceback (most recent call last):
     ...
-    coterie.errors.CoterieError: listeners = [...]: builtin_function_or_method is no coterie.Listener; derive a class...
+    coterie.errors.CoterieError: listeners = [...]: int is no coterie.Listener; derive a class from it
     """
     require(isinstance(listeners, Sequence), f"listeners = {listeners}: must be a list of coterie.Listener objects")
     for listener in listeners:

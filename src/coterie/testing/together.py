@@ -42,7 +42,8 @@ def site_data(number: int, size: int, shape: tuple[int, ...] = (WIDTH,)) -> Data
 class TrialAgreement(Agreement):
     """An agreement of sites in this process, which can take a method from a file: it goes nowhere."""
 
-    def _require_installed(self, option: str, text: str) -> None:
+    @staticmethod
+    def _require_installed(option: str, text: str) -> None:
         pass
 
 

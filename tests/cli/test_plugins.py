@@ -140,7 +140,11 @@ def test_comparing_methods_in_files(folder: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("processes", marks=pytest.mark.processes), pytest.param("ray", marks=pytest.mark.ray)]
+    "engine",
+    [
+        pytest.param("processes", marks=pytest.mark.processes),
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow]),
+    ],
 )
 def test_workers_know_what_stands_in_files(folder: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     if engine == "ray":

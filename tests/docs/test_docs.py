@@ -101,7 +101,7 @@ def test_the_readmes_commands_run(
         assert main(smaller(words) if trains else words) == 0, capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_command_on_a_methods_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -56,3 +56,15 @@ def log_to(path: Path) -> Iterator[None]:
         log.setLevel(level)
         log.removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing below a critical error is logged: for toys, on which methods would warn of what nobody needs to hear."""
+    log = logging.getLogger("coterie")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

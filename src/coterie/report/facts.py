@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +19,7 @@ from coterie.data import Dataset
 from coterie.engines.base import Engine, Work
 from coterie.engines.serial import Serial
 from coterie.experiment.experiment import Experiment
+from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Iid
 from coterie.rounds.collect import collect
@@ -61,7 +60,7 @@ def facts(method: Method) -> MethodFacts:
         validation=0.2,
     )
     ways: dict[str, list[str]] = {"up": [], "down": []}
-    with torch.random.fork_rng(devices=[]), _silence():
+    with torch.random.fork_rng(devices=[]), silence():
         prepared = experiment.prepare()
         federation = prepared.federation()
         engine = Serial(prepared.problem(), method, seed=0)
@@ -71,18 +70,6 @@ def facts(method: Method) -> MethodFacts:
                 if federation.round >= FIRST and spoken not in ways[way][-1:]:
                     ways[way].append(spoken)
     return MethodFacts(_personal(federation), *("; later ".join(words) for words in ways.values()))
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Nobody wants to hear what a method has to say about a toy."""
-    log = logging.getLogger("coterie")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _travels(method: Method, federation: Federation, engine: Engine) -> Iterator[tuple[list[str], list[str]]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from coterie.engines.base import Engine
 from coterie.errors import CoterieError, unknown
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.resume import resume
+from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Partition
 from coterie.rounds.delivery import as_delivered
@@ -53,7 +52,7 @@ def check_method(
     failures = []
     for name in only or METHOD_CHECKS:
         try:
-            with _silence():
+            with silence():
                 METHOD_CHECKS[name](method)
             told(name, None)
         except (AssertionError, CoterieError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -61,18 +60,6 @@ def check_method(
             failures.append(f"{name}: {str(error).strip() or type(error).__name__}")
     if failures:
         raise CheckFailedError(f"{type(method).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Clients diverge here on purpose, and toys give rise to warnings: nobody needs to hear of it."""
-    log = logging.getLogger("coterie")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 @dataclass

@@ -58,7 +58,8 @@ class Score:
     def sums(self) -> dict[str, int | float]:
         """Every quantity's sum, counts as whole numbers, and how many samples there are."""
         sums = {
-            name: int(values.sum()) if values.dtype == torch.bool else float(values.double().sum())
+            name: values.sum(dtype=None if values.dtype == torch.bool else torch.float64).item()
             for name, values in self.quantities.items()
         }
-        return sums | {SAMPLES: len(self.losses)}
+        sums[SAMPLES] = self.losses.shape[0]
+        return sums

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 Span = tuple[int, int]
+# A run asks for the same few sets round after round; what a large model cuts into blocks must not grow for ever.
+REMEMBERED = 1024
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
@@ -50,6 +53,7 @@ class Columns:
     def __or__(self, other: Columns) -> Columns:
         return Columns(_merged((*self.spans, *other.spans)))
 
+    @lru_cache(maxsize=REMEMBERED)  # noqa: B019, the sets are values
     def __sub__(self, other: Columns) -> Columns:
         left: list[Span] = []
         for begin, end in self.spans:
@@ -68,6 +72,7 @@ class Columns:
     def __le__(self, other: Columns) -> bool:
         return not self - other
 
+    @lru_cache(maxsize=REMEMBERED)  # noqa: B019, the sets are values
     def within(self, parent: Columns) -> Columns:
         """These columns as positions in a compact matrix that holds just the columns of `parent`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -91,10 +92,12 @@ def mean_over_clients(values: Floats, sizes: Integers | None = None) -> float:
     >>> mean_over_clients(np.array([1.0, np.nan, 2.0]), np.array([1, 5, 3]))
     1.75
     """
-    known = ~np.isnan(values)
-    if not known.any():
-        return float("nan")
-    return float(values[known].mean() if sizes is None else np.average(values[known], weights=sizes[known]))
+    unknown = np.isnan(values)
+    if unknown.any():
+        values, sizes = values[~unknown], None if sizes is None else sizes[~unknown]
+    if not len(values):
+        return math.nan
+    return float(values.mean() if sizes is None else (values * sizes).sum() / sizes.sum())
 
 
 def _known(values: Floats) -> Floats:

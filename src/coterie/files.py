@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from coterie.errors import require
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class LockedError(Exception):
+    """Somebody else holds a lock."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -19,6 +27,21 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[None]:
+    """Hold a lock while inside: the file stays, the lock ends with this process at the latest, however it ends.
+
+    Where somebody else holds it, wait for them or raise `LockedError`.
+    """
+    with path.open("a", encoding="utf-8") as file:
+        if sys.platform != "win32":  # which has no such locks
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LockedError(str(path)) from error
+        yield
 
 
 def require_format(what: str, found: object, wanted: int, way_out: str) -> None:

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from coterie.compare.cell import Summary, perform
 from coterie.compare.worker import Message, send, serve
 from coterie.engines.processes.pool import UNGUARDED
 from coterie.errors import CoterieError
@@ -35,7 +36,6 @@ from coterie.rounds.report import RoundReport
 
 log = logging.getLogger("coterie")
 
-Summary = dict[str, Any]
 GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
 
 
@@ -73,6 +73,10 @@ class Watcher(Protocol):
 
     def ended(self, run: Run, summary: Summary) -> None:
         """A run is over."""
+        ...
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """A run broke off. What this raises ends all the others too; otherwise they go on."""
         ...
 
 
@@ -122,7 +126,12 @@ def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     """Run everything in this process."""
     for run in runs:
         watcher.begun(run)
-        watcher.ended(run, run.experiment.run(run.directory, [_Tell(run, watcher)]).summary)
+        try:
+            summary = perform(run.experiment, run.directory, [_Tell(run, watcher)])
+        except (CoterieError, OSError) as error:
+            watcher.failed(run, error)
+        else:
+            watcher.ended(run, summary)
 
 
 class _Tell(Listener):
@@ -139,7 +148,8 @@ class _Tell(Listener):
 def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
     """Run everything in `jobs` worker processes, in the given order, each with one PyTorch thread unless set.
 
-    The first error of a run, the death of its worker or an interrupt ends all workers.
+    An interrupt ends all workers, and so does the failure of a run (an error, the death of its worker) if the watcher
+    says so; otherwise the others go on.
     """
     waiting = list(reversed(runs))
     workers: list[_Worker] = []
@@ -152,8 +162,11 @@ def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
                 message = _received(worker)
                 if message is None:
                     workers.remove(worker)
-                    reason = _bury(worker)
-                    if not workers and waiting:
+                    failed, reason = worker.run, _bury(worker)
+                    if failed is not None:
+                        watcher.failed(failed, CoterieError(f"{failed}: {reason}"))
+                        workers += [_start()] if waiting else []
+                    elif not workers and waiting:
                         raise CoterieError(f"jobs = {jobs}: {reason}") if ready else CannotStartError(reason)
                     continue
                 ready = True
@@ -217,11 +230,13 @@ def _take_in(worker: _Worker, message: Message, watcher: Watcher) -> None:
             worker.run = None
             watcher.ended(run, summary)
         case {"mistake": text}:
-            raise CoterieError(f"{run}: {text}")
+            worker.run = None
+            watcher.failed(run, CoterieError(f"{run}: {text}"))
         case {"error": text, "details": details}:
+            worker.run = None
             error = RuntimeError(f"{run}: {text}")
             error.add_note(f"In the worker process:\n{details}")
-            raise error
+            watcher.failed(run, error)
 
 
 def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
@@ -235,14 +250,14 @@ def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
 
 
 def _bury(worker: _Worker) -> str:
-    """Let go of a dead worker: an error if a run died with it, otherwise how it ended."""
+    """Let go of a dead worker, and say how it ended."""
     worker.process.join(5)
     code = worker.process.exitcode
     _stop([worker])
     ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     if worker.run is not None:
         hint = "; is there enough memory for several runs at once? jobs=1 needs the least" if code == -9 else ""
-        raise CoterieError(f"{worker.run}: its worker process died ({ending}){hint}")
+        return f"its worker process died ({ending}){hint}"
     if code == UNGUARDED:
         return f"they import the script: {GUARD}"
     return f"a worker process died without a run ({ending})"

@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from coterie.compare.cell import HOW, Summary
 from coterie.compare.cost import expected_seconds
 from coterie.compare.pool import (
     CannotStartError,
     Run,
-    Summary,
     Watcher,
     leave_if_imported_by_a_worker,
     obstacle,
@@ -25,7 +25,7 @@ from coterie.compare.pool import (
 )
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.errors import CoterieError, require
-from coterie.experiment.directory import refuse_existing
+from coterie.experiment.directory import CONFIG
 from coterie.experiment.experiment import Experiment
 from coterie.files import write_whole
 from coterie.processes import cores
@@ -39,8 +39,7 @@ COMPARISON = "comparison.json"
 
 
 # What a run's configuration holds besides settings, and settings that do not change results.
-NOT_COMPARED = {"method", "set", "seed", "engine", "device", "workers", "ray_address", "ray_gpus", "threads", "memory"}
-NOT_COMPARED |= {"record_every", "checkpoint_every"}
+NOT_COMPARED = {"method", "set", "seed"} | HOW
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,8 @@ def compare(
 
     Only what they set aside of their training samples for validation may differ.
 
-    With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The
+    With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The same again
+    carries on with a comparison that was interrupted: what is finished there is not run again. The
     `watcher` is told of every run and round.
 
     `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
@@ -254,7 +254,7 @@ def compare(
     for name, why in obstacles.items():
         require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
     if out is not None:
-        refuse_existing(out)
+        _refuse_others(out, {f"{name}-s{seed}" for name in experiments for seed in seeds})
     partitions, seconds = _check(experiments, seeds, guess=jobs != 1 and not obstacles)
     runs = [
         Run(name, replace(experiment, seed=seed), None if out is None else out / f"{name}-s{seed}")
@@ -271,6 +271,18 @@ def compare(
     return comparison
 
 
+def _refuse_others(out: Path, runs: set[str]) -> None:
+    """An error if a folder holds anything but runs of the comparison that is to be kept there."""
+    require(not out.is_file(), f"out = {out}: is a file; name a directory")
+    require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
+    require(
+        not (out / COMPARISON).exists(),
+        f"out = {out}: already holds a comparison ('coterie show {out}' shows it); name another directory",
+    )
+    found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
+    require(found <= runs, f"out = {out}: is not empty; name a new directory, or that of an interrupted comparison")
+
+
 class _Collector:
     """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
 
@@ -285,6 +297,9 @@ class _Collector:
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         if self._watcher is not None:
             self._watcher.round_done(run, round, received)
+
+    def failed(self, run: Run, error: Exception) -> None:
+        raise error  # a table with holes compares nothing
 
     def ended(self, run: Run, summary: Summary) -> None:
         _same_partition(self._partitions[run.seed], _whole_hash(summary), run.name, run.seed)

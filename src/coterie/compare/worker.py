@@ -8,10 +8,12 @@ import tomllib
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from coterie.compare.cell import perform
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import experiment_from
 from coterie.processes import depend_on_parent
@@ -42,7 +44,8 @@ def serve(connection: Connection) -> None:
 def _answer(task: Message, connection: Connection) -> Message:
     try:
         experiment = experiment_from(tomllib.loads(task["config"]))
-        return {"summary": experiment.run(task["out"], [_Messenger(connection)]).summary}
+        directory = None if task["out"] is None else Path(task["out"])
+        return {"summary": perform(experiment, directory, [_Messenger(connection)])}
     except (CoterieError, OSError) as error:
         return {"mistake": " ".join(str(error).split())}
     except Exception as error:

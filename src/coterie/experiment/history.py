@@ -27,6 +27,9 @@ def as_line(report: RoundReport) -> Line:
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    if report.cohort_trained is not None:
+        found = report.cohort_trained.values
+        line["cohort_trained"] = {name: plain_numbers(values) for name, values in found.items()}
     for moment in MOMENTS:
         evaluation: Evaluation | None = getattr(report, moment)
         if evaluation is not None:
@@ -68,21 +71,29 @@ class History:
     lines: list[Line] = field(default_factory=list)
 
     def evaluations(self, moment: Moment) -> list[Line]:
-        """What was measured at a moment, in the order of rounds."""
-        return [line[moment] for line in self.lines if moment in line]
+        """What was measured at a moment, in the order of rounds. Where everybody trained, that is what they store."""
+        found = (line.get(moment) or (line.get("trained") if moment == "stored" else None) for line in self.lines)
+        return [measured for measured in found if measured is not None]
 
     def last(self, moment: Moment) -> Evaluation | None:
         """The evaluation at a moment of the very last round, if that was evaluated."""
         return self.newest(moment) if self.lines and moment in self.lines[-1] else None
 
+    def stored(self, first: Evaluation) -> Evaluation:
+        """Everybody's score right after their own last training; `first` is everybody's before any."""
+        held = first
+        for line in self.lines:
+            if "cohort_trained" in line:
+                held = held.updated(np.array(line["cohort"]), self._evaluation(line["cohort_trained"]))
+        return held
+
     def newest(self, moment: Moment) -> Evaluation | None:
         """The last evaluation at a moment that there is."""
         evaluations = self.evaluations(moment)
-        if not evaluations:
-            return None
-        found = evaluations[-1]
-        names = [metric.scale.name for metric in self.task.metrics]
-        values = {name: numbers(found[name]) for name in names}
+        return self._evaluation(evaluations[-1]) if evaluations else None
+
+    def _evaluation(self, found: Line) -> Evaluation:
+        values = {metric.scale.name: numbers(found[metric.scale.name]) for metric in self.task.metrics}
         return Evaluation(self.task.primary.scale, values, np.array(self.test_sizes))
 
     def curves(self, metric: str) -> dict[str, dict[str, dict[str, float | None]]]:

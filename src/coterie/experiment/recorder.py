@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from coterie.client.scores import TUNING_DIVERGED
 from coterie.experiment.directory import RunDirectory
@@ -14,17 +15,22 @@ from coterie.rounds.report import RoundReport
 log = logging.getLogger("coterie")
 
 
+# Seconds between checkpoints, unless rounds are counted: what a kill may cost.
+USUAL = 60.0
+
+
 class Recorder(Listener):
     """Writes each round into the history and, where there is one, the run directory, with mixes and checkpoints.
 
     However a run ends, its directory then holds a checkpoint of the last whole round. Only a process that is killed
-    falls back to an earlier one (`checkpoint_every`).
+    falls back to an earlier one: about a minute old, or of the round that `checkpoint_every` says.
     """
 
     def __init__(self, prepared: Prepared, history: History, directory: RunDirectory | None) -> None:
         self._prepared, self._settings = prepared, prepared.experiment
         self._history, self._directory = history, directory
         self._recorded = self._saved = 0
+        self._saved_at = time.monotonic()
 
     def begin(self, start: Start) -> None:
         """Write down what is known beforehand."""
@@ -53,8 +59,15 @@ class Recorder(Listener):
             if report.mixes and every and (report.round % every == 0 or report.round == self._settings.rounds):
                 self._directory.add_mixes(report.round, report.mixes)
         self._recorded = report.round
-        if self._settings.checkpoint_every and report.round % self._settings.checkpoint_every == 0:
+        if self._due(report.round):
             self.save()
+
+    def _due(self, round: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        every = self._settings.checkpoint_every
+        if every is None:
+            return time.monotonic() - self._saved_at > USUAL
+        return every > 0 and round % every == 0
 
     def save(self) -> None:
         """Have a checkpoint of the last round, unless there is one or a round is half done.
@@ -64,6 +77,7 @@ class Recorder(Listener):
         if self._directory is not None and self._federation.round == self._recorded > self._saved:
             self._directory.checkpoint(self._federation)
             self._saved = self._recorded
+            self._saved_at = time.monotonic()
 
     def end(self, outcome: Outcome) -> None:
         """Record how the run ended."""

@@ -40,13 +40,15 @@ class AtMoment:
 
 @dataclass(frozen=True)
 class AtMoments:
-    """A metric at both moments."""
+    """A metric at all moments. Where everybody takes part in every round, `stored` is what `trained` is."""
 
     received: AtMoment
     trained: AtMoment
+    stored: AtMoment
 
     def __str__(self) -> str:
-        return f"received: {self.received}\n trained: {self.trained}"
+        shown = f"received: {self.received}\n trained: {self.trained}"
+        return shown if self.stored.mean == self.trained.mean else f"{shown}\n  stored: {self.stored}"
 
 
 @dataclass(frozen=True)

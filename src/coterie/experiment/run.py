@@ -11,7 +11,7 @@ import torch
 
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
-from coterie.engines import ENGINES
+from coterie.engines import ENGINES, Engine
 from coterie.errors import require
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
@@ -25,7 +25,7 @@ from coterie.experiment.settings import Settings
 from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.registry import short_name
-from coterie.rounds.evaluate import MOMENTS, final_metrics
+from coterie.rounds.evaluate import MOMENTS, Evaluation, final_metrics
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
 from coterie.rounds.round import Rounds
 
@@ -98,6 +98,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         with closing(prepared.engine(problem)) as engine:
             rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,))
             rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
+            if federation.round and experiment.join < 1:
+                rounds.stored = history.stored(_first(prepared, engine))
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:
@@ -119,6 +121,11 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         tell.end(Outcome(len(history.lines), error=error))
         raise
     return Result(prepared, federation, history, summary)
+
+
+def _first(prepared: Prepared, engine: Engine) -> Evaluation:
+    """Everybody's score before the first round."""
+    return Rounds(prepared.method, prepared.federation(), engine).evaluate_received()
 
 
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:

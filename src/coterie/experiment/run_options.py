@@ -65,14 +65,19 @@ class RunOptions(JointTraining):
     threads: int = setting(0, "PyTorch threads (0: by model: 1 if small, else PyTorch's).", "running")
     evaluate_every: int = setting(1, "Test everybody every so many rounds.", "running")
     record_every: int = setting(1, "Record who learns from whom every so many rounds (0: never).", "running")
-    checkpoint_every: int = setting(0, "Save a checkpoint for 'resume' every so many rounds (0: never).", "running")
+    checkpoint_every: int | None = setting(
+        None,
+        "Save a checkpoint for 'resume' every so many rounds (0: never).",
+        "running",
+        shown="about every minute",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
         for option in ("record_every", "checkpoint_every"):
             value = getattr(self, option)
-            require(value >= 0, f"{option} = {value}: must not be negative (0: never)")
+            require(value is None or value >= 0, f"{option} = {value}: must not be negative (0: never)")
         require(self.workers >= 0, f"workers = {self.workers}: must not be negative (0: one per core)")
         require(self.ray_gpus >= 0, f"ray_gpus = {self.ray_gpus}: must not be negative")
         for option in ("ray_address", "ray_gpus"):

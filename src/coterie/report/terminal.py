@@ -46,6 +46,7 @@ class ComparisonProgress(ProgressDisplay):
         self.under_way: dict[str, Run] = {}
         self._numbers: dict[str, int] = {}
         self._received: dict[str, str] = {}
+        self._rounds: dict[str, int] = {}
         self._tasks: dict[str, TaskID] = {}
         self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
@@ -55,6 +56,7 @@ class ComparisonProgress(ProgressDisplay):
         self.under_way[name] = run
         self._numbers[name] = len(self._numbers) + 1
         self._received[name] = received_mean(None)
+        self._rounds[name] = 0
         label = f"{name} ({self._numbers[name]}/{self.runs})"
         self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, received=self._received[name])
 
@@ -64,15 +66,30 @@ class ComparisonProgress(ProgressDisplay):
         if received is not None:
             self._received[name] = received_mean(received)
         self._bar.update(self._tasks[name], completed=round, received=self._received[name])
-        self._bar.update(self._all, completed=self._done + 1)
         where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
-        self._came_to(self._done + 1, f"{where}, {self._received[name]}")
+        self._come_to(name, round, f"{where}, {self._received[name]}")
+
+    def _come_to(self, name: str, round: int, text: str) -> None:
+        """A run that is carried on begins in the middle, so rounds are not counted one by one."""
+        done = self._done + round - self._rounds[name]
+        self._rounds[name] = round
+        self._bar.update(self._all, completed=done)
+        self._came_to(done, text)
 
     def ended(self, run: Run, summary: object) -> None:
         """A run is over."""
         self.finished += 1
-        del self.under_way[str(run)]
-        self._bar.remove_task(self._tasks[str(run)])
+        self._leave(run, "finished")
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """A run broke off."""
+        self._leave(run, "failed")
+
+    def _leave(self, run: Run, how: str) -> None:
+        name = str(run)
+        self._come_to(name, run.experiment.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
+        del self.under_way[name]
+        self._bar.remove_task(self._tasks[name])
 
 
 def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
@@ -88,7 +105,10 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
     scale = judged_scale(summary)
     table = plain_table(scale.name, "mean over", "best round", "last round", "last five", right=(2, 3, 4))
     over = {"mean": "clients", "weighted": "test samples"}
-    for moment, means in summary[scale.name].items():
+    moments = summary[scale.name]
+    for moment, means in moments.items():
+        if moment == "stored" and means == moments["trained"]:
+            continue  # everybody took part in every round
         for mean, rounds in means.items():
             table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in ("best", "last", "last5")))
     return table
@@ -96,10 +116,13 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 
 def clients_table(summary: Mapping[str, Any]) -> Table:
     """Every client of a run with what it is judged by after the last round."""
-    table = plain_table("client", "training samples", "received, last", "trained, last", right=(1, 2, 3))
+    rested = any(one.get("stored") != one.get("trained") for one in summary["clients"])
+    moments = ("received", "trained", "stored") if rested else ("received", "trained")
+    titles = (f"{moment}, last" for moment in moments)
+    table = plain_table("client", "training samples", *titles, right=range(1, len(moments) + 2))
     for client in summary["clients"]:
         # A run that was stopped before its first evaluation has none.
-        numbers = (number_text(client.get(moment)) for moment in ("received", "trained"))
+        numbers = (number_text(client.get(moment)) for moment in moments)
         table.add_row(Text(client["client"]), str(client["size"]), *numbers)
     return table
 

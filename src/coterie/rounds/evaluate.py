@@ -18,8 +18,10 @@ from coterie.core.task.base import LOSS, SAMPLES
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-Moment = Literal["received", "trained"]
-MOMENTS: tuple[Moment, ...] = ("received", "trained")
+Moment = Literal["received", "trained", "stored"]
+"""When a model is tested: after the download; after the round's training, in which others may have rested, who then
+show what they hold with the newest shared part; or right after the client's own last training, whenever that was."""
+MOMENTS: tuple[Moment, ...] = ("received", "trained", "stored")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,14 @@ class Evaluation:
         sums = [score.sums() for score in scores]
         values = {metric.scale.name: np.array([metric.value(own) for own in sums]) for metric in task.metrics}
         return cls(task.primary.scale, values, np.array([own[SAMPLES] for own in sums], np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Tensor, Evaluation]]) -> Evaluation:
+        """The evaluation of everybody, from those of some clients (`[m]` ids) each."""
+        back = np.argsort(np.concatenate([clients.numpy() for clients, _ in parts]))
+        found = [own for _, own in parts]
+        values = {name: np.concatenate([own.values[name] for own in found])[back] for name in found[0].values}
+        return cls(found[0].scale, values, np.concatenate([own.sizes for own in found])[back])
 
     def updated(self, clients: Integers, newer: Evaluation) -> Evaluation:
         """The same with some clients' entries replaced."""

@@ -16,6 +16,8 @@ class RoundReport:
     cohort: list[int]
     received: Evaluation | None = None
     trained: Evaluation | None = None
+    stored: Evaluation | None = None  # where not everybody took part; otherwise it is what `trained` is
+    cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
     mixes: list[Applied] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
     tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned

@@ -45,6 +45,8 @@ class Rounds:
         self.listeners = Listeners((ByteCounter(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
+        # Everybody's score right after their own last training; of who has not trained yet, with the first model.
+        self.stored: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
 
     def run(self) -> str | None:
@@ -56,19 +58,23 @@ class Rounds:
         return None
 
     def run_round(self) -> RoundReport:
-        """One round: draw the cohort, deliver, train, collect, exchange, evaluate at both moments, tell."""
+        """One round: draw the cohort, deliver, train, collect, exchange, evaluate, tell."""
         method, federation, tell = self.method, self.federation, self.listeners
+        cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round + 1)
+        partial = len(cohort) < federation.clients
+        if partial and self.stored is None:
+            self.stored = self.latest or self.evaluate_received()
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
-        cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round)
         report = RoundReport(federation.round, cohort.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
         delivery = Delivery(method, federation, cohort)
         report.mixes += delivery.applied
         clock.lap("exchange")
-        work = Work(method.recipe(federation), wanted, delivery.peers())
+        # Where clients rest, each is tested when it has trained: that is what it stores until its next turn.
+        work = Work(method.recipe(federation), wanted or partial, delivery.peers())
         self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
         with self._taken_back(delivery):
             tell.delivered(report, work)
@@ -79,8 +85,14 @@ class Rounds:
         uploads, report.diverged = collect(federation, work.recipe, method.uploads(federation), cohort, trained)
         delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
         clock.lap("exchange")
-        if wanted:
-            report.trained = self._evaluate_trained(cohort, trained.scores, report.diverged)
+        if work.test:
+            newest = self._evaluate_cohort(cohort, trained.scores, report.diverged)
+            if partial:
+                assert self.stored is not None
+                self.stored = self.stored.updated(cohort.numpy(), newest)
+                report.cohort_trained, report.stored = newest, self.stored if wanted else None
+            if wanted:
+                report.trained = self._with_resting(cohort, newest)
             clock.lap("evaluate")
 
         if len(uploads.cohort):
@@ -131,13 +143,16 @@ class Rounds:
                 scores += self.engine.test(self.federation, clients, keep_scores, peers)
         return scores
 
-    def _evaluate_trained(self, cohort: Tensor, scores: list[Score], diverged: list[int]) -> Evaluation:
-        """The cohort with its trained models, everybody else (who diverged, too) with the model they hold."""
+    def _evaluate_cohort(self, cohort: Tensor, scores: list[Score], diverged: list[int]) -> Evaluation:
+        """The cohort with its trained models; who diverged, with the model it holds."""
         if diverged:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         self._notice_tuning(cohort, scores)
-        newest = Evaluation.of(self.federation.task, scores)
+        return Evaluation.of(self.federation.task, scores)
+
+    def _with_resting(self, cohort: Tensor, newest: Evaluation) -> Evaluation:
+        """Everybody: the cohort as it has just been tested, the others with the model they hold."""
         if len(cohort) == self.federation.clients:
             return newest
         # What a client that tunes shows depends on the round, so the last evaluation does not tell.
@@ -147,10 +162,7 @@ class Rounds:
             others = self.federation.everyone[resting]
             rested = self.engine.test(self.federation, others)
             self._notice_tuning(others, rested)
-            by_client = dict(zip(others.tolist(), rested, strict=True))
-            by_client |= dict(zip(cohort.tolist(), scores, strict=True))
-            everybody = [by_client[client] for client in range(self.federation.clients)]
-            return Evaluation.of(self.federation.task, everybody)
+            return Evaluation.joined([(others, Evaluation.of(self.federation.task, rested)), (cohort, newest)])
         return self.latest.updated(cohort.numpy(), newest)
 
 

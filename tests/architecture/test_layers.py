@@ -29,6 +29,7 @@ LAYERS = (
     ("experiment",),
     ("compare",),
     ("report",),
+    ("reproduce",),
     ("deployment",),
     ("testing",),
     ("cli", "__main__"),

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie.cli.federation import federation
 from coterie.cli.problems import FailureError, InterruptionError, one_line
-from coterie.cli.settings import RUNNING, SEED, GivenSettings, option, read_values
+from coterie.cli.settings import RUNNING, SEED, GivenSettings, option, read_texts, read_values
 from coterie.errors import CoterieError
 from coterie.version import VERSION
 
@@ -28,6 +28,13 @@ ConfigFile = Annotated[
 ]
 Seed = Annotated[int | None, SEED]
 AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
+
+Texts = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Only these, by key (with commas).", negative=(), show_default="all", converter=read_texts, group=OUTPUT
+    ),
+]
 
 app = App(
     name="coterie",
@@ -126,6 +133,54 @@ def resume(
     from coterie.cli.commands import resume_command
 
     resume_command(run, json)
+
+
+@app.command(group=TRAIN)
+def reproduce(
+    *tables: Annotated[str, Parameter(help="The tables to rebuild; none: list them.", show_default=False)],
+    columns: Texts = None,
+    methods: Texts = None,
+    seeds: Annotated[
+        list[int] | None,
+        Parameter(
+            help="Every cell runs once with each seed.",
+            show_default="0",
+            consume_multiple=True,
+            negative=(),
+            converter=read_values,
+            group=OUTPUT,
+        ),
+    ] = None,
+    rounds: Annotated[int | None, option("Fewer rounds than the paper's.", "the paper's", RUNNING)] = None,
+    share: Annotated[float | None, option("Only this share of the data.", 1.0, RUNNING)] = None,
+    data: Annotated[
+        str | None, option("In the manner of the paper, on another data set.", "the paper's", RUNNING)
+    ] = None,
+    hours: Annotated[
+        float | None, option("Run what fits into so many hours, the most informative first.", "all", RUNNING)
+    ] = None,
+    jobs: Annotated[int | None, option("Cells at the same time.", "one per core", RUNNING)] = None,
+    cells: Annotated[Path, Parameter(help="Where the runs are kept; they are carried on there.", group=OUTPUT)] = Path(
+        "runs/cells"
+    ),
+    results: Annotated[Path, Parameter(help="Where the rebuilt tables are written.", group=OUTPUT)] = Path("results"),
+    check: Annotated[
+        bool,
+        Parameter(help="Check results against the tables, and repeat a first round.", negative=(), group=OUTPUT),
+    ] = False,
+) -> None:
+    """Rebuild result tables of the five papers, paper beside ours; what has run before is not run again."""
+    from coterie.cli.reproduce import check_command, list_command, reproduce_command
+    from coterie.reproduce.cells import Amount
+
+    if check:
+        check_command(results)
+    elif not tables:
+        list_command(results)
+    else:
+        amount = Amount(rounds, 1.0 if share is None else share, data or "")
+        chosen = columns or [], methods or [], [0] if seeds is None else seeds
+        reproduce_command(tables, *chosen, amount, hours, jobs or 0, cells, results)
 
 
 @app.command(group=LOOK)

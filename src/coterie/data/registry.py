@@ -81,6 +81,16 @@ class KnownDataset:
             names if len(names) == self.classes else (),
         )
 
+    def missing(self, root: Path | None = None) -> str | None:
+        """How to get the data set, if it is not on this machine; nothing is fetched or decoded."""
+        if self.make is not None or self.find is None:
+            return None
+        folder = data_folder(self.name, root)
+        if folder.is_dir() and self.find(folder, False) is not None:
+            return None
+        fetch = f"; 'coterie run --data {self.name} --rounds 1' fetches them" if self.remotes else ""
+        return f"place {self.files} in {folder}{fetch}"
+
     def _found(self, find: Find, folder: Path, progress: bool) -> Found:
         found = find(folder, progress)
         if found is None:

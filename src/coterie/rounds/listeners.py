@@ -68,6 +68,24 @@ class Listener:
         """The run is over, whatever the reason."""
 
 
+class StopAfter(Listener):
+    """Ends a run after some of its rounds, where it is to be looked at or carried on later.
+
+    >>> report = RoundReport(2, cohort=[0])
+    >>> StopAfter(2).round(report)
+    >>> report.stopped
+    'after round 2, as wished'
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+
+    def round(self, report: RoundReport) -> None:
+        """Stop if it is time."""
+        if report.round >= self._rounds:
+            report.stop(f"after round {report.round}, as wished")
+
+
 class Listeners(Listener):
     """Several listeners as one. They are told in the given order."""
 

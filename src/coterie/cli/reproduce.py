@@ -1,0 +1,108 @@
+"""`coterie reproduce`: list the papers' tables, rebuild them, check what was rebuilt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from coterie.cli.problems import FailureError, InterruptionError
+from coterie.errors import require
+from coterie.processes import cores
+from coterie.report.terminal import ComparisonProgress, plain_table, print_result
+from coterie.reproduce.budget import fitting
+from coterie.reproduce.cells import Amount, TableCell, cells_of, missing_data
+from coterie.reproduce.check import check_results
+from coterie.reproduce.page import number_text
+from coterie.reproduce.paper import PaperTable, find_table, paper_tables
+from coterie.reproduce.program import run_cells, write_page
+from coterie.reproduce.store import Results
+from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
+
+
+def list_command(results: Path) -> None:
+    """Print the tables: how large they are, how much of them is rebuilt, what data they lack here."""
+    listed = plain_table("table", "what it shows", "cells", "rebuilt", "not on this machine", right=(2, 3))
+    for key, table in paper_tables().items():
+        wanted = sum(bool(row.method_name) for row in table.rows) * len(table.columns)
+        done = len({(one["row"], one["column"]) for one in Results(table, results).cells.values()})
+        listed.add_row(*map(Text, (key, table.title, str(wanted), str(done), ", ".join(missing_data(table)))))
+    print_result(listed, "", "'coterie reproduce TABLE' runs one; cells are methods × columns, once for each seed.")
+
+
+def check_command(results: Path) -> None:
+    """Check the results in a folder."""
+    for line in check_results(results):
+        print(line)
+
+
+def reproduce_command(
+    tables: Sequence[str],
+    columns: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    amount: Amount,
+    hours: float | None,
+    jobs: int,
+    folder: Path,
+    results: Path,
+) -> None:
+    """Run the cells of some tables and print these."""
+    require(bool(seeds), "seeds: name at least one")
+    require(0 < amount.share <= 1, f"share = {amount.share:g}: must be above 0 and at most 1")
+    require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
+    require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: one per core)")
+    chosen = [find_table(key) for key in tables]
+    cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]
+    _tell_missing(chosen, columns, amount)
+    left_out: list[TableCell] = []
+    if hours is not None:
+        cells, left_out = fitting(cells, hours, jobs or cores(), folder)
+    failures = _run(cells, folder, results, jobs)
+    for table in chosen:
+        write_page(table, results)
+        _print(Rebuilt(table, Results(table, results)))
+        print_result(f"The page is {results / f'{table.key}.md'}")
+    for cell in left_out:
+        print(f"coterie: left out for want of time: {cell}", file=sys.stderr)
+    if failures:
+        raise FailureError("; ".join(f"{run} failed: {why}" for run, why in failures.items()))
+
+
+def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int) -> dict[str, str]:
+    runs = {cell.digest: cell.experiment.rounds for cell in cells}
+    with ComparisonProgress(len(runs), sum(runs.values())) as progress:
+        try:
+            return run_cells(cells, folder, results, progress, jobs)
+        except KeyboardInterrupt:
+            done = f"{progress.finished} of {progress.runs} cells are finished"
+            raise InterruptionError(f"interrupted; the same command carries on ({done})") from None
+
+
+def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str], amount: Amount) -> None:
+    if amount.data:
+        return
+    for table in tables:
+        for name, how in missing_data(table, columns).items():
+            print(f"coterie: {table.key}: the columns of '{name}' are left out, it is not here; {how}", file=sys.stderr)
+
+
+def _print(rebuilt: Rebuilt) -> None:
+    print_result(rebuilt.table.title)
+    for part in rebuilt.parts():
+        print_result("", f"{part.column.title} ({part.amount})", _numbers(part))
+        for verdict in part.verdicts():
+            print_result(f"  {verdict.claim} {verdict.word}: {number_text(verdict.ours)}")
+
+
+def _numbers(part: RebuiltColumn) -> Table:
+    table, ranks = plain_table("method", "paper", "ours", "rank", "ours", right=(1, 2, 3, 4)), part.ranks()
+    for row in part.rows:
+        paper = part.paper(row)
+        shown = "" if paper is None else f"{paper[0]:g}"
+        both = map(str, ranks[row.key]) if row.key in ranks else ("", "")
+        table.add_row(Text(row.title), shown, number_text(part.ours(row), part.column.measure), *both)
+    return table

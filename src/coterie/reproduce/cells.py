@@ -1,0 +1,149 @@
+"""The cells of a table: each is one run, a method of a column with a seed, in full or with less than the paper's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from coterie.compare.cell import HOW
+from coterie.compare.pool import Run
+from coterie.data import DATASETS
+from coterie.errors import CoterieError
+from coterie.experiment.config import Config, complete
+from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.protocols import find
+from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
+
+# How cells run unless a table says otherwise: several at a time, each on one core, and always with the same bits.
+PINNED = {"engine": "serial", "threads": 1, "memory": "contiguous", "record_every": 0}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much of a paper's run is done: its rounds (all, if none are given), the share of the data, or other data.
+
+    >>> str(Amount()), str(Amount(50, 0.2)), str(Amount(data="digits"))
+    ('in full', '50 rounds, 20 % of the data', 'in the manner of the paper, on digits')
+    """
+
+    rounds: int | None = None
+    share: float = 1.0
+    data: str = ""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Amount()
+
+    def __str__(self) -> str:
+        parts = [f"in the manner of the paper, on {self.data}"] if self.data else []
+        parts += [f"{self.rounds} rounds"] if self.rounds is not None else []
+        parts += [f"{100 * self.share:g} % of the data"] if self.share != 1.0 else []
+        return ", ".join(parts) or "in full"
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A run of a table."""
+
+    table: PaperTable
+    row: PaperRow
+    column: PaperColumn
+    seed: int
+    amount: Amount = Amount()
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The run."""
+        protocol = find(self.column.protocol or self.table.protocol)
+        config, options = protocol.start(self.row.method_name, {**PINNED, **self._given()})
+        config["seed"] = self.seed
+        if self.amount.rounds is not None:
+            config["rounds"] = self.amount.rounds
+        if self.amount.share != 1.0:
+            config["share"] = self.amount.share
+        try:
+            return experiment_from({**config, "method": self.row.method_name, "set": {**options, **self.row.set}})
+        except CoterieError as error:
+            raise CoterieError(f"{self}: {error}") from None
+
+    def _given(self) -> Config:
+        given = {**self.table.settings, **self.column.settings, **self.row.settings}
+        return {**given, "data": self.amount.data} if self.amount.data else given
+
+    @cached_property
+    def config(self) -> Config:
+        """All that decides the result, as plain values: a machine's paths are not among it."""
+        config = complete(self.experiment)
+        kept = {key: value for key, value in config.items() if key not in HOW - {"engine", "threads", "memory"}}
+        partition = str(kept["partition"])
+        return {**kept, "partition": Path(partition).name if partition.endswith(".npz") else partition}
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for two cells if they are the same run, whatever tables they stand in."""
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """Its directory's name."""
+        data = str(self.config["data"])
+        return f"{self.row.method_name}-{data}-s{self.seed}-{self.digest}"
+
+    def run_in(self, folder: Path) -> Run:
+        """The run, kept in a folder."""
+        label = f"{self.table.key} {self.column.key} {self.row.key}"
+        return Run(label, self.experiment, folder / self.name)
+
+    def __str__(self) -> str:
+        return f"{self.table.key}, {self.column.key}, {self.row.key}, seed {self.seed}"
+
+
+def cells_of(
+    table: PaperTable, columns: Sequence[str], rows: Sequence[str], seeds: Sequence[int], amount: Amount
+) -> list[TableCell]:
+    """The cells of some (none named: all) columns and rows, the most informative first, each run once.
+
+    That is: the first seed of everything before the second of anything, and in it the proposed method and what the
+    claims are about before the others.
+    """
+    chosen_columns = [table.column(key) for key in columns] or list(table.columns)
+    chosen_rows = [table.row(key) for key in rows] or list(table.rows)
+    about = {key: place for place, key in enumerate(_by_importance(table))}
+    chosen_rows.sort(key=lambda row: about[row.key])
+    cells: dict[str, TableCell] = {}
+    for seed in seeds:
+        for column in chosen_columns:
+            for row in chosen_rows:
+                if row.method_name and missing(amount.data or data_of(table, row, column)) is None:
+                    cell = TableCell(table, row, column, seed, amount)
+                    cells.setdefault(cell.digest, cell)
+    return list(cells.values())
+
+
+def _by_importance(table: PaperTable) -> list[str]:
+    first = [table.proposed] if table.proposed else []
+    first += [key for claim in table.claims for key in (claim.better, claim.worse)]
+    return list(dict.fromkeys([*first, *(row.key for row in table.rows)]))
+
+
+def data_of(table: PaperTable, row: PaperRow, column: PaperColumn) -> str:
+    """The data set of a cell."""
+    given = {**table.settings, **column.settings, **row.settings}
+    return str(given.get("data", find(column.protocol or table.protocol).settings["data"]))
+
+
+def missing(data: str) -> str | None:
+    """How to get a data set that is not on this machine."""
+    return DATASETS.find(data).missing()
+
+
+def missing_data(table: PaperTable, columns: Sequence[str] = ()) -> dict[str, str]:
+    """The data sets of a table's columns that are not on this machine, and how to get them."""
+    chosen = [table.column(key) for key in columns] or list(table.columns)
+    names = {data_of(table, row, column) for column in chosen for row in table.rows if row.method_name}
+    return {name: why for name in sorted(names) if (why := missing(name)) is not None}

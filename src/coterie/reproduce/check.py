@@ -1,0 +1,72 @@
+"""Do committed results still stand: the same configurations, and the same first round when it is run again?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import CoterieError
+from coterie.reproduce.cells import TableCell, missing
+from coterie.reproduce.paper import find_table
+from coterie.reproduce.store import Record, Results, amount_of, first_numbers, machine, require_results
+from coterie.rounds.listeners import StopAfter
+
+TOLERANCE = 0.05
+"""How far losses and shares of a first round may lie apart where processor or PyTorch differ."""
+
+
+def check_results(folder: Path) -> Iterator[str]:
+    """Check all results in a folder, a line for each finding; what is wrong is raised."""
+    smallest: tuple[float, TableCell, Record] | None = None
+    for path in require_results(folder):
+        results = Results(find_table(path.stem), folder)
+        results.require_current()
+        yield f"{path.stem}: {len(results.cells)} cells match the table's file"
+        for record in results.cells.values():
+            cell = cell_of(results, record)
+            a_round = record["runtime"] / (amount_of(record).rounds or cell.experiment.rounds)
+            if missing(str(cell.config["data"])) is None and (smallest is None or a_round < smallest[0]):
+                smallest = a_round, cell, record
+    if smallest is None:
+        yield "no first round was repeated: none of the data sets is on this machine"
+    else:
+        yield repeated(smallest[1], smallest[2])
+
+
+def cell_of(results: Results, record: Record) -> TableCell:
+    """The cell that a record is of."""
+    table = results.table
+    row, column = table.row(record["row"]), table.column(record["column"])
+    return TableCell(table, row, column, record["seed"], amount_of(record))
+
+
+def repeated(cell: TableCell, record: Record) -> str:
+    """Run a cell's first round again and compare; the same bits are expected of the same processor and build."""
+    run = replace(cell.experiment, checkpoint_every=0).run(None, [StopAfter(1)])
+    found, then, here = first_numbers(run.history.lines[0]), record["first"], machine()
+    alike = all(here[key] == record["machine"][key] for key in ("torch", "capability"))
+    apart = _apart(found, then)
+    if alike and apart > 0:
+        raise CoterieError(f"{cell}: its first round was repeated and differs by up to {apart:.3g}, on the same build")
+    if apart > TOLERANCE:
+        raise CoterieError(
+            f"{cell}: its first round was repeated and differs by up to {apart:.3g} ({TOLERANCE} may be)"
+        )
+    how = "the same bits" if apart == 0 else f"within {TOLERANCE} (another build or processor), largest {apart:.3g}"
+    return f"{cell}: the first round was repeated: {how}"
+
+
+def _apart(found: Mapping[str, Any], then: Mapping[str, Any]) -> float:
+    """The largest difference of two first rounds' numbers."""
+    if found.keys() != then.keys():
+        return math.inf
+    ours, theirs = (
+        [value for moment in sorted(first) for values in first[moment].values() for value in values]
+        for first in (found, then)
+    )
+    if [value is None for value in ours] != [value is None for value in theirs]:
+        return math.inf
+    return max((abs((one or 0.0) - (other or 0.0)) for one, other in zip(ours, theirs, strict=True)), default=0.0)

@@ -1,0 +1,204 @@
+"""Paper against ours: numbers, ranks, and whether what the paper claims can be seen here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import kendalltau
+
+from coterie.reproduce.cells import Amount, TableCell
+from coterie.reproduce.paper import Claim, PaperColumn, PaperRow, PaperTable
+from coterie.reproduce.store import Record, Results, value_of
+
+FROM_SIX = 6
+"""Fewer methods have too few orders for a rank correlation to say anything."""
+ENOUGH_SEEDS = 3
+DEVIATIONS, POINTS = 3.0, 2.0
+"""Ours differs from the paper if by more than so many of its standard deviations, or so many points without any."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that was measured with some seeds."""
+
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.by_seed.values())
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds (n - 1); none with one seed."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    def minus(self, other: Number) -> Number | None:
+        """The paired differences of the seeds that both have; nothing if they share none."""
+        both = sorted(self.by_seed.keys() & other.by_seed.keys())
+        return Number({seed: self.by_seed[seed] - other.by_seed[seed] for seed in both}) if both else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim in a column."""
+
+    claim: str
+    paper: float | None  # the difference in the paper
+    ours: Number
+    word: str
+
+
+class Rebuilt:
+    """What there is of a table: a `Rebuilt.column(...)` for each column and amount."""
+
+    def __init__(self, table: PaperTable, results: Results) -> None:
+        self.table, self.results = table, results
+        self.seeds = sorted({int(record["seed"]) for record in results.cells.values()})
+
+    def parts(self) -> list[RebuiltColumn]:
+        """Every column with every amount for which anything has run, in the table's order."""
+        found = (self.column(column, amount) for column in self.table.columns for amount in self.results.amounts())
+        return [part for part in found if part.records]
+
+    def column(self, column: PaperColumn, amount: Amount) -> RebuiltColumn:
+        """What there is of a column."""
+        records: dict[str, dict[int, Record]] = {}
+        for row in self.table.rows:
+            if row.method_name:
+                cells = [TableCell(self.table, row, column, seed, amount) for seed in self.seeds]
+                own = {cell.seed: found for cell in cells if (found := self.results.cells.get(cell.digest)) is not None}
+                records |= {row.key: own} if own else {}
+        return RebuiltColumn(self.table, column, amount, records)
+
+
+@dataclass(frozen=True)
+class RebuiltColumn:
+    """A column as far as it has run: records by row and seed."""
+
+    table: PaperTable
+    column: PaperColumn
+    amount: Amount
+    records: Mapping[str, Mapping[int, Record]]
+
+    @property
+    def rows(self) -> list[PaperRow]:
+        """The rows that ran."""
+        return [row for row in self.table.rows if row.key in self.records]
+
+    def ours(self, row: PaperRow, moment: str = "") -> Number:
+        """Our number of a row, at the paper's moment unless told otherwise."""
+        reports = self.table.reports_of(row, self.column)
+        reports = reports.changed({"moment": moment}) if moment else reports
+        values = {seed: value_of(one, self.column.measure, reports) for seed, one in self.records[row.key].items()}
+        return Number(values)
+
+    def paper(self, row: PaperRow) -> tuple[float, float | None] | None:
+        """The paper's number of a row; none where something else was done than the paper did."""
+        return self.table.paper_number(row, self.column)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a difference to the paper's number means anything: the same data, all of them."""
+        return self.amount.share == 1.0 and not self.amount.data and self.column.measure == "score"
+
+    def difference(self, row: PaperRow) -> float | None:
+        """Ours minus the paper's."""
+        paper = self.paper(row)
+        return self.ours(row).mean - paper[0] if paper is not None and self.comparable else None
+
+    def differs(self, row: PaperRow) -> bool:
+        """Whether a cell that ran in full is farther from the paper's than its spread explains."""
+        paper, difference = self.paper(row), self.difference(row)
+        if paper is None or difference is None or not self.amount.full:
+            return False
+        return abs(difference) > (POINTS if paper[1] is None else DEVIATIONS * paper[1])
+
+    def ranks(self) -> dict[str, tuple[int, int]]:
+        """The rank in the paper and in ours of the rows that have both; rows with settings of their own have none."""
+        both = [row for row in self.rows if self.paper(row) is not None and not row.settings]
+        theirs = _ranks({row.key: _first(self.paper(row)) for row in both}, self.column.measure)
+        ours = _ranks({row.key: self.ours(row).mean for row in both}, self.column.measure)
+        return {row.key: (theirs[row.key], ours[row.key]) for row in both}
+
+    def agreement(self) -> float | None:
+        """Kendall's tau of the two orders; none with fewer than six methods."""
+        ranks = list(self.ranks().values())
+        if len(ranks) < FROM_SIX:
+            return None
+        return float(kendalltau([theirs for theirs, _ in ranks], [ours for _, ours in ranks]).statistic)
+
+    def verdicts(self) -> list[Verdict]:
+        """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
+        if self.column.measure != "score":
+            return []
+        found = [self._lead(), *(self._claim(claim) for claim in self.table.claims)]
+        return [verdict for verdict in found if verdict is not None]
+
+    def _lead(self) -> Verdict | None:
+        proposed = [row for row in self.rows if row.key == self.table.proposed]
+        others = [row for row in self.rows if row.method_name != self.table.proposed and not row.settings]
+        if not proposed or not others:
+            return None
+        best = max(others, key=lambda row: self.ours(row).mean)
+        published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
+        own = self.paper(proposed[0])
+        lead = own[0] - max(published) if own is not None and published else None
+        difference = self.ours(proposed[0]).minus(self.ours(best))
+        if difference is None:
+            return None
+        text = f"{proposed[0].title} leads (ours: against {best.title})"
+        return Verdict(text, lead, difference, word_of(difference, lead))
+
+    def _claim(self, claim: Claim) -> Verdict | None:
+        if {claim.better, claim.worse} - self.records.keys() or (
+            claim.columns and self.column.key not in claim.columns
+        ):
+            return None
+        better, worse = self.table.row(claim.better), self.table.row(claim.worse)
+        theirs = self.paper(better), self.paper(worse)
+        paper = None if theirs[0] is None or theirs[1] is None else theirs[0][0] - theirs[1][0]
+        if paper is None and not claim.columns:
+            return None
+        difference = self.ours(better).minus(self.ours(worse))
+        return None if difference is None else Verdict(claim.text, paper, difference, word_of(difference, paper))
+
+
+def word_of(difference: Number, paper: float | None) -> str:
+    """Whether a claimed difference is seen.
+
+    It is with three seeds or more if every seed shows it and its mean is larger than its spread; with fewer, one can
+    only say which way it points.
+
+    >>> word_of(Number({0: 1.0, 1: 1.2, 2: 0.9}), 1.0), word_of(Number({0: -1.0}), 1.0)
+    ('holds', 'points the other way (1 seed)')
+    """
+    values = list(difference.by_seed.values())
+    wanted = 1.0 if paper is None or paper >= 0 else -1.0
+    if any(map(math.isnan, values)):
+        return "no number"
+    if len(values) < ENOUGH_SEEDS:
+        seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
+        return f"points the same way ({seeds})" if wanted * fmean(values) > 0 else f"points the other way ({seeds})"
+    clear = abs(fmean(values)) > stdev(values)
+    if clear and all(wanted * value > 0 for value in values):
+        return "holds"
+    if clear and all(wanted * value < 0 for value in values):
+        return "does not hold: it is the other way round"
+    return "not seen: the seeds' spread is as large"
+
+
+def _ranks(values: Mapping[str, float], measure: str) -> dict[str, int]:
+    """1 is the best; equal numbers share a rank."""
+    sign = -1.0 if measure == "score" else 1.0
+    ordered = sorted(sign * value for value in values.values())
+    return {key: ordered.index(sign * value) + 1 for key, value in values.items()}
+
+
+def _first(numbers: Sequence[float | None] | None) -> float:
+    assert numbers is not None
+    assert numbers[0] is not None
+    return numbers[0]

@@ -1,0 +1,99 @@
+"""The tables' files: read strictly, and true to the papers where they can be checked."""
+
+from __future__ import annotations
+
+import pytest
+from tests.reproduce.toy import TOML, toy_table
+
+from coterie.errors import CoterieError
+from coterie.reproduce.cells import Amount, TableCell, cells_of
+from coterie.reproduce.paper import PaperTable, paper_tables
+
+
+@pytest.mark.parametrize("table", paper_tables().values(), ids=lambda table: table.key)
+def test_every_cell_of_every_table_can_be_built(table: PaperTable) -> None:
+    digests = set()
+    for row in table.rows:
+        for column in table.columns:
+            if not row.method_name:
+                continue
+            cell = TableCell(table, row, column, seed=0)
+            assert cell.experiment.rounds > 0
+            assert cell.config["seed"] == 0
+            digests.add(cell.digest)
+            reports = table.reports_of(row, column)
+            assert reports.moment in ("received", "trained", "stored")
+    assert digests
+
+
+# By hand from the papers: row, column, number.
+SAMPLES = {
+    ("pfedcs-table1", "pfedcs", "cifar10-c2"): (90.60, None),
+    ("pfedcs-table2", "fedgh", "cifar10-dir0.05"): (83.92, None),
+    ("fedrema-table1", "fedpac", "cifar10"): (64.9, 0.1),
+    ("fedcac-table2", "fedcac", "cifar10-dir0.1"): (86.82, 1.18),
+    ("pfedsim-table3", "fedper", "cifar10-dir0.1"): (82.42, 0.55),
+    ("pfedsim-table6", "rho-0.7", "cifar10-dir0.5"): (68.09, 0.62),
+    ("fedtc-table2", "fedtc", "cifar10-dir0.5"): (76.71, None),
+}
+
+
+@pytest.mark.parametrize(("where", "number"), SAMPLES.items(), ids=lambda found: str(found))
+def test_numbers_are_the_papers(where: tuple[str, str, str], number: tuple[float, float | None]) -> None:
+    key, row, column = where
+    table = paper_tables()[key]
+    assert table.paper_number(table.row(row), table.column(column)) == number
+
+
+def test_the_proposed_method_leads_in_the_papers_own_numbers_but_where_they_say_otherwise() -> None:
+    behind = set()
+    for table in paper_tables().values():
+        for column in table.columns:
+            if not table.proposed or column.measure != "score":
+                continue
+            numbers = {
+                row.key: found[0]
+                for row in table.rows
+                if not row.settings and (found := table.paper_number(row, column)) is not None
+            }
+            if numbers and max(numbers.values()) > numbers[table.proposed]:
+                behind.add((table.key, column.key))
+    assert behind == {("pfedcs-table2", "cifar10-dir0.05"), ("fedrema-table4", "accuracy")}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    {
+        ('paper = "Toy"', 'papr = "Toy"', "'paper' is missing"),
+        ("seeds = 2", "seeds = 2\nbudget = 3", "nobody knows budget"),
+        ('moment = "stored"', 'moment = "storied"', "unknown moment 'storied'"),
+        ('measure = "upload"', 'measure = "weight"', "unknown measure 'weight'"),
+        ("set = { rho = 0.5 }", "sets = { rho = 0.5 }", "unknown key of a row 'sets'"),
+        ("half = [40.0]", "haif = [40.0]", "there is no row or column haif"),
+        ("half = [40.0]", "half = [40.0, 1, 2]", r"the number of half must be \[mean\] or \[mean, std\]"),
+        ('worse = "fedavg"', 'worse = "fedvag"', "there is no row or column fedvag"),
+        ('key = "tenth"', 'key = "half"', "a column stands there twice"),
+    },
+)
+def test_what_a_file_says_must_be_meant_for_something(old: str, new: str, message: str) -> None:
+    assert TOML.count(old) == 1
+    with pytest.raises(CoterieError, match=message):
+        toy_table(TOML.replace(old, new))
+
+
+def test_cells_come_most_informative_first_and_the_same_run_once() -> None:
+    cells = cells_of(toy_table(), [], [], [0, 1], Amount())
+    shown = [(cell.seed, cell.column.key, cell.row.key) for cell in cells]
+    # The column of bytes reads off the runs of the first one; a row without a method has no runs.
+    once = [(column, row) for column in ("half", "tenth") for row in ("pfedsim", "local", "fedavg")]
+    assert shown == [(seed, *one) for seed in (0, 1) for one in once]
+
+
+def test_amounts_change_the_run_and_its_name() -> None:
+    table = toy_table()
+    cell, less = (
+        TableCell(table, table.row("local"), table.column("half"), 0, amount) for amount in (Amount(), Amount(rounds=2))
+    )
+    assert (cell.experiment.rounds, less.experiment.rounds) == (3, 2)
+    assert cell.name != less.name
+    assert cell.digest == TableCell(table, table.row("local"), table.column("half"), 0).digest

@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table("negative.csv", *good, "1,1,-1,x")
     table("lonely.csv", *good, "1,1,0,w")
     np.savez(tmp_path / "nan.npz", x=np.array([[1.0], [np.nan]]), y=np.array([0, 1]))
+    np.savez(tmp_path / "part.npz", train=[0, 1], train_offsets=[0, 2], test=[1797], test_offsets=[0, 1])
     (tmp_path / "broken.toml").write_text("method = \n")
     (tmp_path / "typo.toml").write_text('methd = "fedavg"\n')
     (tmp_path / "value.toml").write_text('method = "fedavg"\nrounds = "many"\n')
@@ -56,6 +57,15 @@ MISTAKES = {
     "run fedavg --held-out 30": "held_out = 30: must be a number of clients from 0 to 19",
     "run fedavg --partition iid --alpha 1": "partition 'iid' has no option 'alpha' (it has: clients)",
     "run fedavg --partition dirichle": "unknown partition 'dirichle'; did you mean 'dirichlet'?",
+    "run fedavg --partition nowhere.npz": "nowhere.npz: there is no such file; a bare name is also looked for in",
+    "run fedavg --partition nan.npz": "has no array 'train, train_offsets, test, test_offsets'",
+    "run fedavg --partition part.npz": "part.npz': client '0': test names sample [1797], but data 'digits'",
+    "run fedavg --partition part.npz --clients 3": "partition 'part.npz' has no option 'clients' (it has: none)",
+    "run fedavg --partition extended_dirichlet --clients 2": "2 clients hold at most 4 of the 10 classes",
+    "run fedavg --partition-seed -1": "partition_seed = -1: must not be negative",
+    "run fedavg --model-seed one": "model_seed = 'one': must be a whole number",
+    "run fedavg --scale published": "scale = published: data 'digits' has no published scale (cifar10 has)",
+    "run fedavg --scale wide": "scale = wide: must be published, or left out",
     "run fedavg --data digts": "unknown data set 'digts'; did you mean 'digits'?",
     "run fedavg --data nowhere.csv": "data 'nowhere.csv': there is no such file or folder",
     "run fedavg --data nan.csv": "column 'a' of nan.csv is empty, NaN or infinite in row 61",

@@ -42,7 +42,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         name: get_args(hint)[1].show_default
         for name, hint in get_type_hints(GivenSettings, include_extras=True).items()
     }
-    free_text = {"client_column", "protocol", "stats", "task"}
+    free_text = {"client_column", "model_seed", "partition_seed", "protocol", "scale", "stats", "task"}
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]
     assert {name: shown[name] for name in checked} == {name: str(defaults[name]) for name in checked}
     for name, text in shown.items():
@@ -88,4 +88,6 @@ def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixtur
     dirichlet = next(line for line in partitions if line.startswith("dirichlet "))
     assert "Deal out each class" in dirichlet
     assert "clients=20, alpha=0.1, cap=True, least=None" in dirichlet
+    for name in ("quantity ", "extended_dirichlet ", "FILE.npz "):
+        assert any(line.startswith(name) for line in partitions)
     assert all(line == line.rstrip() for line in partitions)

@@ -20,9 +20,11 @@ from coterie.partition import (
     Dirichlet,
     DirichletPerClient,
     Dominant,
+    ExtendedDirichlet,
     Iid,
     Partition,
     Pathological,
+    Quantity,
     Rule,
     Split,
     TwoClass,
@@ -44,6 +46,10 @@ def toy(
 OWNED = toy(3000, owners=[k % 6 for k in range(3000)], owner_names=tuple("abcdef"))
 EVERY_RULE: list[Rule] = [
     Iid(7),
+    Quantity(10, 0.3),
+    Quantity(10, 0.02),
+    ExtendedDirichlet(10, 2, 0.3),
+    ExtendedDirichlet(10, 3, 0.02),
     Pathological(10, 2),
     Pathological(10, 3, variant="random"),
     Dirichlet(10, 0.3),
@@ -68,8 +74,10 @@ def all_indices(partition: Partition) -> np.ndarray:
 def test_the_registry_holds_every_rule_under_its_name_with_a_one_line_summary() -> None:
     assert set(PARTITIONS) == {
         "iid",
+        "quantity",
         "pathological",
         "dirichlet",
+        "extended_dirichlet",
         "dirichlet_per_client",
         "two_class",
         "dominant",
@@ -195,14 +203,16 @@ def test_clients_must_be_a_whole_positive_number(name: str, clients: int) -> Non
         rule(clients=clients)
 
 
-@pytest.mark.parametrize("rule", [Dirichlet, DirichletPerClient])
+@pytest.mark.parametrize("rule", [Dirichlet, DirichletPerClient, Quantity, ExtendedDirichlet])
 @pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
 def test_alpha_must_be_positive(rule: type[Dirichlet], alpha: float) -> None:
     with pytest.raises(CoterieError, match=f"alpha = {alpha}: must be greater than 0"):
         rule(alpha=alpha)
 
 
-@pytest.mark.parametrize("rule", [Iid(11), Pathological(11, 1), Dirichlet(11)], ids=labels_of)
+@pytest.mark.parametrize(
+    "rule", [Iid(11), Pathological(11, 1), Dirichlet(11), Quantity(11), ExtendedDirichlet(11)], ids=labels_of
+)
 def test_more_clients_than_samples_is_an_error(rule: Rule) -> None:
     with pytest.raises(CoterieError, match="clients = 11: must be at most 10"):
         rule(toy(10, 2), 0)

@@ -15,7 +15,8 @@ from coterie.experiment.protocols import PROTOCOLS, find
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import option_fields
-from coterie.partition import PARTITIONS
+from coterie.partition import PARTITIONS, FromFile
+from coterie.partition.from_file import ANY_FILE
 from coterie.registry import Registry
 from coterie.report.facts import MethodFacts, facts
 from coterie.report.terminal import plain_table
@@ -38,6 +39,7 @@ def listing(kind: str) -> Table:
         table = plain_table("partition", "what it is", "options")
         for name, rule in PARTITIONS.items():
             table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
+        table.add_row(*map(Text, (ANY_FILE, first_line(FromFile), "")))
         return table
     if kind == "protocols":
         table = plain_table("protocol", "what it is", "the paper reports")

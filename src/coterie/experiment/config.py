@@ -19,10 +19,11 @@ from torch import nn
 from coterie import options
 from coterie.data import Dataset
 from coterie.errors import CoterieError, require
-from coterie.experiment.settings import Settings
+from coterie.experiment.settings import Settings, rule_options
 from coterie.methods import METHODS, Method
 from coterie.models import ModelSpec
-from coterie.partition import PARTITIONS, Partition, Rule
+from coterie.partition import PARTITIONS, FromFile, Partition, Rule
+from coterie.partition.npz import is_partition_file
 from coterie.registry import file_of, is_reference, reference_to
 
 Config = dict[str, Any]
@@ -59,6 +60,8 @@ def complete(experiment: Settings) -> Config:
         value = getattr(experiment, item.name)
         if isinstance(value, Method):
             value = reference_to(type(value)) or method_name(value)
+        elif isinstance(value, FromFile):
+            value = str(value.path)
         elif isinstance(value, Rule):
             value = reference_to(type(value)) or PARTITIONS.name_of(type(value)) or value.name
         elif isinstance(value, ModelSpec):
@@ -71,7 +74,7 @@ def complete(experiment: Settings) -> Config:
             value = f"given ({type(value).__name__})"
         if value is not None:
             config[item.name] = value
-    if isinstance(rule, Rule):
+    if isinstance(rule, Rule) and not isinstance(rule, FromFile):
         config |= {
             name: value for name in options.option_fields(type(rule)) if (value := getattr(rule, name)) is not None
         }
@@ -91,9 +94,10 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
     """
     rule = str(given.get("partition", ""))
     kept = dict(config)
-    if (rule in PARTITIONS or is_reference(rule)) and rule != config.get("partition", Settings.partition):
+    known = rule in PARTITIONS or is_reference(rule) or is_partition_file(rule)
+    if known and rule != config.get("partition", Settings.partition):
         others = {name for other in PARTITIONS.values() for name in options.option_fields(other)}
-        others -= set(options.option_fields(PARTITIONS.find(rule)))
+        others -= set(rule_options(rule))
         kept = {key: value for key, value in config.items() if key not in others}
     return {**kept, **given}
 

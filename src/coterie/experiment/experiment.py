@@ -13,7 +13,7 @@ from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
 from coterie.experiment.run import run
-from coterie.experiment.settings import Settings, make_method, make_rule
+from coterie.experiment.settings import Settings, make_method, make_rule, rule_options
 from coterie.files import require_format
 from coterie.partition import PARTITIONS
 from coterie.registry import PluginFile, absolute, is_reference, split_reference
@@ -57,17 +57,17 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
         str(values.get(key, "")).startswith("given (") for key in ("data", "model")
     ):
         raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
-    rule_options = options.option_fields(PARTITIONS.find(rule_name))
+    of_rule = rule_options(rule_name)
     everywhere = {name for rule in PARTITIONS.values() for name in options.option_fields(rule)}
     for key in values:
-        if key in own or key in rule_options:
+        if key in own or key in of_rule:
             continue
         if key in everywhere:
             raise CoterieError(
-                f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(rule_options)) or 'none'})"
+                f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(of_rule)) or 'none'})"
             )
-        raise unknown("option", key, own | set(rule_options) | {"set"})
-    rule = make_rule(rule_name, {key: values[key] for key in values if key in rule_options})
+        raise unknown("option", key, own | set(of_rule) | {"set"})
+    rule = make_rule(rule_name, {key: values[key] for key in values if key in of_rule})
     hints = get_type_hints(Experiment)
     plain = {
         key: options.coerced(key, value, str if key in ("data", "model") else hints[key])

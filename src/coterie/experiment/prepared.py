@@ -15,6 +15,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
+from coterie.data.scaling import rescaled
 from coterie.engines import Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
@@ -109,7 +110,7 @@ def prepare(experiment: Settings) -> Prepared:
     data = experiment.data
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
-    data = data.with_task(experiment.task)
+    data = rescaled(data.with_task(experiment.task), experiment.scale)
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
@@ -134,6 +135,7 @@ def prepare(experiment: Settings) -> Prepared:
 
 
 def _partition(experiment: Settings, data: Dataset) -> Partition:
+    seed = experiment.seed if experiment.partition_seed is None else experiment.partition_seed
     if isinstance(experiment.partition, Partition):
         for option in ("test", "validation"):
             value = getattr(experiment, option)
@@ -147,16 +149,21 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
             test=default.test if experiment.test is None else experiment.test,
             validation=default.validation if experiment.validation is None else experiment.validation,
         )
-        partition = experiment.partition(data, experiment.seed, split)
+        partition = experiment.partition(data, seed, split)
     for name, test in zip(partition.names, partition.test, strict=True):
         require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
     if experiment.held_out:
-        partition = partition.with_held_out(experiment.held_out, experiment.seed)
+        partition = partition.with_held_out(experiment.held_out, seed)
     return partition
 
 
 def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+    seed = experiment.seed if experiment.model_seed is None else experiment.model_seed
     if isinstance(experiment.model, nn.Module):
+        require(
+            experiment.model_seed is None,
+            f"model_seed = {seed}: the model is given with its weights; give its class, or leave model_seed out",
+        )
         module, classifier = copy.deepcopy(experiment.model), _own_classifier(experiment.classifier)
         log.warning(
             "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
@@ -166,7 +173,7 @@ def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Modu
     else:
         assert isinstance(experiment.model, str | ModelSpec)
         module, classifier = initial_model(
-            experiment.model, experiment.classifier, data.shape, data.of_task.outputs, experiment.seed
+            experiment.model, experiment.classifier, data.shape, data.of_task.outputs, seed
         )
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 

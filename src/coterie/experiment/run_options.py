@@ -12,6 +12,9 @@ from coterie.core.training import JointTraining, MemoryFormat
 from coterie.errors import require, unknown
 from coterie.options import BY_RULE, setting
 
+RUNS_SEED = "the run's seed"
+SCALES = ("", "published")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(JointTraining):
@@ -36,8 +39,17 @@ class RunOptions(JointTraining):
         "data",
         shown="the data set's",
     )
-    partition: Any = setting("dirichlet", "The rule that shares the data out among clients.", "partition")
+    scale: str = setting("", "published: images scaled as pFedSim's authors did (cifar10).", "data", shown="to -1 .. 1")
+    partition: Any = setting(
+        "dirichlet",
+        "The rule that shares the data out among clients (see 'coterie partitions'), or a FILE.npz that says who holds "
+        "what.",
+        "partition",
+    )
     model: Any = setting("mlp", "The model (see 'coterie models').", "data")
+    model_seed: int | None = setting(
+        None, "A seed of their own for the model's first weights.", "data", shown=RUNS_SEED
+    )
     test: float | None = setting(
         None, "The share of each client's samples that it is tested on.", "partition", shown=BY_RULE
     )
@@ -46,6 +58,9 @@ class RunOptions(JointTraining):
     )
     held_out: int | float = setting(
         0, "Clients kept apart as newcomers: their number, or their share as a fraction.", "partition"
+    )
+    partition_seed: int | None = setting(
+        None, "A seed of its own for the partition: rule, split and newcomers.", "partition", shown=RUNS_SEED
     )
     memory: MemoryFormat = setting(
         "contiguous", "Order of images and convolutions in memory: contiguous or channels_last.", "running"
@@ -83,6 +98,10 @@ class RunOptions(JointTraining):
         for option in ("ray_address", "ray_gpus"):
             value = getattr(self, option)
             require(not value or self.engine == "ray", f"{option} = {value}: is for engine='ray'")
+        for option in ("partition_seed", "model_seed"):
+            value = getattr(self, option)
+            require(value is None or value >= 0, f"{option} = {value}: must not be negative")
+        require(self.scale in SCALES, f"scale = {self.scale}: must be published, or left out")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
         if self.memory not in get_args(MemoryFormat):
             raise unknown("memory", self.memory, get_args(MemoryFormat))

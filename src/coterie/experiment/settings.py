@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import Any
 
 from torch import nn
@@ -12,10 +12,13 @@ from coterie import options
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset
 from coterie.engines import ENGINES, require_device
+from coterie.errors import require
 from coterie.experiment.run_options import RunOptions
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS, ModelSpec, own_model
-from coterie.partition import PARTITIONS, Partition, Rule
+from coterie.partition import PARTITIONS, FromFile, Partition, Rule
+from coterie.partition.from_file import ANY_FILE
+from coterie.partition.npz import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
 
 
@@ -29,10 +32,13 @@ class Settings(RunOptions):
     files of your own, such as `./my.py:FedAvgM`.
 
     `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
-    latter. `label` and `client_column` name columns of your own table, `task` what its labels are of (empty:
-    classification, or the known data set's own). `stats` overrides what the method does with
-    batch-norm statistics. `test` and `validation` override the split of the partition rule;
-    `held_out` keeps clients apart for onboarding tests. `engine` is `serial` unless told otherwise, or `stacked` on
+    latter. A partition is a rule, by name or as an instance, a `Partition`, or the path of a file that says who holds
+    what (`FILE.npz`, see `FromFile`). `label` and `client_column` name columns of your own table, `task` what its
+    labels are of (empty: classification, or the known data set's own). `stats` overrides what the method does with
+    batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
+    apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
+    `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
+    as a paper's authors did (`coterie.data.scaling`). `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
     """
@@ -75,12 +81,24 @@ def make_method(name: str, values: dict[str, Any]) -> Method:
 
 
 def make_rule(name: str, values: dict[str, Any]) -> Rule:
-    """A partition rule by name with options.
+    """A partition rule by name with options, or a file.
 
     >>> make_rule("iid", {"clients": 3}).clients
     3
     """
-    return options.build("partition", short_name(name), PARTITIONS.find(name), values)
+    if not is_partition_file(name):
+        return options.build("partition", short_name(name), PARTITIONS.find(name, besides=[ANY_FILE]), values)
+    require(not values, f"partition = {name}: is a file and has no options; leave {', '.join(values)} out")
+    return FromFile(name)
+
+
+def rule_options(name: str) -> dict[str, Field[Any]]:
+    """The options of a partition rule by name; a file has none.
+
+    >>> list(rule_options("iid")), list(rule_options("mine.npz"))
+    (['clients'], [])
+    """
+    return {} if is_partition_file(name) else options.option_fields(PARTITIONS.find(name, besides=[ANY_FILE]))
 
 
 def resolved_model(model: object) -> nn.Module | ModelSpec | str:

@@ -13,19 +13,34 @@ A rule is a frozen dataclass of options; calling it gives a `Partition`:
 from coterie.errors import require
 from coterie.partition.dirichlet import Dirichlet
 from coterie.partition.dominant import Dominant
+from coterie.partition.extended import ExtendedDirichlet
+from coterie.partition.from_file import FromFile
 from coterie.partition.iid import Iid
 from coterie.partition.origin import DirichletPerClient, TwoClass
 from coterie.partition.owners import ByClient, ByDomain
 from coterie.partition.partition import Partition
 from coterie.partition.pathological import Pathological
 from coterie.partition.quantile import Quantile
+from coterie.partition.quantity import Quantity
 from coterie.partition.rule import Rule
 from coterie.partition.split import Split
 from coterie.registry import Registry, subclasses_of
 
 _OWN: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (Iid, Pathological, Dirichlet, DirichletPerClient, TwoClass, Dominant, Quantile, ByDomain, ByClient)
+    for rule in (
+        Iid,
+        Quantity,
+        Pathological,
+        Dirichlet,
+        ExtendedDirichlet,
+        DirichletPerClient,
+        TwoClass,
+        Dominant,
+        Quantile,
+        ByDomain,
+        ByClient,
+    )
 }
 
 
@@ -36,7 +51,7 @@ def _rule(name: str, found: object) -> type[Rule]:
 
 
 PARTITIONS: Registry[type[Rule]] = Registry("partition", "coterie.partitions", _OWN, _rule)
-"""Every rule by name: a class that extends `Rule`."""
+"""Every rule by name: a class that extends `Rule`. `FromFile` has none: a file stands for it."""
 
 __all__ = [
     "PARTITIONS",
@@ -45,10 +60,13 @@ __all__ = [
     "Dirichlet",
     "DirichletPerClient",
     "Dominant",
+    "ExtendedDirichlet",
+    "FromFile",
     "Iid",
     "Partition",
     "Pathological",
     "Quantile",
+    "Quantity",
     "Rule",
     "Split",
     "TwoClass",

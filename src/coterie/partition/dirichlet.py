@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.data.dataset import Dataset
-from coterie.errors import require
+from coterie.partition.least import first_accepted, least_samples, repair, repaired
 from coterie.partition.rule import (
     Rule,
     Shares,
@@ -22,8 +23,6 @@ from coterie.partition.rule import (
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
 
-DRAWS = 1000
-USUAL_LEAST = 40
 NUMBERS_PER_BATCH = 200_000
 
 
@@ -35,6 +34,25 @@ def log_gamma_draws(stream: np.random.Generator, alpha: float, shape: tuple[int,
     is Gamma(α) = Gamma(α + 1) · U^(1/α).
     """
     return np.log(stream.standard_gamma(alpha + 1, shape)) - stream.standard_exponential(shape) / alpha
+
+
+def proportional(logs: npt.NDArray[np.float64], size: int) -> Indices:
+    """So many samples dealt out in the proportions whose logarithms are given, many draws at once: `[draws, K]`.
+
+    Clients of logarithm −∞ get nothing.
+
+    >>> proportional(np.log([[1.0, 3.0, 4.0]]), 16).tolist(), proportional(np.array([[0.0, -np.inf]]), 5).tolist()
+    ([[2, 6, 8]], [[5, 0]])
+    """
+    ends = np.cumsum(np.exp(logs - logs.max(1, keepdims=True)), axis=1)
+    # Divided by its own last entry the sum ends at exactly 1: rounding gives clients without a share nothing.
+    cuts: Indices = (ends / ends[:, -1:] * size).astype(np.int64)
+    return np.diff(cuts, prepend=0, axis=1)
+
+
+def batch_of(numbers: int) -> int:
+    """How many draws of so many numbers are made at once."""
+    return int(np.clip(NUMBERS_PER_BATCH // numbers, 1, 100))
 
 
 @dataclass(frozen=True)
@@ -71,50 +89,21 @@ class Dirichlet(Rule):
     def shares(self, dataset: Dataset, seed: int) -> Shares:
         """Draw the counts, shuffle each class and cut it; repair what no draw could satisfy."""
         require_enough_samples(self.clients, dataset)
-        least = self._least(len(dataset))
+        least, notes = least_samples(self.least, self.clients, len(dataset))
         classes = self.groups(dataset)
         class_sizes = np.array([len(samples) for samples in classes])
-        counts, draws = self._draw(class_sizes, least, numpy_stream(seed, f"partition:{self.name}"))
+        draw = partial(self._counts, class_sizes, stream=numpy_stream(seed, f"partition:{self.name}"))
+        counts, draws = first_accepted(draw, least, batch_of(len(class_sizes) * self.clients))
         stream = numpy_stream(seed, f"partition:{self.name}:shuffle")
         slices = [cut(stream.permutation(samples), row) for samples, row in zip(classes, counts, strict=True)]
         pools = [np.concatenate(pieces) for pieces in zip(*slices, strict=True)]
-        notes = []
-        if self.least is None and least < USUAL_LEAST:
-            notes.append(f"least = {least}: half the mean client size, which is below {USUAL_LEAST}")
         if counts.sum(0).min() < least:
-            moved = _repair(pools, least, stream)
-            notes.append(f"repaired after {draws} draws: moved {moved} samples")
+            notes.append(repaired(draws, repair(pools, least, stream)))
         return Shares(pools=pools, notes=tuple(notes), resolved={"least": least})
 
     def groups(self, dataset: Dataset) -> list[Indices]:
         """What is dealt out, one after the other: the samples of every class."""
         return by_class(dataset)
-
-    def _least(self, samples: int) -> int:
-        mean = samples // self.clients
-        if self.least is None:
-            # Two samples make a training and a test sample, so ask for them wherever they exist.
-            return min(USUAL_LEAST, max(mean // 2, min(2, mean)))
-        require(
-            self.least <= mean,
-            f"least = {self.least}: must be at most {mean}: {self.clients} clients share {samples} samples",
-        )
-        return self.least
-
-    def _draw(self, class_sizes: Indices, least: int, stream: np.random.Generator) -> tuple[Indices, int]:
-        """The first draw of counts `[C, K]` that gives everybody `least`, else the best; draws made."""
-        batch = int(np.clip(NUMBERS_PER_BATCH // (len(class_sizes) * self.clients), 1, 100))
-        best, best_minimum, made = np.empty(0, np.int64), -1, 0
-        while made < DRAWS:
-            counts = self._counts(class_sizes, min(batch, DRAWS - made), stream)
-            minima = counts.sum(1).min(1)
-            accepted = np.flatnonzero(minima >= least)
-            if len(accepted):
-                return counts[accepted[0]], made + int(accepted[0]) + 1
-            if minima.max() > best_minimum:
-                best, best_minimum = counts[minima.argmax()], int(minima.max())
-            made += len(counts)
-        return best, made
 
     def _counts(self, class_sizes: Indices, draws: int, stream: np.random.Generator) -> Indices:
         """Samples of each class for each client, many independent draws at once: `[draws, C, K]`."""
@@ -126,31 +115,6 @@ class Dirichlet(Rule):
                 continue
             # Before the last sample is dealt out somebody holds less than the mean, so one client is open.
             closed = held * self.clients >= class_sizes.sum()
-            weights = np.where(closed & self.cap, -np.inf, logs[:, c])
-            ends = np.cumsum(np.exp(weights - weights.max(1, keepdims=True)), axis=1)
-            # Divided by its own last entry the sum ends at exactly 1: rounding gives closed clients nothing.
-            cuts = (ends / ends[:, -1:] * size).astype(np.int64)
-            counts[:, c] = np.diff(cuts, prepend=0, axis=1)
+            counts[:, c] = proportional(np.where(closed & self.cap, -np.inf, logs[:, c]), size)
             held += counts[:, c]
         return counts
-
-
-def _repair(pools: list[Indices], least: int, stream: np.random.Generator) -> int:
-    """Move random samples from the client that is then largest until everybody has `least`; how many."""
-    sizes = np.array([len(pool) for pool in pools])
-    shuffled: dict[int, list[int]] = {}
-    received: dict[int, list[int]] = {}
-    for client in np.flatnonzero(sizes < least).tolist():
-        received[client] = []
-        while sizes[client] < least:
-            donor = int(sizes.argmax())
-            if donor not in shuffled:
-                shuffled[donor] = stream.permutation(pools[donor]).tolist()
-            received[client].append(shuffled[donor].pop())
-            sizes[donor] -= 1
-            sizes[client] += 1
-    for donor, rest in shuffled.items():
-        pools[donor] = np.array(rest, dtype=np.int64)
-    for client, samples in received.items():
-        pools[client] = np.concatenate([pools[client], np.array(samples, dtype=np.int64)])
-    return sum(map(len, received.values()))

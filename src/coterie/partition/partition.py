@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from safetensors.numpy import save as to_safetensors
 
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError, require
+from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
 
@@ -183,7 +183,14 @@ class Partition:
                 require(len(leaked) == 0, f"client '{name}': {len(leaked)} samples are in both train and {part}")
 
     def save(self, path: str | Path) -> None:
-        """Write one .safetensors file: concatenated indices with offsets, and JSON metadata."""
+        """Write one .safetensors file: concatenated indices with offsets, and JSON metadata.
+
+        With the suffix `.npz`, a plain file of indices and names instead, to hand over (see `coterie.partition.npz`):
+        who is held out and how the partition was drawn do not stand in it.
+        """
+        if is_partition_file(path):
+            write_partition(Path(path), {part: getattr(self, part) for part in PARTS}, self.names)
+            return
         about = {"rule": self.rule, "parameters": self.parameters, "notes": self.notes, "names": self.names}
         metadata = {"format": FORMAT, "sha256": self.hash, "about": _json(about)}
         target = Path(path)
@@ -194,7 +201,12 @@ class Partition:
 
     @staticmethod
     def load(path: str | Path) -> Partition:
-        """Read what `save` wrote; the stored hash must match."""
+        """Read what `save` wrote; the stored hash must match. Of an `.npz`, the SHA-256 becomes a parameter."""
+        if is_partition_file(path):
+            parts, names = read_partition(Path(path))
+            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            held: dict[str, Any] = {part: tuple(rows) for part, rows in parts.items()}
+            return Partition(**held, rule="file", parameters={"sha256": digest}, names=names)
         require(Path(path).is_file(), f"partition file '{path}' does not exist")
         try:
             with safe_open(path, framework="numpy") as file:
@@ -203,7 +215,7 @@ class Partition:
             require(metadata.get("format") == FORMAT, f"'{path}' is not a file of the format '{FORMAT}'")
             about = json.loads(metadata["about"])
             loaded = Partition(
-                **{part: tuple(_ragged(arrays, part)) for part in PARTS},
+                **{part: tuple(parted(arrays[part], arrays[f"{part}_offsets"])) for part in PARTS},
                 rule=about["rule"],
                 parameters=about["parameters"],
                 notes=tuple(about["notes"]),
@@ -223,14 +235,8 @@ class Partition:
         arrays = {"keys": self.keys, "held_out": np.array(self.held_out, dtype=np.int64)}
         for part in PARTS:
             rows: tuple[Indices, ...] = getattr(self, part)
-            arrays[part] = np.concatenate(rows)
-            arrays[f"{part}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+            arrays[part], arrays[f"{part}_offsets"] = joined(rows)
         return arrays
-
-
-def _ragged(arrays: Mapping[str, Indices], part: str) -> list[Indices]:
-    offsets = arrays[f"{part}_offsets"]
-    return [arrays[part][start:end] for start, end in pairwise(offsets)]
 
 
 def _json(value: Any) -> str:

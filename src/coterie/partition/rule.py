@@ -21,11 +21,13 @@ class Shares:
     """What a rule decided: each client's samples, before they are split.
 
     `tests` is given by rules that draw test samples from elsewhere; the others leave it `None` and get a
-    split. `resolved` holds options whose value depended on the data.
+    split. `validations`, beside `tests`, stand unless the split wants a share for validation. `resolved` holds
+    parameters whose value depended on the data.
     """
 
     pools: list[Indices]
     tests: list[Indices] | None = None
+    validations: list[Indices] | None = None
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     resolved: Mapping[str, Plain] = field(default_factory=dict)
@@ -63,24 +65,15 @@ class Rule(ABC):
         for client, pool in enumerate(shares.pools):
             label = shares.names[client] if shares.names else str(client)
             require(len(pool) > 0, f"client '{label}' has no samples in data '{dataset.name}'; use fewer clients")
-        if shares.tests is None:
-            parts = [split(pool, seed, client) for client, pool in enumerate(shares.pools)]
-        else:
-            parts = [
-                (*split.without_validation(pool, seed, client), np.sort(test))
-                for client, (pool, test) in enumerate(zip(shares.pools, shares.tests, strict=True))
-            ]
-        train, validation, test = zip(*parts, strict=True)
-        # Only dataclasses are rules; `fields` needs to be told so.
-        options: Any = self
+        train, validation, test = zip(*_parts(shares, split, seed), strict=True)
         parameters: dict[str, Plain] = {
-            **{option.name: getattr(self, option.name) for option in fields(options)},
-            **shares.resolved,
+            **self.recorded(),
             "seed": seed,
             "test": split.test if shares.tests is None else "by origin",
             "validation": split.validation,
             "data": dataset.name,
             "data_size": len(dataset),
+            **shares.resolved,
         }
         partition = Partition(
             train=train,
@@ -93,6 +86,26 @@ class Rule(ABC):
         )
         partition.check(dataset)
         return partition
+
+    def recorded(self) -> dict[str, Any]:
+        """The options as a partition records them."""
+        options: Any = self  # only dataclasses are rules; `fields` needs to be told so
+        return {option.name: getattr(self, option.name) for option in fields(options)}
+
+
+def _parts(shares: Shares, split: Split, seed: int) -> list[tuple[Indices, Indices, Indices]]:
+    """Every client's training, validation and test samples."""
+    if shares.tests is None:
+        return [split(pool, seed, client) for client, pool in enumerate(shares.pools)]
+    pools, tests = shares.pools, [np.sort(test) for test in shares.tests]
+    if shares.validations is not None:
+        if not split.validation:
+            return list(zip(map(np.sort, pools), map(np.sort, shares.validations), tests, strict=True))
+        pools = [np.concatenate(both) for both in zip(pools, shares.validations, strict=True)]
+    return [
+        (*split.without_validation(pool, seed, client), test)
+        for client, (pool, test) in enumerate(zip(pools, tests, strict=True))
+    ]
 
 
 def require_count(option: str, value: int, least: int = 1) -> None:

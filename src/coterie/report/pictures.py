@@ -21,6 +21,7 @@ from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS, Partition
+from coterie.partition.npz import is_partition_file
 from coterie.registry import short_name
 from coterie.report.learning import (
     Floats,
@@ -234,7 +235,10 @@ def _spoken_partition(config: Config) -> str:
     rule = str(config["partition"])
     known = option_fields(PARTITIONS[rule]) if rule in PARTITIONS else {}
     options = ", ".join(f"{name}={config[name]}" for name in known if name != "clients" and name in config)
-    return rule + (f" ({options})" if options else "") + f", seed {config['seed']}"
+    if is_partition_file(rule):
+        return Path(rule).name
+    seed = config.get("partition_seed", config["seed"])
+    return rule + (f" ({options})" if options else "") + f", seed {seed}"
 
 
 def _points(places: int, inches: float = MATRIX) -> float:

@@ -16,12 +16,13 @@ from coterie.core.layout import Layout, require_classifier
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
+from coterie.data.share import part_of
 from coterie.engines import Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
-from coterie.partition import Partition, Rule, Split
+from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.rng import stream_seed
 
 log = logging.getLogger("coterie")
@@ -111,6 +112,12 @@ def prepare(experiment: Settings) -> Prepared:
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
+    if experiment.share < 1:
+        require(
+            not isinstance(experiment.partition, FromFile),
+            f"share = {experiment.share:g}: a partition from a file counts through all samples; leave share out",
+        )
+        data = part_of(data, experiment.share, _partition_seed(experiment))
     partition = _partition(experiment, data)
     module, layout = _model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
@@ -134,8 +141,12 @@ def prepare(experiment: Settings) -> Prepared:
     return prepared
 
 
+def _partition_seed(experiment: Settings) -> int:
+    return experiment.seed if experiment.partition_seed is None else experiment.partition_seed
+
+
 def _partition(experiment: Settings, data: Dataset) -> Partition:
-    seed = experiment.seed if experiment.partition_seed is None else experiment.partition_seed
+    seed = _partition_seed(experiment)
     if isinstance(experiment.partition, Partition):
         for option in ("test", "validation"):
             value = getattr(experiment, option)

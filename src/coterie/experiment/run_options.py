@@ -40,6 +40,7 @@ class RunOptions(JointTraining):
         shown="the data set's",
     )
     scale: str = setting("", "published: images scaled as pFedSim's authors did (cifar10).", "data", shown="to -1 .. 1")
+    share: float = setting(1.0, "Use only this share of the data's samples, drawn from every class.", "data")
     partition: Any = setting(
         "dirichlet",
         "The rule that shares the data out among clients (see 'coterie partitions'), or a FILE.npz that says who holds "
@@ -101,6 +102,7 @@ class RunOptions(JointTraining):
         for option in ("partition_seed", "model_seed"):
             value = getattr(self, option)
             require(value is None or value >= 0, f"{option} = {value}: must not be negative")
+        require(0 < self.share <= 1, f"share = {self.share:g}: must be above 0 and at most 1")
         require(self.scale in SCALES, f"scale = {self.scale}: must be published, or left out")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
         if self.memory not in get_args(MemoryFormat):

@@ -12,7 +12,7 @@ import numpy as np
 from coterie.data.dataset import Dataset
 from coterie.data.locate import data_folder
 from coterie.errors import CoterieError, require
-from coterie.partition.npz import SUFFIX, is_partition_file
+from coterie.partition.npz import SUFFIX, is_partition_file, labels_sha256
 from coterie.partition.partition import PARTS, Partition
 from coterie.partition.rule import Rule, Shares
 
@@ -58,6 +58,7 @@ class FromFile(Rule):
         )
         found = Partition.load(path)
         try:
+            _check_order(found, dataset)
             found.check(dataset)
             _check_parts(found)
         except CoterieError as error:
@@ -82,6 +83,16 @@ def _place(name: str) -> Path:
     if path.name == name and not path.is_file() and (kept := data_folder(FOLDER) / name).is_file():
         path = kept
     return path.resolve()
+
+
+def _check_order(found: Partition, dataset: Dataset) -> None:
+    """The same data set may have been read from other files, in another order: then its numbers mean other samples."""
+    wanted = found.parameters.get("labels_sha256")
+    require(
+        wanted in (None, labels_sha256(dataset.labels.numpy())),
+        f"it counts through the samples of '{dataset.name}' in another order than they were read in here (the labels' "
+        "SHA-256 differs); read the data set from the files that the partition was made with",
+    )
 
 
 def _check_parts(found: Partition) -> None:

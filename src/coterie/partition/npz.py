@@ -2,11 +2,13 @@
 
 Arrays `train`, `train_offsets`, `test`, `test_offsets`, and where wanted `validation`, `validation_offsets` and the
 clients' `names` (text): client k holds `train[train_offsets[k]:train_offsets[k+1]]`. Indices count through the data
-set as it is loaded, official training samples first.
+set as it is loaded, official training samples first. A data set may come in several files' orders: `labels_sha256`
+(text), where given, says which one is meant.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -56,8 +58,20 @@ def write_partition(path: Path, parts: Mapping[str, Sequence[Indices]], names: S
     write_whole(path, content.getvalue())
 
 
-def read_partition(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
-    """Each part's index arrays, one a client, and the clients' names if there are any; whatever is wrong is said."""
+def labels_sha256(labels: Array) -> str:
+    """What tells the order of a data set's samples: the SHA-256 of `labels [N]` as little-endian 64-bit numbers.
+
+    >>> labels_sha256(np.array([0, 1]))[:12]
+    '9d34149fbd1f'
+    """
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
+def read_partition(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...], str]:
+    """Each part's index arrays, one a client, the clients' names if there are any, and the labels' hash likewise.
+
+    Whatever is wrong is said.
+    """
     what = f"partition file '{path}'"
     require(path.is_file(), f"{what} does not exist")
     arrays = read_npz(path)
@@ -69,7 +83,9 @@ def read_partition(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...
     for part, rows in parts.items():
         count = len(parts["train"])
         require(len(rows) == count, f"{what}: '{part}' is of {len(rows)} clients, 'train' of {count}")
-    return parts, _names(arrays, len(parts["train"]), what)
+    digest = arrays.get("labels_sha256", np.array(""))
+    require(digest.dtype.kind == "U" and digest.ndim == 0, f"{what}: 'labels_sha256' must be one text")
+    return parts, _names(arrays, len(parts["train"]), what), str(digest)
 
 
 def _part(arrays: Mapping[str, Array], part: str, what: str) -> list[Indices]:

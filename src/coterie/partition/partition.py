@@ -203,10 +203,11 @@ class Partition:
     def load(path: str | Path) -> Partition:
         """Read what `save` wrote; the stored hash must match. Of an `.npz`, the SHA-256 becomes a parameter."""
         if is_partition_file(path):
-            parts, names = read_partition(Path(path))
-            digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            parts, names, labels = read_partition(Path(path))
+            digests = {"sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+            digests |= {"labels_sha256": labels} if labels else {}
             held: dict[str, Any] = {part: tuple(rows) for part, rows in parts.items()}
-            return Partition(**held, rule="file", parameters={"sha256": digest}, names=names)
+            return Partition(**held, rule="file", parameters=digests, names=names)
         require(Path(path).is_file(), f"partition file '{path}' does not exist")
         try:
             with safe_open(path, framework="numpy") as file:

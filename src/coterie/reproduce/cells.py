@@ -18,6 +18,8 @@ from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.protocols import find
 from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
 
+PARTITIONS = Path(__file__).parent / "partitions"
+"""The papers' own partitions, where they are known."""
 # How cells run unless a table says otherwise: several at a time, each on one core, and always with the same bits.
 PINNED = {"engine": "serial", "threads": 1, "memory": "contiguous", "record_every": 0}
 
@@ -73,6 +75,8 @@ class TableCell:
 
     def _given(self) -> Config:
         given = {**self.table.settings, **self.column.settings, **self.row.settings}
+        if str(given.get("partition", "")).endswith(".npz"):
+            given["partition"] = str(PARTITIONS / given["partition"])
         return {**given, "data": self.amount.data} if self.amount.data else given
 
     @cached_property

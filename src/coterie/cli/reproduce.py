@@ -13,6 +13,7 @@ from coterie.cli.problems import FailureError, InterruptionError
 from coterie.errors import require
 from coterie.processes import cores
 from coterie.report.terminal import ComparisonProgress, plain_table, print_result
+from coterie.reproduce import similarities
 from coterie.reproduce.budget import fitting
 from coterie.reproduce.cells import Amount, TableCell, cells_of, missing_data
 from coterie.reproduce.check import check_results
@@ -30,6 +31,7 @@ def list_command(results: Path) -> None:
         wanted = sum(bool(row.method_name) for row in table.rows) * len(table.columns)
         done = len({(one["row"], one["column"]) for one in Results(table, results).cells.values()})
         listed.add_row(*map(Text, (key, table.title, str(wanted), str(done), ", ".join(missing_data(table)))))
+    listed.add_row(similarities.KEY, "pFedSim, table 2: similarity of classifiers (four clients, minutes)", "", "", "")
     print_result(listed, "", "'coterie reproduce TABLE' runs one; cells are methods × columns, once for each seed.")
 
 
@@ -55,7 +57,11 @@ def reproduce_command(
     require(0 < amount.share <= 1, f"share = {amount.share:g}: must be above 0 and at most 1")
     require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
     require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: one per core)")
-    chosen = [find_table(key) for key in tables]
+    if similarities.KEY in tables:
+        print(similarities.rebuild(results, seeds))
+    chosen = [find_table(key) for key in tables if key != similarities.KEY]
+    if not chosen:
+        return
     cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]
     _tell_missing(chosen, columns, amount)
     left_out: list[TableCell] = []

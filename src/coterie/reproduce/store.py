@@ -17,7 +17,7 @@ from coterie.errors import CoterieError, require
 from coterie.experiment.directory import ROWS, RunDirectory, load_tensors
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, Reports
+from coterie.reproduce.paper import Measure, PaperTable, Reports, paper_tables
 from coterie.version import VERSION
 
 FORMAT = 1
@@ -149,6 +149,6 @@ def _place(table: PaperTable, record: Record) -> tuple[Any, ...]:
 
 def require_results(folder: Path) -> list[Path]:
     """The files of results in a folder, of which there must be some."""
-    found = sorted(folder.glob("*.json"))
+    found = sorted(path for path in folder.glob("*.json") if path.stem in paper_tables())
     require(bool(found), f"results = {folder}: holds no results")
     return found

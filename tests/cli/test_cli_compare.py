@@ -51,6 +51,16 @@ def column(accuracy: dict[str, Any], key: str) -> float:
     return float(accuracy[moment][mean][at])
 
 
+def test_a_partition_seed_puts_all_seeds_on_one_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", "local", "fedavg", "--seeds", "3", "4", *SMALL, "--jobs", "1", "--json")
+    apart, joined = call(capsys, *words).json, call(capsys, *words, "--partition-seed", "4").json
+    assert apart["partitions"]["3"] != apart["partitions"]["4"] == joined["partitions"]["4"]
+    assert joined["partitions"]["3"] == joined["partitions"]["4"]
+    assert joined["runs"]["fedavg"][0]["config"]["partition_seed"] == 4
+    values = joined["table"]["fedavg"]["received_mean_last"]["values"]
+    assert values[0] != values[1] == apart["table"]["fedavg"]["received_mean_last"]["values"][1]
+
+
 def test_table_holds_the_numbers_of_the_run_directories(capsys: pytest.CaptureFixture[str]) -> None:
     seeds = [str(seed) for seed in SEEDS]
     answer = call(capsys, "compare", *METHODS, "--seeds", *seeds, *SMALL, "--out", "all")

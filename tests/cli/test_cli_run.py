@@ -11,8 +11,10 @@ import tomli_w
 from cli_tools import SMALL, assert_same_run, call
 
 from coterie.cli.merge import one_experiment
+from coterie.data import load
 from coterie.experiment.config import complete
 from coterie.experiment.directory import RunDirectory
+from coterie.partition import Dirichlet
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,29 @@ def test_written_configuration_repeats_the_run(capsys: pytest.CaptureFixture[str
     Path("other.toml").write_text(tomli_w.dumps({**config, "seed": 6}))
     assert call(capsys, "run", "--config", "other.toml", "--out", "third").code == 0
     assert Path("first/rows.safetensors").read_bytes() != Path("third/rows.safetensors").read_bytes()
+
+
+def test_a_partition_from_a_file_and_seeds_of_their_own_repeat_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Dirichlet(clients=3)(load("digits"), 4).save("p.npz")
+    options = ("--partition", "p.npz", "--validation", "0.2", "--held-out", "1")
+    seeds = ("--partition-seed", "5", "--model-seed", "6")
+    short = SMALL[2:]  # but for the clients, which the file has
+    assert call(capsys, "run", "fedavg", *short, *options, *seeds, "--out", "first").code == 0
+    config = tomllib.loads(Path("first/config.toml").read_text())
+    assert (config["partition"], config["partition_seed"], config["model_seed"]) == (str(Path("p.npz").resolve()), 5, 6)
+    Path("away").mkdir()
+    assert call(capsys, "run", "--config", "first/config.toml", "--out", "away/second").code == 0
+    assert_same_run(Path("first"), Path("away/second"))
+    partition = RunDirectory.open(Path("first")).partition()
+    assert (partition.rule, partition.clients, len(partition.held_out), partition.parameters["seed"]) == (
+        "file",
+        3,
+        1,
+        5,
+    )
+    # The file takes the place of the rule and its options; another rule takes the file's.
+    assert call(capsys, "run", "--config", "first/config.toml", "--partition", "iid", "--out", "third").code == 0
+    assert tomllib.loads(Path("third/config.toml").read_text())["clients"] == 20
 
 
 def test_own_table_with_own_column_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,6 @@ def test_paths_come_first_and_bare_names_are_also_found_in_the_data_folder(
         ),
         ({"names": np.array([1, 2])}, "'names' is int64 of shape (2,); it must be 2 texts"),
         ({"names": np.array(["a", "b", "c"])}, "'names' is <U1 of shape (3,); it must be 2 texts"),
-        ({"names": np.array(["a", "a"])}, "two clients have the same name"),
         ({"names": np.array(["a", None])}, "cannot be loaded when allow_pickle=False"),
     ],
 )

@@ -1,9 +1,9 @@
 """Pixels on the scale of somebody's published program, where its results depend on it.
 
-FL-bench, the program of pFedSim's authors, reads images as numbers from 0 to 255 and then subtracts the channels' means
-and divides by their standard deviations, both of which it gives for numbers from 0 to 1 (commit 9382b2c). So inputs
-reach about 1,260 where others reach 2, and batch norm, learning rate and accuracy meet other numbers. Comparing with
-the published results needs the same scale; nothing else does.
+FL-bench, the program of pFedSim's authors, reads images as numbers from 0 to 255 and then subtracts the channels'
+means and divides by their standard deviations, both of which it gives for numbers from 0 to 1 (commit 9382b2c; later
+versions divide by 255 first). So inputs reach 1,276 where others reach 2, and batch norm, learning rate and accuracy
+meet other numbers. Comparing with the published results needs the same scale; nothing else does.
 """
 
 from __future__ import annotations

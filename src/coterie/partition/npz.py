@@ -112,5 +112,4 @@ def _names(arrays: Mapping[str, Array], clients: int, what: str) -> tuple[str, .
         names.dtype.kind == "U" and names.shape == (clients,),
         f"{what}: 'names' is {names.dtype} of shape {names.shape}; it must be {clients} texts, one a client",
     )
-    require(len(set(names.tolist())) == clients, f"{what}: two clients have the same name")
     return tuple(names.tolist())

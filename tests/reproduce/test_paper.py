@@ -63,7 +63,7 @@ def test_the_proposed_method_leads_in_the_papers_own_numbers_but_where_they_say_
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    {
+    [
         ('paper = "Toy"', 'papr = "Toy"', "'paper' is missing"),
         ("seeds = 2", "seeds = 2\nbudget = 3", "nobody knows budget"),
         ('moment = "stored"', 'moment = "storied"', "unknown moment 'storied'"),
@@ -73,7 +73,7 @@ def test_the_proposed_method_leads_in_the_papers_own_numbers_but_where_they_say_
         ("half = [40.0]", "half = [40.0, 1, 2]", r"the number of half must be \[mean\] or \[mean, std\]"),
         ('worse = "fedavg"', 'worse = "fedvag"', "there is no row or column fedvag"),
         ('key = "tenth"', 'key = "half"', "a column stands there twice"),
-    },
+    ],
 )
 def test_what_a_file_says_must_be_meant_for_something(old: str, new: str, message: str) -> None:
     assert TOML.count(old) == 1

@@ -13,6 +13,7 @@ from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.engines import ENGINES, Engine
 from coterie.errors import require
+from coterie.experiment.about import about_run, session
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
@@ -44,7 +45,10 @@ def run(
     )
     with watched(listeners, progress) as told:
         prepared = with_choice(prepare(experiment))
-        directory = None if out is None else RunDirectory.create(out, complete(prepared.experiment), prepared.partition)
+        directory = None
+        if out is not None:
+            config = complete(prepared.experiment)
+            directory = RunDirectory.create(out, config, prepared.partition, about_run(prepared))
         return finish(prepared, directory, told)
 
 
@@ -87,7 +91,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     history = History(problem.task, [len(index) for index in problem.test])
     if directory is not None:
         directory.restore(federation)
-        history.lines = directory.lines(up_to=federation.round)
+        history.lines = directory.cut_back(federation.round)
+        directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared)
     recorder = Recorder(prepared, history, directory)

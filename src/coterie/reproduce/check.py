@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coterie.core.machine import machine
 from coterie.errors import CoterieError
 from coterie.reproduce.cells import TableCell, missing
 from coterie.reproduce.paper import find_table
-from coterie.reproduce.store import Record, Results, amount_of, first_numbers, machine, require_results
+from coterie.reproduce.store import Record, Results, amount_of, first_numbers, require_results
 from coterie.rounds.listeners import StopAfter
 
 TOLERANCE = 0.05

@@ -75,6 +75,10 @@ class KeptRun(ABC):
         config.pop("format", None)
         return config
 
+    @abstractmethod
+    def own_config(self) -> Config:
+        """The run's configuration with the run's own copies in place of files of one's own."""
+
     def about(self) -> About:
         """What describes the run as a whole."""
         found = self._json(ABOUT)

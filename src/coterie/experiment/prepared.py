@@ -125,7 +125,7 @@ def prepare(experiment: Settings) -> Prepared:
         )
         data = part_of(data, experiment.share, _partition_seed(experiment))
     partition = _partition(experiment, data)
-    module, layout = _model(experiment, data, method)
+    module, layout = make_model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
     with torch.no_grad():
         data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
@@ -174,7 +174,8 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
     return partition
 
 
-def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+    """The experiment's model with its first weights, and how its tensors become a row."""
     seed = experiment.seed if experiment.model_seed is None else experiment.model_seed
     if isinstance(experiment.model, nn.Module):
         require(

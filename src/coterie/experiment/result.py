@@ -108,7 +108,8 @@ class Result:
     @contextmanager
     def _seated(self, client: int, problem: Problem) -> Iterator[Worker]:
         """A worker at which a client sits with what it received and, where the method says so, tuned."""
-        method = self.prepared.method
+        method, clients = self.prepared.method, self.federation.clients
+        require(0 <= client < clients, f"client = {client}: must lie in 0..{clients - 1}")
         worker = Worker(problem, method, self.federation.seed)
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
         with delivered, torch.random.fork_rng(devices=[]):

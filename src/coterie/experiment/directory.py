@@ -174,10 +174,26 @@ class RunDirectory(KeptRun):
 
     def checkpointed_round(self) -> int:
         """The round of the last checkpoint; 0 if there is none."""
-        if not (self.path / CHECKPOINT).is_file():
-            return 0
-        with safe_open(self.path / CHECKPOINT, framework="pt") as file:
+        return self._round_of(CHECKPOINT) if self.has(CHECKPOINT) else 0
+
+    def newest_round(self) -> int:
+        """The round after which rows were kept last; 0 if none were."""
+        name = ROWS if self.has(ROWS) else CHECKPOINT
+        return self._round_of(name) if self.has(name) else 0
+
+    def _round_of(self, name: str) -> int:
+        with safe_open(self.path / name, framework="pt") as file:
             return int(json.loads(file.metadata()[LAYOUT])["round"])
+
+    def reopen(self) -> None:
+        """A finished run is to go on: its rows are its checkpoint, its summary is none."""
+        if self.has(ROWS):
+            (self.path / ROWS).replace(self.path / CHECKPOINT)
+        (self.path / SUMMARY).unlink(missing_ok=True)
+
+    def remove_mixes(self, round: int) -> None:
+        """Forget who learned from whom in a round."""
+        (self.path / mixes_name(round)).unlink(missing_ok=True)
 
     def restore(self, federation: Federation) -> None:
         """Put a federation back to the last checkpoint, if there is one."""

@@ -18,11 +18,12 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
 from coterie.experiment.kept import LAYOUT, KeptRun
-from coterie.experiment.result import AtMoments, Result
-from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data
+from coterie.experiment.result import AtMoments, Result, metric_of
+from coterie.experiment.summary import summary_of
+from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
 from coterie.files import silence
 from coterie.partition import Partition
-from coterie.rounds.evaluate import MOMENTS
+from coterie.rounds.evaluate import MOMENTS, Moment
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -110,17 +111,25 @@ class OpenedRun:
         """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class."""
         from pandas import DataFrame
 
-        judged = self.about["data"]["task"]["judged_by"]
-        lines, everyone = self._lines, [one for one in self.about["clients"] if one["takes_part"]]
+        everyone = [one for one in self.about["clients"] if one["takes_part"]]
         columns = {key: [one[key] for one in everyone] for key in ("name", "train", "validation", "test")}
         for moment in MOMENTS:
-            newest = next((found for line in reversed(lines) if (found := _at(line, moment)) is not None), None)
-            columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[judged]
+            newest = self.newest(moment)
+            columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
         for number, name in enumerate(self.about["data"]["class_names"]):
             columns[f"class {name}"] = [one["classes"][number] for one in everyone]
         table = DataFrame(columns)
         table.index.name = "client"
         return table
+
+    @property
+    def judged_by(self) -> str:
+        """The name of the metric that the run is judged by."""
+        return str(self.about["data"]["task"]["judged_by"])
+
+    def newest(self, moment: Moment) -> Line | None:
+        """What was last measured at a moment, as `rounds.jsonl` has it: means, and every metric of every client."""
+        return next((found for line in reversed(self._lines) if (found := _at(line, moment)) is not None), None)
 
     def accuracy(self) -> AtMoments:
         """Accuracy by moment, by mean, by round, by client, as `Result.accuracy` gives it."""
@@ -128,9 +137,12 @@ class OpenedRun:
 
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
-        prepared = prepared_without_data(*self._ground)
-        history = History(prepared.problem_base.task, [len(index) for index in prepared.problem().test], self._lines)
-        return Result(prepared, prepared.bare_federation(), history, {"rounds": self.done}).metric(name)
+        return metric_of(self._history, name)
+
+    def summary_so_far(self) -> dict[str, Any]:
+        """The same as the summary, of the rounds that there are; without the numbers that only an end has."""
+        participants = [client for client, one in enumerate(self.about["clients"]) if one["takes_part"]]
+        return summary_of(self._history, self.partition, participants, self.config, {})
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
@@ -147,6 +159,11 @@ class OpenedRun:
             f"inputs: samples have the shape {tuple(inputs.shape[1:])}; the model takes {shape}",
         )
         return self._result.predict(client, inputs)
+
+    @property
+    def _history(self) -> History:
+        task = task_of(self.config, self.about["data"], self._experiment, self.path)
+        return History(task, [one["test"] for one in self.about["clients"] if one["takes_part"]], self._lines)
 
     @property
     def _lines(self) -> list[Line]:
@@ -180,8 +197,7 @@ class OpenedRun:
             config, _, partition, experiment, _ = self._ground
             with silence():
                 prepared = experiment_of(config, partition, experiment, with_data=True).prepare()
-        history = History(prepared.problem_base.task, [len(index) for index in prepared.problem().test], self._lines)
-        return Result(prepared, federation, history, {"rounds": self.done})
+        return Result(prepared, federation, self._history, self.summary or {"rounds": self.done})
 
 
 def _at(line: Line, moment: str) -> Line | None:

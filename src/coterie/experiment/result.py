@@ -66,18 +66,7 @@ class Result:
 
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
-        name = name or self.history.task.judged_by
-        curves, done = self.history.curves(name), self.summary["rounds"]
-        require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
-        moments = {}
-        for moment in MOMENTS:
-            by_round = {
-                mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True))
-                for mean, at in curves[moment].items()
-            }
-            last = self.history.evaluations(moment)[-1]
-            moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
-        return AtMoments(**moments)
+        return metric_of(self.history, name)
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
@@ -116,3 +105,18 @@ class Result:
             worker.seat(self.federation, client)
             tune(worker)
             yield worker
+
+
+def metric_of(history: History, name: str = "") -> AtMoments:
+    """A metric of the rounds so far (the one the task is judged by, unless named)."""
+    name = name or history.task.judged_by
+    curves, done = history.curves(name), len(history.lines)
+    require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
+    moments = {}
+    for moment in MOMENTS:
+        by_round = {
+            mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in curves[moment].items()
+        }
+        last = history.evaluations(moment)[-1]
+        moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
+    return AtMoments(**moments)

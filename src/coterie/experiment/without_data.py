@@ -65,7 +65,7 @@ def prepared_without_data(
     experiment = experiment_of(config, partition, experiment, with_data=False)
     method = experiment.method
     assert isinstance(method, Method)
-    data = _stand_in(about["data"], _task(config, about["data"], experiment, run))
+    data = _stand_in(about["data"], task_of(config, about["data"], experiment, run))
     with silence():  # what was to be said of a model that was given has been said when it ran
         module, layout = make_model(experiment, data, method)
     problem = Problem(
@@ -84,9 +84,9 @@ def prepared_without_data(
     return Prepared(experiment, method, data, partition, problem, about["model"]["feature_width"], counts)
 
 
-def _task(config: Config, data: About, experiment: Experiment, run: object) -> Task:
+def task_of(config: Config, data: About, experiment: Experiment | None, run: object) -> Task:
     """The run's task: that of the given data, else the named one."""
-    if isinstance(experiment.data, Dataset):
+    if experiment is not None and isinstance(experiment.data, Dataset):
         return experiment.data.of_task
     name = config.get("task") or data["task"]["name"]
     try:

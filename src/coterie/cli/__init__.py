@@ -259,8 +259,30 @@ def picture(
 
 
 @app.command(group=LOOK)
+def export(
+    run: Annotated[Path, Parameter(help="The directory of a run.")],
+    /,
+    *,
+    client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
+    format: Annotated[
+        str, Parameter(help="safetensors (for 'coterie predict'), pt2 or onnx (programs).", group=OUTPUT)
+    ] = "safetensors",
+    out: Annotated[
+        Path | None,
+        Parameter(help="The file to write; it must be new.", show_default="RUN-client-N.FORMAT", group=OUTPUT),
+    ] = None,
+) -> None:
+    """Write the model that a client has got from a run as one file."""
+    from coterie.cli.export import export_command
+
+    export_command(run, client, format, out)
+
+
+@app.command(group=LOOK)
 def predict(
-    model: Annotated[Path, Parameter(help="A site's model ('coterie federation model' writes it).")],
+    model: Annotated[
+        Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")
+    ],
     data: Annotated[Path, Parameter(help="New data: .npz, .csv, .parquet, or a folder of images.")],
     /,
     *,

@@ -149,7 +149,7 @@ class OpenedRun:
 
         Of a run that has not ended it is that of the last checkpoint.
         """
-        return self._result.model(client)
+        return self.result.model(client)
 
     def predict(self, client: int, inputs: Tensor) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
@@ -158,7 +158,7 @@ class OpenedRun:
             tuple(inputs.shape[1:]) == shape,
             f"inputs: samples have the shape {tuple(inputs.shape[1:])}; the model takes {shape}",
         )
-        return self._result.predict(client, inputs)
+        return self.result.predict(client, inputs)
 
     @property
     def _history(self) -> History:
@@ -185,7 +185,7 @@ class OpenedRun:
         )
 
     @cached_property
-    def _result(self) -> Result:
+    def result(self) -> Result:
         """The run after the last round that was kept, as if it had just ended there."""
         prepared = prepared_without_data(*self._ground)
         federation, (state, texts) = prepared.federation(), self._kept.newest_state()

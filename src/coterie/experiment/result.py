@@ -75,10 +75,15 @@ class Result:
         with more than one model's output (see `predict`) give the model of their tested slot.
         """
         tested, layout = self.prepared.method.tested, self.prepared.problem_base.layout
-        with self._seated(client, self.prepared.problem()) as worker:
-            row = worker.model("model").row.clone()
-            self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.model(tested).row))
+        rows = self.rows(client)
+        row, columns = rows["model"].clone(), self.federation[tested].columns
+        columns.put(row, columns.take(rows[tested]))
         return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
+
+    def rows(self, client: int) -> dict[str, Tensor]:
+        """A client's row `[P]` in every slot, just as it is tested; columns that a slot has not mean nothing."""
+        with self._seated(client, self.prepared.problem()) as worker:
+            return {slot: worker.model(slot).row.clone() for slot in self.federation.slots}
 
     def predict(self, client: int, inputs: Tensor) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
@@ -103,7 +108,8 @@ class Result:
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
         with delivered, torch.random.fork_rng(devices=[]):
             worker.seat(self.federation, client)
-            tune(worker)
+            with torch.enable_grad():  # whoever asks may have done without
+                tune(worker)
             yield worker
 
 

@@ -156,7 +156,7 @@ class OpenedRun:
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
 
-        Of a run that has not ended it is that of the last checkpoint.
+        Of a run that has not ended it is that of the last checkpoint, as it was when models were first asked for.
         """
         return self.result.model(client)
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from coterie.compare.cell import Summary
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError
 from coterie.experiment.directory import ROWS, RunDirectory, load_tensors
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, Reports, paper_tables
+from coterie.reproduce.paper import Measure, PaperTable, Reports
 from coterie.version import VERSION
 
 FORMAT = 1
@@ -145,10 +145,3 @@ def amount_of(record: Record) -> Amount:
 def _place(table: PaperTable, record: Record) -> tuple[Any, ...]:
     rows, columns = [row.key for row in table.rows], [column.key for column in table.columns]
     return columns.index(record["column"]), rows.index(record["row"]), record["seed"], -(record["rounds"] or 10**9)
-
-
-def require_results(folder: Path) -> list[Path]:
-    """The files of results in a folder, of which there must be some."""
-    found = sorted(path for path in folder.glob("*.json") if path.stem in paper_tables())
-    require(bool(found), f"results = {folder}: holds no results")
-    return found

@@ -26,7 +26,7 @@ def fitting(
 ) -> tuple[list[TableCell], list[TableCell]]:
     """The cells that fit into the hours with so many jobs, in the given order, and those that do not.
 
-    Finished cells cost nothing, and show what others of their kind cost; of other kinds a trial does, of which it tells.
+    Finished cells cost nothing, and show what others of their kind cost; of other kinds a trial does (`tell` hears it).
     """
     seconds: dict[str, float] = {}
     for cell in cells:

@@ -87,7 +87,8 @@ class ComparisonProgress(ProgressDisplay):
 
     def _leave(self, run: Run, how: str) -> None:
         name = str(run)
-        self._come_to(name, run.experiment.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
+        if self._rounds[name] < run.experiment.rounds:  # it was there already, or broke off
+            self._come_to(name, run.experiment.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
         del self.under_way[name]
         self._bar.remove_task(self._tasks[name])
 

@@ -30,6 +30,7 @@ class FederationTerms(JointTraining):
     validation: float = setting(0.0, "The share of the rest that it sets aside to judge models.", "sites")
     method: Any = same_setting(RunOptions, "method")
     model: Any = same_setting(RunOptions, "model")
+    most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
     least_sites: int = setting(1, "A round needs the answers of so many sites.", "waiting")
     deadline: float = setting(600.0, "Seconds after which a round goes on without the sites that are late.", "waiting")
@@ -37,6 +38,7 @@ class FederationTerms(JointTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
         for waiting in ("deadline", "gather", "patience"):
             seconds = getattr(self, waiting)
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")

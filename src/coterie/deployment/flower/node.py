@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from coterie.deployment.faults import UNANSWERED
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -39,6 +40,7 @@ NEWS = {
     "Sending: train message": "training is done, the result is being sent",
     "Receiving: train.finish": "the finished model comes in",
     "Sending: train.finish": "the finished model is kept here",
+    UNANSWERED: "what the server asked for could not be done; the reason is in this site's log",
 }
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 

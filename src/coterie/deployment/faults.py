@@ -8,9 +8,6 @@ from __future__ import annotations
 from coterie.deployment.wire import RefusedError
 from coterie.errors import CoterieError
 
-UNANSWERED = "the server was told only that something went wrong"
-"""What a site's log says above the reason."""
-
 OTHER, REFUSED, DATA, DISK, MEMORY = 1000, 1001, 1002, 1003, 1004
 
 FAULTS = {

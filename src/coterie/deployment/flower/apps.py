@@ -20,7 +20,8 @@ except ImportError as error:
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
-from coterie.deployment.faults import UNANSWERED, code_of, spoken_fault
+from coterie.deployment.faults import code_of, spoken_fault
+from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.server import Server, fault_of
 from coterie.deployment.site import Site

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from coterie.deployment.faults import UNANSWERED
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -33,6 +32,8 @@ HOPELESS = {
     "ca.pem from whoever runs the server, and name the server as in its certificate ('coterie federation keys --host')",
     "Unable to parse the private key": "{key}: is no key that Flower reads; use one of 'coterie federation keys'",
 }
+# What a site's app writes above the text of an error, which it keeps to itself.
+UNANSWERED = "the server was told only that something went wrong"
 # Words in a SuperNode's log that its owner should hear of.
 NEWS = {
     "Receiving: query": "the server asks for this site's name and the size of its data",

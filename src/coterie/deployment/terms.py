@@ -32,7 +32,9 @@ class FederationTerms(JointTraining):
     model: Any = same_setting(RunOptions, "model")
     most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
-    least_sites: int = setting(1, "A round needs the answers of so many sites.", "waiting")
+    least_sites: int = setting(
+        0, "A round needs the answers of so many sites.", "waiting", shown="a majority, at least 2"
+    )
     deadline: float = setting(600.0, "Seconds after which a round goes on without the sites that are late.", "waiting")
     patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
 

@@ -129,7 +129,8 @@ class Results:
             row, column = self.table.row(record["row"]), self.table.column(record["column"])
             cell = TableCell(self.table, row, column, record["seed"], amount_of(record))
             now, then = cell.config, record["config"]
-            changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
+            # What is new since has its default now, or the digest would differ.
+            changed = sorted(key for key in then if now.get(key) != then[key])
             if changed or cell.digest != digest:
                 raise CoterieError(
                     f"results = {self.path}: {cell} was run with other settings than the table now has "

@@ -76,4 +76,8 @@ def _data_at_hand(run: RunRecord) -> Dataset:
         require(Path(name).exists(), f"data '{name}' is not on this machine")
     owner, task = config.get("client_column"), config.get("task", "")
     data = load(name, progress=False, label=config.get("label", "label"), client=owner, task=task)
-    return part_of(data, float(config.get("share", 1.0)), int(config.get("partition_seed", config["seed"])))
+    return part_of(
+        data,
+        float(config.get("share", 1.0)),
+        int(config["partition_seed"] if "partition_seed" in config else config["seed"]),
+    )

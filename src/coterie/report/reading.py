@@ -162,7 +162,9 @@ def _scale(summary: dict[str, Any], lines: Sequence[tuple[int, Line]]) -> Scale:
     """The metric that the run is judged by: the summary's, or that of the first task whose metric was measured."""
     if summary:
         return judged_scale(summary)
-    measured = next((line[moment] for _, line in lines for moment in MOMENTS if isinstance(line.get(moment), dict)), {})
+    measured: Line = next(
+        (line[moment] for _, line in lines for moment in MOMENTS if isinstance(line.get(moment), dict)), {}
+    )
     usual = (TASKS[name]().primary.scale for name in ("classification", "regression"))
     return next((scale for scale in usual if scale.name in measured), ACCURACY)
 

@@ -95,7 +95,7 @@ def _seed(run: RunRecord) -> int:
 def _settings(run: RunRecord) -> dict[str, Any]:
     """What makes a run's result, but for the seed; methods' options among the settings."""
     kept = {key: value for key, value in run.config.items() if key not in HOW | {"seed", "set", PLUGINS}}
-    return kept | run.config.get("set", {})
+    return {**kept, **run.config.get("set", {})}
 
 
 def _same_settings(run: RunRecord) -> str:

@@ -79,7 +79,15 @@ def smaller(words: list[str]) -> list[str]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/index.md", "docs/listeners.md", "docs/runs.md", "docs/plugins.md", "docs/tasks.md"],
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/listeners.md",
+        "docs/runs.md",
+        "docs/plugins.md",
+        "docs/reports.md",
+        "docs/tasks.md",
+    ],
 )
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

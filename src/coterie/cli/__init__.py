@@ -241,6 +241,27 @@ def picture(
 
 
 @app.command(group=LOOK)
+def report(
+    *runs: Annotated[Path, Parameter(help="Directories of runs, finished or not; or of a comparison.")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="The .html file to write.", group=OUTPUT)] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        Parameter(
+            help="A folder for every figure as .svg, .pdf and .png (needs the extra 'plots').",
+            show_default="none",
+            group=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Write one run or several as an HTML page that opens offline: curves, clients, who learns from whom, costs."""
+    from coterie.cli.report import report_command
+
+    report_command(runs, out, figures)
+
+
+@app.command(group=LOOK)
 def predict(
     model: Annotated[Path, Parameter(help="A site's model ('coterie federation model' writes it).")],
     data: Annotated[Path, Parameter(help="New data: .npz, .csv, .parquet, or a folder of images.")],

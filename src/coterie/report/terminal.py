@@ -154,7 +154,7 @@ def comparison_table(comparison: Comparison) -> Table:
     titles = [_title(column) for column in comparison.columns.values()]
     table = plain_table("method", *titles, right=range(1, len(titles) + 1))
     for method in comparison.methods:
-        table.add_row(method, *(_cell(comparison, method, column) for column in comparison.columns.values()))
+        table.add_row(method, *(cell_text(comparison, method, column) for column in comparison.columns.values()))
     return table
 
 
@@ -163,7 +163,8 @@ def _title(column: Column) -> str:
     return "\n".join([*words, "%"] if column.unit == "share" else words)
 
 
-def _cell(comparison: Comparison, method: str, column: Column) -> str:
+def cell_text(comparison: Comparison, method: str, column: Column) -> str:
+    """A cell of the table: the mean over seeds, with its spread and its mark, if it has them."""
     mean, std = comparison.mean(method, column.key), comparison.std(method, column.key)
     if column.unit == "bytes":
         return spoken_bytes(mean)

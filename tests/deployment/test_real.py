@@ -21,7 +21,8 @@ from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.experiment.directory import CHECKPOINT, LOG, ROUNDS, load_tensors
+from coterie.experiment.directory import LOG, load_tensors
+from coterie.experiment.kept import CHECKPOINT, ROUNDS
 from coterie.rounds.delivery import as_delivered
 from coterie.testing.together import Together, simulated
 from support import eventually

@@ -11,6 +11,7 @@ from typing import Any
 
 from coterie.cli.merge import experiments, one_experiment
 from coterie.cli.problems import InterruptionError
+from coterie.cli.signals import exit_code, terminable
 from coterie.compare.table import Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, method_name
@@ -50,10 +51,10 @@ def run_command(
     _print_summary(summary, directory, json)
 
 
-def resume_command(path: Path, json: bool) -> None:
-    """Carry a run on and print its summary."""
+def resume_command(path: Path, rounds: int | None, json: bool) -> None:
+    """Carry a run on, to more rounds if wished, and print its summary."""
     with _resumable(path):
-        summary = resume(path, progress=True).summary
+        summary = resume(path, progress=True, rounds=rounds).summary
     _print_summary(summary, path, json)
 
 
@@ -70,11 +71,11 @@ def compare_command(
     """Compare methods and print the table."""
     chosen = experiments(methods, file, given, sets)
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
-    with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress:
+    with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress, terminable():
         try:
             comparison = compare(chosen, seeds, out, progress, jobs)
-        except KeyboardInterrupt:
-            raise InterruptionError(_ways_on(progress)) from None
+        except KeyboardInterrupt as stop:
+            raise InterruptionError(_ways_on(progress), exit_code(stop)) from None
     print_comparison(comparison, out, json)
 
 
@@ -149,11 +150,12 @@ def next_free(parent: Path, stem: str) -> Path:
 
 @contextmanager
 def _resumable(directory: Path) -> Iterator[None]:
-    """Ctrl-C ends in one line that says how to carry on."""
+    """Ctrl-C and SIGTERM end in one line that says how to carry on."""
     try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptionError(_way_on(directory)) from None
+        with terminable():
+            yield
+    except KeyboardInterrupt as stop:
+        raise InterruptionError(_way_on(directory), exit_code(stop)) from None
 
 
 def _way_on(directory: Path) -> str:

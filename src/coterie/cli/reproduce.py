@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.problems import FailureError, InterruptionError
+from coterie.cli.signals import exit_code, terminable
 from coterie.errors import require
 from coterie.processes import cores
 from coterie.report.terminal import ComparisonProgress, plain_table, print_result
@@ -81,12 +82,12 @@ def reproduce_command(
 
 def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int) -> dict[str, str]:
     runs = {cell.digest: cell.experiment.rounds for cell in cells}
-    with ComparisonProgress(len(runs), sum(runs.values())) as progress:
+    with ComparisonProgress(len(runs), sum(runs.values())) as progress, terminable():
         try:
             return run_cells(cells, folder, results, progress, jobs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             done = f"{progress.finished} of {progress.runs} cells are finished"
-            raise InterruptionError(f"interrupted; the same command carries on ({done})") from None
+            raise InterruptionError(f"interrupted; the same command carries on ({done})", exit_code(stop)) from None
 
 
 def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str], amount: Amount) -> None:

@@ -244,7 +244,8 @@ def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
     watcher.begun(run)
     # The run's configuration says what it was run with, so that it can be repeated.
     experiment = replace(run.experiment, threads=run.experiment.threads or 1)
-    task = {"config": to_toml(complete(experiment)), "out": None if run.directory is None else str(run.directory)}
+    config = to_toml({**complete(experiment), "protocol": experiment.protocol})
+    task = {"config": config, "out": None if run.directory is None else str(run.directory)}
     with suppress(OSError):  # it has died, which will be noticed
         send(worker.connection, task)
 

@@ -25,8 +25,8 @@ from coterie.compare.pool import (
 )
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.errors import CoterieError, require
-from coterie.experiment.directory import CONFIG
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import CONFIG
 from coterie.files import write_whole
 from coterie.processes import cores
 

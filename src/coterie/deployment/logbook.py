@@ -11,7 +11,8 @@ from typing import Any, Literal
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError
-from coterie.experiment.directory import CHECKPOINT, MIXES, ROUNDS, SUMMARY, RunDirectory, load_tensors, save_tensors
+from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
+from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
 from coterie.files import write_whole
 
 STATUS = "status.json"
@@ -50,7 +51,7 @@ class Logbook:
         server.federation.round = int(about["round"])
         server.standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
         if (self.path / ROUNDS).is_file():
-            self._directory.lines(up_to=server.federation.round)
+            self._directory.cut_back(server.federation.round)
         return True
 
     def add(self, report: Report) -> None:

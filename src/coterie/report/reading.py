@@ -17,8 +17,9 @@ from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config
-from coterie.experiment.directory import CONFIG, LOG, ROUNDS, RunDirectory
+from coterie.experiment.directory import LOG, RunDirectory
 from coterie.experiment.history import History, Line, numbers
+from coterie.experiment.kept import CONFIG, ROUNDS
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
 

@@ -63,9 +63,9 @@ class TableCell:
     @cached_property
     def experiment(self) -> Experiment:
         """The run."""
-        protocol = find(self.column.protocol or self.table.protocol)
-        config, options = protocol.start(self.row.method_name, {**PINNED, **self._given()})
-        config["seed"] = self.seed
+        protocol = self.column.protocol or self.table.protocol
+        config, options = find(protocol).start(self.row.method_name, {**PINNED, **self._given()})
+        config |= {"seed": self.seed, "protocol": protocol}
         if self.amount.rounds is not None:
             config["rounds"] = self.amount.rounds
         if self.amount.share != 1.0:

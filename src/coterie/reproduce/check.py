@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
 from coterie.reproduce.cells import TableCell, missing
 from coterie.reproduce.paper import find_table
 from coterie.reproduce.similarities import KEY as SIMILARITIES
-from coterie.reproduce.store import Record, Results, amount_of, first_numbers, machine
+from coterie.reproduce.store import Record, Results, amount_of, first_numbers
 from coterie.rounds.listeners import StopAfter
 
 TOLERANCE = 0.05

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.machine import machine
 from coterie.data import Dataset, load
 from coterie.experiment.experiment import Experiment
 from coterie.files import write_whole
 from coterie.maths.similarity import class_cosines, cosines
 from coterie.partition import Partition
 from coterie.reproduce.cells import PINNED
-from coterie.reproduce.store import machine
 from coterie.rng import numpy_stream
 
 KEY = "pfedsim-table2"

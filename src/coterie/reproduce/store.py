@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coterie.compare.cell import Summary
+from coterie.core.machine import machine
 from coterie.errors import CoterieError
-from coterie.experiment.directory import ROWS, RunDirectory, load_tensors
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import ROWS
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Measure, PaperTable, Reports
-from coterie.version import VERSION
 
 FORMAT = 1
 Record = dict[str, Any]
 """A finished cell as plain values."""
-
-
-def machine() -> dict[str, str]:
-    """What numbers may depend on besides the configuration.
-
-    >>> sorted(machine())
-    ['capability', 'coterie', 'processor', 'python', 'torch']
-    """
-    return {
-        "coterie": VERSION,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or sys.platform
 
 
 def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
@@ -82,7 +57,7 @@ def first_numbers(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _period(directory: Path) -> float | None:
     """For how many rounds classifiers were matched: in each of them every client chose itself (FedReMa)."""
-    chosen = load_tensors(directory / ROWS)[0].get("value.chosen")
+    chosen = RunDirectory(directory).tensors(ROWS)[0].get("value.chosen")
     return None if chosen is None else float(chosen.max())
 
 

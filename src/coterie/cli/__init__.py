@@ -29,6 +29,17 @@ ConfigFile = Annotated[
 Seed = Annotated[int | None, SEED]
 AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
 
+Columns = Annotated[
+    list[str] | None,
+    Parameter(
+        help="The table's columns, with commas: MOMENT.MEAN.READING such as stored.weighted.last, worst_decile.MOMENT, "
+        "bytes, seconds …",
+        negative=(),
+        show_default="the usual ones",
+        converter=read_texts,
+        group=OUTPUT,
+    ),
+]
 Texts = Annotated[
     list[str] | None,
     Parameter(
@@ -83,7 +94,13 @@ def run(
 
 @app.command(group=TRAIN)
 def compare(
-    *methods: Annotated[str, Parameter(help="The methods to compare (see 'coterie methods').")],
+    *methods: Annotated[
+        str,
+        Parameter(
+            help="The methods to compare (see 'coterie methods'); NAME:OPTION=VALUE,OPTION=VALUE is one with options "
+            "or settings of its own."
+        ),
+    ],
     seeds: Annotated[
         list[int] | None,
         Parameter(
@@ -107,7 +124,8 @@ def compare(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The directory to keep all runs and comparison.json in; it must be new.",
+            help="The directory to keep all runs and comparison.json in; one of these methods is carried on and "
+            "extended.",
             show_default="nothing is kept",
             group=OUTPUT,
         ),
@@ -115,6 +133,7 @@ def compare(
     jobs: Annotated[
         int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
     ] = None,
+    columns: Columns = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
 ) -> None:
@@ -122,7 +141,7 @@ def compare(
     from coterie.cli.commands import compare_command
 
     chosen = [0, 1, 2] if seeds is None else seeds
-    compare_command(methods, chosen, config, settings.given(), set or [], out, jobs or 0, json)
+    compare_command(methods, chosen, config, settings.given(), set or [], out, jobs or 0, json, columns or [])
 
 
 @app.command(group=TRAIN)
@@ -218,6 +237,18 @@ def show(
     from coterie.cli.show import show_command
 
     show_command(run, all, json)
+
+
+@app.command(group=LOOK)
+def table(
+    *runs: Annotated[Path, Parameter(help="Directories of runs, or folders with some.")],
+    format: Annotated[str, Parameter(help="text, md, latex or csv.", group=OUTPUT)] = "text",
+    columns: Columns = None,
+) -> None:
+    """Print a table of any runs that are kept, by run, compare or reproduce; a row for each configuration."""
+    from coterie.cli.table import table_command
+
+    table_command(runs, format, columns or [])
 
 
 @app.command(group=LOOK)

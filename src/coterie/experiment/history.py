@@ -72,8 +72,15 @@ class History:
 
     def evaluations(self, moment: Moment) -> list[Line]:
         """What was measured at a moment, in the order of rounds. Where everybody trained, that is what they store."""
-        found = (line.get(moment) or (line.get("trained") if moment == "stored" else None) for line in self.lines)
-        return [measured for measured in found if measured is not None]
+        return [found for _, found in self.measured(moment)]
+
+    def measured(self, moment: Moment) -> list[tuple[int, Line]]:
+        """The same with the rounds."""
+        found = (
+            (line["round"], line.get(moment) or (line.get("trained") if moment == "stored" else None))
+            for line in self.lines
+        )
+        return [(round, measured) for round, measured in found if measured is not None]
 
     def last(self, moment: Moment) -> Evaluation | None:
         """The evaluation at a moment of the very last round, if that was evaluated."""

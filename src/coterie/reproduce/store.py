@@ -15,9 +15,10 @@ import torch
 from coterie.compare.cell import Summary
 from coterie.errors import CoterieError, require
 from coterie.experiment.directory import ROWS, RunDirectory, load_tensors
+from coterie.experiment.reports import Reports
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, Reports, paper_tables
+from coterie.reproduce.paper import Measure, PaperTable, paper_tables
 from coterie.version import VERSION
 
 FORMAT = 1

@@ -84,7 +84,12 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
-    history = History(problem.task, [len(index) for index in problem.test])
+    validated = problem.has_validation
+    history = History(
+        problem.task,
+        [len(index) for index in problem.test],
+        validation_sizes=[len(index) for index in problem.validation],
+    )
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.lines(up_to=federation.round)
@@ -95,11 +100,11 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     if experiment.optimizer != "sgd":
         _load_optimisers()
     try:
-        with closing(prepared.engine(problem)) as engine:
-            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,))
+        with closing(prepared.engine(problem.scored_with_validation() if validated else problem)) as engine:
+            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,), validated)
             rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
             if federation.round and experiment.join < 1:
-                rounds.stored = history.stored(_first(prepared, engine))
+                rounds.stored = history.stored(_first(prepared, engine, validated))
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:
@@ -123,9 +128,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     return Result(prepared, federation, history, summary)
 
 
-def _first(prepared: Prepared, engine: Engine) -> Evaluation:
+def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:
     """Everybody's score before the first round."""
-    return Rounds(prepared.method, prepared.federation(), engine).evaluate_received()
+    return Rounds(prepared.method, prepared.federation(), engine, validated=validated).evaluate_received()
 
 
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:
@@ -162,6 +167,7 @@ def _summary(
         "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
         "std": {moment: plain_number(found.std) for moment, found in newest.items()},
         **quality,
+        **_validation(prepared, history),
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
         "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
@@ -173,6 +179,27 @@ def _summary(
         },
         "engine": experiment.engine,
         "config": config,
+    }
+
+
+def _validation(prepared: Prepared, history: History) -> dict[str, Any]:
+    """How many validation samples there are, whether the method uses them too, and the last round's means on them."""
+    newest = {
+        moment: found.validation
+        for moment in MOMENTS
+        if (found := history.newest(moment)) is not None and found.validation is not None
+    }
+    if not newest:
+        return {}
+    return {
+        "validation": {
+            "samples": sum(history.validation_sizes),
+            "used_by_method": prepared.method.learns_from_validation,
+            **{
+                moment: {"mean": plain_number(found.mean), "weighted": plain_number(found.weighted)}
+                for moment, found in newest.items()
+            },
+        }
     }
 
 

@@ -106,14 +106,17 @@ def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
 def metric_table(summary: Mapping[str, Any]) -> Table:
     """What a run is judged by: a line for each moment and mean, a column for each way to choose the round."""
     scale = judged_scale(summary)
-    table = plain_table(scale.name, "mean over", "best round", "last round", "last five", right=(2, 3, 4))
+    moments, readings = summary[scale.name], ["best", "last", "last5"]
+    titles = ["best round", "last round", "last five"]
+    if "validation" in summary:
+        readings, titles = [*readings, "by_validation"], [*titles, "best by validation"]
+    table = plain_table(scale.name, "mean over", *titles, right=range(2, 2 + len(titles)))
     over = {"mean": "clients", "weighted": "test samples"}
-    moments = summary[scale.name]
     for moment, means in moments.items():
         if moment == "stored" and means == moments["trained"]:
             continue  # everybody took part in every round
         for mean, rounds in means.items():
-            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in ("best", "last", "last5")))
+            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in readings))
     return table
 
 
@@ -138,6 +141,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if summary.get("validation", {}).get("used_by_method"):
+        yield f"{summary['method']} learns from the validation samples itself: they do not choose a round independently"
     if "newcomers" in summary:
         means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"

@@ -12,6 +12,7 @@ from typing import Any
 from coterie.cli.entries import MethodEntry
 from coterie.cli.merge import experiments, one_experiment, protocol_of
 from coterie.cli.problems import InterruptionError
+from coterie.cli.tuning import tuned
 from coterie.compare.grid import Grid
 from coterie.compare.table import COMPARISON, Comparison, compare
 from coterie.errors import CoterieError
@@ -71,10 +72,14 @@ def compare_command(
     jobs: int,
     json: bool,
     columns: Sequence[str] = (),
+    tune: Sequence[str] = (),
 ) -> None:
-    """Compare methods and print the table."""
+    """Compare methods, tuned before if wished, and print the table."""
     methods, seeds = with_kept(methods, seeds, out)
     chosen = experiments(methods, file, given, sets)
+    told = ""
+    if tune:
+        chosen, told = tuned(methods, tune, seeds[0], file, given, sets, out, jobs)
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
     with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress:
         try:
@@ -82,6 +87,8 @@ def compare_command(
         except KeyboardInterrupt:
             raise InterruptionError(_ways_on(progress)) from None
     print_comparison(comparison, out, json, protocol_of(file, given))
+    if told and not json:
+        print_result(told)
 
 
 def with_kept(texts: Sequence[str], seeds: Sequence[int], out: Path | None) -> tuple[list[str], list[int]]:

@@ -15,6 +15,8 @@ from coterie.options import option_fields
 from coterie.partition import PARTITIONS
 from coterie.registry import is_reference, short_name
 
+SETTINGS = set(option_fields(RunOptions)) - SHARED - {"method", "seed"}
+"""The settings of a run in which the methods of a comparison may differ."""
 OWN = re.compile(r"(?P<method>.*?):(?P<options>[A-Za-z_]\w*=.*)", re.DOTALL)
 NEXT = re.compile(r",(?=[A-Za-z_]\w*=)")
 
@@ -58,10 +60,9 @@ class MethodEntry:
 
 def _require_own(name: str, method: str, settings: Mapping[str, str], of_method: Mapping[str, Any]) -> None:
     """An error if a setting is none, or one that all methods of a comparison share."""
-    of_run = set(option_fields(RunOptions)) - SHARED - {"method", "seed"}
     of_rules = {option for rule in PARTITIONS.values() for option in option_fields(rule)}
     for option in settings:
-        if option in of_run:
+        if option in SETTINGS:
             continue
         require(option != "seed", f"{name}: all methods run with the same seeds; give them once, --seeds")
         if option in SHARED | of_rules:
@@ -69,4 +70,4 @@ def _require_own(name: str, method: str, settings: Mapping[str, str], of_method:
                 f"{name}: all methods of a comparison share the data and the partition; give {option} once, "
                 f"--{option.replace('_', '-')}"
             )
-        raise unknown(f"option of {method} and of a run", option, of_run | set(of_method))
+        raise unknown(f"option of {method} and of a run", option, SETTINGS | set(of_method))

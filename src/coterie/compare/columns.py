@@ -57,6 +57,17 @@ def known_columns(summary: Summary) -> dict[str, Column]:
     columns = [*_scores(judged, ""), *(one for scale in others.values() for one in _scores(scale, f"{scale.name}."))]
     for moment in MOMENTS:
         columns += [
+            _judged(
+                judged,
+                f"validation.{moment}.{mean}.{at}",
+                f"validation_{moment}_{mean}_{at}",
+                ("validation", judged.name, moment, mean, at),
+            )
+            for mean in OVER
+            for at in ROUNDS
+            if at != "by_validation"
+        ]
+        columns += [
             _judged(judged, f"worst_decile.{moment}", f"{moment}_worst_decile_last", ("worst_decile", moment)),
             _spread(judged, moment),
         ]
@@ -88,7 +99,9 @@ def _unknown(name: str, known: Mapping[str, Column]) -> CoterieError:
     hint = f"; did you mean '{near[0]}'?" if near else ""
     curves = ".".join("|".join(part) for part in (MOMENTS, OVER, ROUNDS))
     rest = [other for other in known if other.count(".") < 2]
-    return CoterieError(f"unknown column '{name}'{hint} (allowed: {curves}, {', '.join(rest)})")
+    return CoterieError(
+        f"unknown column '{name}'{hint} (allowed: {curves}, the same after 'validation.', {', '.join(rest)})"
+    )
 
 
 def _scores(scale: Scale, prefix: str) -> list[Column]:

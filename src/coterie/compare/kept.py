@@ -11,6 +11,7 @@ from typing import Any
 from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import shared_settings
 from coterie.compare.running import whole_hash
+from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config
@@ -75,10 +76,16 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
     require(bool(paths), "run: name at least one directory of a run, or a folder with some")
     found: list[Path] = []
     for path in paths:
-        below = [path] if (path / CONFIG).is_file() else sorted(file.parent for file in path.rglob(CONFIG))
+        below = [path] if (path / CONFIG).is_file() else _below(path)
         require(bool(below), f"run = {path}: holds no run ({CONFIG} is missing)")
         found += below
     return list({path.resolve(): path for path in found}.values())
+
+
+def _below(path: Path) -> list[Path]:
+    """The runs in a folder; those by which a comparison's settings were tuned are no part of it."""
+    found = sorted(file.parent for file in path.rglob(CONFIG))
+    return [run for run in found if TUNING not in run.relative_to(path).parts]
 
 
 def read_run(path: Path) -> KeptRun:

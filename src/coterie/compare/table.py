@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 COMPARISON = "comparison.json"
+TUNING = "tuning"
+"""The folder of a comparison that holds the runs by which its settings were chosen."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
     wanted = {run.directory.name: run for run in runs if run.directory is not None}
     require(len(wanted) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    strangers = sorted(found - wanted.keys() - {COMPARISON})
+    strangers = sorted(found - wanted.keys() - {COMPARISON, TUNING})
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "

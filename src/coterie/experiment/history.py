@@ -150,6 +150,23 @@ class History:
                 found[moment][mean] = {at: plain_number(value) for at, value in curve.items()}
         return found
 
+    def validation_curves(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """What the task is judged by, on validation samples: `[moment][mean | weighted][best | last | last5]`."""
+        scale = self.task.primary.scale
+        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        for moment in MOMENTS:
+            clients = [numbers(entry[scale.name]) for entry in self.validated(moment)]
+            if clients:
+                weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
+                curves = {
+                    mean: over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
+                    for mean, sizes in weights.items()
+                }
+                found[moment] = {
+                    mean: {at: plain_number(value) for at, value in curve.items()} for mean, curve in curves.items()
+                }
+        return found
+
     def seconds(self) -> dict[str, Any]:
         """Time in all, and per round by activity."""
         total = {name: sum(line["seconds"][name] for line in self.lines) for name in ACTIVITIES}

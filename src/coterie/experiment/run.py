@@ -183,22 +183,15 @@ def _summary(
 
 
 def _validation(prepared: Prepared, history: History) -> dict[str, Any]:
-    """How many validation samples there are, whether the method uses them too, and the last round's means on them."""
-    newest = {
-        moment: found.validation
-        for moment in MOMENTS
-        if (found := history.newest(moment)) is not None and found.validation is not None
-    }
-    if not newest:
+    """How many validation samples there are, whether the method uses them too, and the scores on them."""
+    curves = history.validation_curves()
+    if not curves:
         return {}
     return {
         "validation": {
             "samples": sum(history.validation_sizes),
             "used_by_method": prepared.method.learns_from_validation,
-            **{
-                moment: {"mean": plain_number(found.mean), "weighted": plain_number(found.weighted)}
-                for moment, found in newest.items()
-            },
+            history.task.judged_by: curves,
         }
     }
 

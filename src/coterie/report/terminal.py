@@ -61,7 +61,7 @@ class ComparisonProgress(ProgressDisplay):
         self._received[name] = received_mean(None)
         self._rounds[name] = 0
         label = f"{name} ({self._numbers[name]}/{self.runs})"
-        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, received=self._received[name])
+        self._tasks[name] = self._bar.add_task(label, total=run.rounds, received=self._received[name])
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
@@ -69,7 +69,7 @@ class ComparisonProgress(ProgressDisplay):
         if received is not None:
             self._received[name] = received_mean(received)
         self._bar.update(self._tasks[name], completed=round, received=self._received[name])
-        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
+        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.rounds}"
         self._come_to(name, round, f"{where}, {self._received[name]}")
 
     def _come_to(self, name: str, round: int, text: str) -> None:
@@ -90,7 +90,7 @@ class ComparisonProgress(ProgressDisplay):
 
     def _leave(self, run: Run, how: str) -> None:
         name = str(run)
-        self._come_to(name, run.experiment.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
+        self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
         del self.under_way[name]
         self._bar.remove_task(self._tasks[name])
 

@@ -53,7 +53,7 @@ def as_config(words: list[str]) -> tuple[list[str], Config, list[str]]:
             sets.append(next(rest))
         elif word == "--seeds":
             break
-        elif word != "--out":
+        elif word not in ("--out", "--columns"):
             given[word.removeprefix("--").replace("-", "_")] = next(rest)
         else:
             next(rest)
@@ -87,6 +87,7 @@ def smaller(words: list[str]) -> list[str]:
         "docs/plugins.md",
         "docs/reports.md",
         "docs/tasks.md",
+        "docs/cli.md",
     ],
 )
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def _table(found: Sequence[Contender]) -> Content:
             {
                 "method": one.title,
                 "seeds": ", ".join(map(str, one.seeds)),
-                "cells": [cell_text(own, one.title, column).strip() for column in own.columns.values()],
+                "cells": [cell_text(own.grid, one.title, column).strip() for column in own.columns.values()],
             }
         )
     units = {"share": ", %", "bytes": "", "number": "", "seconds": ", s"}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from coterie.core.number import Number
 from coterie.reproduce.paper import PaperRow, PaperTable
 from coterie.reproduce.store import Record
-from coterie.reproduce.verdict import DEVIATIONS, POINTS, Number, Rebuilt, RebuiltColumn, Verdict
+from coterie.reproduce.verdict import DEVIATIONS, POINTS, Rebuilt, RebuiltColumn, Verdict
 from coterie.rounds.evaluate import MOMENTS
 
 

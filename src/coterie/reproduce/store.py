@@ -13,9 +13,10 @@ from coterie.core.machine import machine
 from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import ROWS
+from coterie.experiment.reports import Reports
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, Reports
+from coterie.reproduce.paper import Measure, PaperTable
 
 FORMAT = 1
 Record = dict[str, Any]

@@ -5,41 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from scipy.stats import kendalltau
 
+from coterie.core.number import ENOUGH_SEEDS, Number, clear_sign
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Claim, PaperColumn, PaperRow, PaperTable
 from coterie.reproduce.store import Record, Results, value_of
 
 FROM_SIX = 6
 """Fewer methods have too few orders for a rank correlation to say anything."""
-ENOUGH_SEEDS = 3
 DEVIATIONS, POINTS = 3.0, 2.0
 """Ours differs from the paper if by more than so many of its standard deviations, or so many points without any."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number that was measured with some seeds."""
-
-    by_seed: Mapping[int, float]
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return fmean(self.by_seed.values())
-
-    @property
-    def std(self) -> float | None:
-        """The standard deviation over seeds (n - 1); none with one seed."""
-        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
-
-    def minus(self, other: Number) -> Number | None:
-        """The paired differences of the seeds that both have; nothing if they share none."""
-        both = sorted(self.by_seed.keys() & other.by_seed.keys())
-        return Number({seed: self.by_seed[seed] - other.by_seed[seed] for seed in both}) if both else None
 
 
 @dataclass(frozen=True)
@@ -172,8 +150,8 @@ class RebuiltColumn:
 def word_of(difference: Number, paper: float | None) -> str:
     """Whether a claimed difference is seen.
 
-    It is with three seeds or more if every seed shows it and its mean is larger than its spread; with fewer, one can
-    only say which way it points.
+    It is with three seeds or more if every seed shows it and its mean is larger than its spread (`clear_sign`); with
+    fewer, one can only say which way it points.
 
     >>> word_of(Number({0: 1.0, 1: 1.2, 2: 0.9}), 1.0), word_of(Number({0: -1.0}), 1.0)
     ('holds', 'points the other way (1 seed)')
@@ -185,12 +163,8 @@ def word_of(difference: Number, paper: float | None) -> str:
     if len(values) < ENOUGH_SEEDS:
         seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
         return f"points the same way ({seeds})" if wanted * fmean(values) > 0 else f"points the other way ({seeds})"
-    clear = abs(fmean(values)) > stdev(values)
-    if clear and all(wanted * value > 0 for value in values):
-        return "holds"
-    if clear and all(wanted * value < 0 for value in values):
-        return "does not hold: it is the other way round"
-    return "not seen: the seeds' spread is as large"
+    words = {1: "holds", -1: "does not hold: it is the other way round", 0: "not seen: the seeds' spread is as large"}
+    return words[clear_sign(wanted * value for value in values)]
 
 
 def _ranks(values: Mapping[str, float], measure: str) -> dict[str, int]:

@@ -14,6 +14,7 @@ from coterie.version import VERSION
 
 if TYPE_CHECKING:
     from coterie.client.recipe import Keep, Measure, Phase
+    from coterie.compare.table import Comparison, compare
     from coterie.core.exchange import Drop, Mix, Peers, Put, Uploads
     from coterie.core.federation import Federation
     from coterie.core.scale import Scale
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
     "coterie.deployment.predict.model": ("load_model",),
+    "coterie.compare.table": ("Comparison", "compare"),
     "coterie.errors": ("CoterieError",),
     "coterie.core.exchange": ("Drop", "Mix", "Peers", "Put", "Uploads"),
     "coterie.experiment.experiment": ("Experiment",),
@@ -156,6 +158,7 @@ __all__ = [
     "ByClient",
     "ByDomain",
     "Classification",
+    "Comparison",
     "CoterieError",
     "Dataset",
     "Dirichlet",
@@ -215,6 +218,7 @@ __all__ = [
     "Scale",
     "TwoClass",
     "Uploads",
+    "compare",
     "from_arrays",
     "load",
     "load_model",

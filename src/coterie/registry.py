@@ -40,6 +40,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
     >>> numbers = Registry("number", "example.numbers", {"pi": "math:pi", "one": 1.0}, lambda name, found: found)
     >>> list(numbers), "two" in numbers, round(numbers["pi"], 2)
     (['one', 'pi'], False, 3.14)
+    >>> numbers.spelt("PI"), numbers.spelt("tau")
+    ('pi', 'tau')
     >>> numbers.find("on")
     Traceback (most recent call last):
     ...
@@ -59,6 +61,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if name not in self:
             raise unknown(self.kind, name, (*self, *besides), also=OWN_FILE)
         return self[name]
+
+    def spelt(self, name: str) -> str:
+        """A name as it is listed, if it is but for capitals; any other text is left as it is."""
+        if name in self or is_reference(name):
+            return name
+        return next((known for known in self if known.lower() == name.lower()), name)
 
     def adopt(self, name: str, thing: object) -> T:
         """An entry made of a thing that was given, without adding it."""

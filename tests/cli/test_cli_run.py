@@ -28,7 +28,7 @@ def test_json_is_the_summary_and_nothing_else(capsys: pytest.CaptureFixture[str]
     assert answer.json == json.loads(Path("runs/fedavg-digits-1/summary.json").read_text())
     assert "runs/fedavg-digits-1" in answer.err
     accuracy = answer.json["accuracy"]
-    assert set(accuracy) == {"received", "trained"}
+    assert set(accuracy) == {"received", "trained", "stored"}
     assert all(set(means["mean"]) == {"best", "last", "last5"} for means in accuracy.values())
 
 

@@ -14,8 +14,8 @@ from coterie.compare.cell import perform
 from coterie.compare.pool import Run, run_in_parallel, run_one_by_one
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
-from coterie.experiment.directory import CONFIG, SUMMARY
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import CONFIG, SUMMARY
 from coterie.files import LockedError, locked
 from coterie.partition import Iid
 
@@ -128,8 +128,9 @@ def test_an_interrupted_comparison_is_carried_on(tmp_path: Path, jobs: int) -> N
     for name in methods:
         for key in ("received_mean_last", "trained_mean_best"):
             assert carried_on.values(name, key) == whole.values(name, key)
-    with pytest.raises(CoterieError, match="already holds a comparison"):
-        compare(methods, [0, 1], tmp_path / "cut")
+    again = Watch()
+    assert compare(methods, [0, 1], tmp_path / "cut", again, jobs=1) == carried_on
+    assert not again.rounds
     (tmp_path / "other" / "notes").mkdir(parents=True)
     with pytest.raises(CoterieError, match="is not empty"):
         compare(methods, [0, 1], tmp_path / "other")

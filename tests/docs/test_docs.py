@@ -53,7 +53,7 @@ def as_config(words: list[str]) -> tuple[list[str], Config, list[str]]:
             sets.append(next(rest))
         elif word == "--seeds":
             break
-        elif word != "--out":
+        elif word not in ("--out", "--columns"):
             given[word.removeprefix("--").replace("-", "_")] = next(rest)
         else:
             next(rest)
@@ -79,7 +79,16 @@ def smaller(words: list[str]) -> list[str]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/index.md", "docs/listeners.md", "docs/runs.md", "docs/plugins.md", "docs/tasks.md"],
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/listeners.md",
+        "docs/runs.md",
+        "docs/plugins.md",
+        "docs/reports.md",
+        "docs/tasks.md",
+        "docs/cli.md",
+    ],
 )
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

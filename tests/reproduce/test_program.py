@@ -9,6 +9,7 @@ import pytest
 from tests.reproduce.toy import TOML, toy_table
 
 from coterie.compare.pool import Run
+from coterie.core.number import Number
 from coterie.errors import CoterieError
 from coterie.reproduce import check
 from coterie.reproduce.budget import fitting
@@ -16,7 +17,7 @@ from coterie.reproduce.cells import Amount, TableCell, cells_of
 from coterie.reproduce.page import page_of
 from coterie.reproduce.program import run_cells, write_page
 from coterie.reproduce.store import Results
-from coterie.reproduce.verdict import Number, Rebuilt, word_of
+from coterie.reproduce.verdict import Rebuilt, word_of
 
 
 class Silent:

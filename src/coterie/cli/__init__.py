@@ -10,9 +10,10 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
+from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Seed, Seeds, Sets, Texts
 from coterie.cli.federation import federation
 from coterie.cli.problems import FailureError, InterruptionError, one_line
-from coterie.cli.settings import RUNNING, SEED, GivenSettings, option, read_texts, read_values
+from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
 from coterie.errors import CoterieError
 from coterie.version import VERSION
 
@@ -20,21 +21,6 @@ TRAIN = Group("Train", sort_key=1)
 LOOK = Group("Look up", sort_key=2)
 FEDERATE = Group("Federate over a network", sort_key=3)
 ABOUT = Group("About", sort_key=4)
-OUTPUT = Group("Method options, files and output", sort_key=0)
-
-ConfigFile = Annotated[
-    Path | None,
-    Parameter(help="A TOML file with the same keys as the options; options given here override it.", group=OUTPUT),
-]
-Seed = Annotated[int | None, SEED]
-AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
-
-Texts = Annotated[
-    list[str] | None,
-    Parameter(
-        help="Only these, by key (with commas).", negative=(), show_default="all", converter=read_texts, group=OUTPUT
-    ),
-]
 
 app = App(
     name="coterie",
@@ -53,10 +39,7 @@ def run(
     method: Annotated[str | None, Parameter(help="The method (see 'coterie methods').", show_default=False)] = None,
     /,
     *,
-    set: Annotated[
-        list[str] | None,
-        Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),
-    ] = None,
+    set: Sets = None,
     config: ConfigFile = None,
     out: Annotated[
         Path | None,
@@ -83,7 +66,13 @@ def run(
 
 @app.command(group=TRAIN)
 def compare(
-    *methods: Annotated[str, Parameter(help="The methods to compare (see 'coterie methods').")],
+    *methods: Annotated[
+        str,
+        Parameter(
+            help="The methods to compare (see 'coterie methods'); NAME:OPTION=VALUE,OPTION=VALUE is one with options "
+            "or settings of its own."
+        ),
+    ],
     seeds: Annotated[
         list[int] | None,
         Parameter(
@@ -107,13 +96,21 @@ def compare(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The directory to keep all runs and comparison.json in; it must be new.",
+            help="The directory to keep all runs and comparison.json in; one of these methods is carried on and "
+            "extended.",
             show_default="nothing is kept",
             group=OUTPUT,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
+    jobs: Jobs = None,
+    columns: Columns = None,
+    tune: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Settings to try for every method before, NAME=VALUE,VALUE; validation chooses. May be repeated.",
+            negative=(),
+            group=OUTPUT,
+        ),
     ] = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
@@ -122,7 +119,51 @@ def compare(
     from coterie.cli.commands import compare_command
 
     chosen = [0, 1, 2] if seeds is None else seeds
-    compare_command(methods, chosen, config, settings.given(), set or [], out, jobs or 0, json)
+    compare_command(
+        methods, chosen, config, settings.given(), set or [], out, jobs or 0, json, columns or [], tune or []
+    )
+
+
+@app.command(group=TRAIN)
+def sweep(
+    method: Annotated[str, Parameter(help="The method; NAME:OPTION=VALUE is one with options of its own.")],
+    /,
+    *,
+    grid: Annotated[
+        list[str] | None,
+        Parameter(
+            help="An option of the method or a setting, with values to try: NAME=VALUE,VALUE; may be repeated.",
+            negative=(),
+            group=OUTPUT,
+        ),
+    ] = None,
+    random: Annotated[
+        int | None, option("Try only so many combinations, drawn by chance.", "all of them", OUTPUT)
+    ] = None,
+    full: Annotated[
+        bool, Parameter(help="Run all of them to the end; none is given up early.", negative=(), group=OUTPUT)
+    ] = False,
+    seeds: Seeds = None,
+    set: Sets = None,
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The directory to keep all runs and best.toml in; one that was begun is carried on.",
+            show_default="runs/sweep-METHOD-DATA-N",
+            group=OUTPUT,
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    json: AsJson = False,
+    settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Try settings of a method and choose by validation alone; hopeless ones are given up early."""
+    from coterie.cli.sweep import sweep_command
+
+    chosen = [0] if seeds is None else seeds
+    given, sets = settings.given(), set or []
+    sweep_command(method, grid or [], random, chosen, config, given, sets, out, jobs or 0, full, json)
 
 
 @app.command(group=TRAIN)
@@ -144,17 +185,7 @@ def reproduce(
     *tables: Annotated[str, Parameter(help="The tables to rebuild; none: list them.", show_default=False)],
     columns: Texts = None,
     methods: Texts = None,
-    seeds: Annotated[
-        list[int] | None,
-        Parameter(
-            help="Every cell runs once with each seed.",
-            show_default="0",
-            consume_multiple=True,
-            negative=(),
-            converter=read_values,
-            group=OUTPUT,
-        ),
-    ] = None,
+    seeds: Seeds = None,
     rounds: Annotated[int | None, option("Fewer rounds than the paper's.", "the paper's", RUNNING)] = None,
     share: Annotated[float | None, option("Only this share of the data.", 1.0, RUNNING)] = None,
     data: Annotated[
@@ -196,10 +227,7 @@ def check(
         list[str] | None,
         Parameter(help="Run this check alone; may be repeated.", negative=(), show_default="all", group=OUTPUT),
     ] = None,
-    set: Annotated[
-        list[str] | None,
-        Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),
-    ] = None,
+    set: Sets = None,
 ) -> None:
     """Check that a method keeps what all methods promise: resuming, relabelling, travel, bytes, engines and more."""
     from coterie.cli.check import check_command
@@ -239,6 +267,18 @@ def runs(
 
 
 @app.command(group=LOOK)
+def table(
+    *runs: Annotated[Path, Parameter(help="Directories of runs, or folders with some.")],
+    format: Annotated[str, Parameter(help="text, md, latex or csv.", group=OUTPUT)] = "text",
+    columns: Columns = None,
+) -> None:
+    """Print a table of any runs that are kept, by run, compare or reproduce; a row for each configuration."""
+    from coterie.cli.table import table_command
+
+    table_command(runs, format, columns or [])
+
+
+@app.command(group=LOOK)
 def picture(
     run: Annotated[Path, Parameter(help="The directory of a run.")],
     /,
@@ -256,6 +296,27 @@ def picture(
     from coterie.cli.picture import picture_command
 
     picture_command(run, round, out)
+
+
+@app.command(group=LOOK)
+def report(
+    *runs: Annotated[Path, Parameter(help="Directories of runs, finished or not; or of a comparison.")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="The .html file to write.", group=OUTPUT)] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        Parameter(
+            help="A folder for every figure as .svg, .pdf and .png (needs the extra 'plots').",
+            show_default="none",
+            group=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Write one run or several as an HTML page that opens offline: curves, clients, who learns from whom, costs."""
+    from coterie.cli.report import report_command
+
+    report_command(runs, out, figures)
 
 
 @app.command(group=LOOK)

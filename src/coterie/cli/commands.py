@@ -9,20 +9,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.merge import experiments, one_experiment
+from coterie.cli.entries import MethodEntry
+from coterie.cli.merge import experiments, one_experiment, protocol_of
 from coterie.cli.problems import InterruptionError
 from coterie.cli.signals import exit_code, terminable
-from coterie.compare.table import Comparison, compare
+from coterie.cli.tuning import tuned
+from coterie.compare.grid import Grid
+from coterie.compare.table import COMPARISON, Comparison, compare
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, method_name
 from coterie.experiment.directory import RunDirectory, refuse_existing
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.protocols import find
 from coterie.experiment.resume import resume
-from coterie.methods import Method
+from coterie.methods import METHODS, Method
 from coterie.registry import short_name
 from coterie.report.terminal import (
     ComparisonProgress,
-    comparison_table,
+    grid_lines,
+    grid_table,
     metric_table,
     print_result,
     summary_lines,
@@ -67,16 +72,36 @@ def compare_command(
     out: Path | None,
     jobs: int,
     json: bool,
+    columns: Sequence[str] = (),
+    tune: Sequence[str] = (),
 ) -> None:
-    """Compare methods and print the table."""
+    """Compare methods, tuned before if wished, and print the table."""
+    methods, seeds = with_kept(methods, seeds, out)
     chosen = experiments(methods, file, given, sets)
+    told = ""
+    if tune:
+        chosen, told = tuned(methods, tune, seeds[0], file, given, sets, out, jobs)
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
     with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress, terminable():
         try:
-            comparison = compare(chosen, seeds, out, progress, jobs)
+            comparison = compare(chosen, seeds, out, progress, jobs, columns)
         except KeyboardInterrupt as stop:
             raise InterruptionError(_ways_on(progress), exit_code(stop)) from None
-    print_comparison(comparison, out, json)
+    print_comparison(comparison, out, json, protocol_of(file, given))
+    if told and not json:
+        print_result(told)
+
+
+def with_kept(texts: Sequence[str], seeds: Sequence[int], out: Path | None) -> tuple[list[str], list[int]]:
+    """The entries and seeds of a comparison that is kept in a directory, and besides them the given ones.
+
+    Methods in files go by their names there, so that they have to be given again.
+    """
+    if out is None or not (out / COMPARISON).is_file():
+        return list(texts), list(seeds)
+    kept, given = Comparison.load(out), {MethodEntry.read(text).name for text in texts}
+    others = [name for name in kept.methods if name not in given and name.partition(":")[0] in METHODS]
+    return [*others, *texts], [*kept.seeds, *(seed for seed in seeds if seed not in kept.seeds)]
 
 
 def _ways_on(progress: ComparisonProgress) -> str:
@@ -87,18 +112,26 @@ def _ways_on(progress: ComparisonProgress) -> str:
     return f"{way}{others} ({progress.finished} of {progress.runs} runs were finished)"
 
 
-def print_comparison(comparison: Comparison, out: Path | None, json: bool) -> None:
-    """The table (or JSON) on stdout."""
+def print_comparison(comparison: Comparison, out: Path | None, json: bool, protocol: str = "") -> None:
+    """The table (or JSON) on stdout; after a paper's protocol, also which column shows the paper's number."""
     if json:
         print(json_format.dumps(comparison.as_dict(), indent=2))
         return
-    seeds = ", ".join(map(str, comparison.seeds))
-    spread = "mean ± standard deviation over seeds" if len(comparison.seeds) > 1 else "seed"
-    print_result(comparison_table(comparison), "", f"{comparison.scale.title}: {spread} {seeds}. {comparison.note()}")
+    print_result(grid_table(comparison.grid), "", *grid_lines(comparison.grid))
+    if protocol:
+        print_result(paper_line(protocol, comparison.grid))
     if comparison.settings_note():
         print_result(comparison.settings_note())
     if out is not None:
         print_result(f"The runs are kept in {out}")
+
+
+def paper_line(protocol: str, grid: Grid) -> str:
+    """Which column shows what the tables of a protocol's paper show."""
+    reports = find(protocol).reports
+    shown = next((column for column in grid.columns.values() if column.name == reports.column), None)
+    where = f"not shown here; --columns {reports.column} does" if shown is None else f"the column '{shown.title}'"
+    return f"The paper of protocol {protocol} reports {reports}: {where}."
 
 
 def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> None:

@@ -44,7 +44,7 @@ def listing(kind: str) -> Table:
     if kind == "protocols":
         table = plain_table("protocol", "what it is", "the paper reports")
         for name, one in PROTOCOLS.items():
-            table.add_row(*map(Text, (name, one.description, one.reports)))
+            table.add_row(*map(Text, (name, one.description, one.reported)))
         return table
     if kind == "models":
         table = plain_table("model", "what it is")
@@ -70,6 +70,7 @@ def problems(kind: str) -> list[str]:
 
 def method_details(name: str) -> str:
     """All about one method: its docstring, and its options with their defaults."""
+    name = METHODS.spelt(name)
     cls = METHODS.find(name)
     text = inspect.cleandoc(cls.__doc__ or "")
     told = facts(cls())
@@ -103,7 +104,7 @@ def protocol_details(name: str) -> list[Table | str]:
         for method, own in changes.options.items():
             options.add_row(method, Text(_spoken(own)), f"data {data}")
     assumed = [f"  {sentence}" for sentence in found.assumed]
-    about = [f"{name}: {found.description}", f"The paper reports: {found.reports}"]
+    about = [f"{name}: {found.description}", f"The paper reports: {found.reported}"]
     return [*about, "", settings, "", options, "", "Assumed, since the paper does not state it:", *assumed]
 
 

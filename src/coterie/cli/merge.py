@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.cli.entries import MethodEntry
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.config import Config, overridden, read_toml
 from coterie.experiment.experiment import Experiment, experiment_from
@@ -30,7 +31,7 @@ def read_sets(texts: Sequence[str]) -> Sets:
         method, _, option = key.strip().rpartition(".")
         require(bool(equals and option), f"set = '{text}': must be NAME=VALUE or METHOD.NAME=VALUE")
         if method:
-            _sets_of(sets, method)[option] = value.strip()
+            _sets_of(sets, METHODS.spelt(method))[option] = value.strip()
         else:
             sets[option] = value.strip()
     return sets
@@ -49,6 +50,11 @@ def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, str | N
     return config, None if name is None else str(name)
 
 
+def protocol_of(file: Path | None, given: Mapping[str, Any]) -> str:
+    """The name of the protocol that a command starts from; empty if there is none."""
+    return str(given.get("protocol") or ({} if file is None else read_toml(file)).get("protocol", ""))
+
+
 def _start(protocol: str | None, method: str, config: Config) -> tuple[Config, Sets]:
     """A method's configuration, the protocol's overridden by `config`, and the protocol's options for it."""
     if protocol is None:
@@ -61,7 +67,8 @@ def one_experiment(method: str | None, file: Path | None, given: Mapping[str, An
     """The experiment of `run`. A method given on the command line does not take over the file's method options."""
     config, protocol = merged(file, given)
     named = config.pop("method", None)
-    chosen = method or named
+    named = None if named is None else METHODS.spelt(str(named))
+    chosen = named if method is None else METHODS.spelt(method)
     if chosen is None:
         experiment_from(_start(protocol, "", config)[0])  # a misspelt key in the file is the likelier mistake
         raise CoterieError(f"method: name one (allowed: {', '.join(METHODS)}, or {OWN_FILE})")
@@ -72,25 +79,38 @@ def one_experiment(method: str | None, file: Path | None, given: Mapping[str, An
 
 
 def experiments(
-    methods: Sequence[str], file: Path | None, given: Mapping[str, Any], texts: Sequence[str]
+    texts: Sequence[str], file: Path | None, given: Mapping[str, Any], sets: Sequence[str]
 ) -> dict[str, Experiment]:
-    """The experiments of `compare`, by method; one in a file goes by its name there."""
-    names = [short_name(method) for method in methods]
+    """The experiments of `compare`, by entry (`NAME` or `NAME:OPTION=VALUE,…`); a method in a file goes by its name."""
+    entries = [MethodEntry.read(text) for text in texts]
+    names = [entry.name for entry in entries]
     for name in names:
         require(names.count(name) == 1, f"method '{name}' is given twice")
+    methods = {short_name(entry.method): entry.method for entry in entries}
+    for entry in entries:
+        one, other = entry.method, methods[short_name(entry.method)]
+        require(one == other, f"'{one}' and '{other}' would have the same name; compare them one by one")
     config, protocol = merged(file, given)
     named = config.pop("method", None)
-    sets = config.pop("set", {})
+    of_file = config.pop("set", {})
     if named is not None and (named in METHODS or is_reference(str(named))):
         # A run's configuration: its options are those of its method.
-        sets = {short_name(named): sets} if short_name(named) in names else {}
-    starts = {name: _start(protocol, method, config) for name, method in zip(names, methods, strict=True)}
+        of_file = {short_name(named): of_file} if short_name(named) in methods else {}
+    starts = {name: _start(protocol, method, config) for name, method in methods.items()}
     presets = {name: preset for name, (_, preset) in starts.items()}
-    by_method = _joined(presets, sets, read_sets(texts), methods)
-    return {
-        name: experiment_from({**starts[name][0], "method": method, "set": by_method[name]})
-        for name, method in zip(names, methods, strict=True)
-    }
+    by_method = _joined(presets, of_file, read_sets(sets), list(methods.values()))
+    found: dict[str, Experiment] = {}
+    for entry in entries:
+        short = short_name(entry.method)
+        settings, options = {**starts[short][0], **entry.settings}, {**by_method[short], **entry.options}
+        try:
+            experiment = experiment_from({**settings, "method": entry.method, "set": options})
+        except CoterieError as error:
+            raise CoterieError(f"{entry.name}: {error}" if entry.settings or entry.options else str(error)) from None
+        same = next((name for name, other in found.items() if other == experiment), None)
+        require(same is None, f"'{same}' and '{entry.name}' are the same run; leave one out")
+        found[entry.name] = experiment
+    return found
 
 
 def _joined(preset: Sets, file: Sets, given: Sets, methods: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from coterie.core.layout import Layout
@@ -25,3 +26,13 @@ class Problem:
     training: Training
     task: Task
     skip_single_samples: bool
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether any client has validation samples."""
+        return any(map(len, self.validation))
+
+    def scored_with_validation(self) -> Problem:
+        """The same for an engine that is to score validation samples too: each client's follow those of its test."""
+        both = zip(self.test, self.validation, strict=True)
+        return replace(self, test=tuple(torch.cat([tested, held]) for tested, held in both))

@@ -17,7 +17,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ABOUT, CONFIG, MIXES, PARTITION, ROUNDS
 from coterie.experiment.resume import resume
 from coterie.files import LockedError, locked
-from coterie.rounds.listeners import Listener
+from coterie.rounds.listeners import Listener, StopAfter
 
 log = logging.getLogger("coterie")
 
@@ -38,11 +38,15 @@ HOW = {
 }
 
 
-def perform(experiment: Experiment, directory: Path | None, listeners: Sequence[Listener] = ()) -> Summary:
+def perform(
+    experiment: Experiment, directory: Path | None, listeners: Sequence[Listener] = (), until: int | None = None
+) -> Summary:
     """The summary of an experiment that is kept in a directory: whatever of it is there already is not run again.
 
+    With `until`, the run stops after that round and can be carried on later; if it is that far already, nothing is run.
     Only one process at a time is at a directory; others wait, and find the run finished.
     """
+    listeners = listeners if until is None else [*listeners, StopAfter(until)]
     if directory is None:
         return experiment.run(None, listeners).summary
     with _alone(directory):
@@ -51,10 +55,11 @@ def perform(experiment: Experiment, directory: Path | None, listeners: Sequence[
             return experiment.run(directory, listeners).summary
         kept = RunDirectory.open(directory)
         require_same_run(directory, kept.config(), complete(experiment))
-        if kept.finished:
+        if kept.finished or (until is not None and kept.stopped and len(kept.lines()) >= until):
             found: Summary = json.loads(kept.summary_text())
             return found
-        return resume(directory, listeners).summary
+        given = any(str(value).startswith("given (") for value in kept.config().values())
+        return resume(directory, listeners, experiment=experiment if given else None).summary
 
 
 def finished(directory: Path | None) -> bool:

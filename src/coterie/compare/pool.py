@@ -41,7 +41,7 @@ GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
 
 @dataclass(frozen=True)
 class Run:
-    """A run among others: an experiment, its seed included, by name, and where it is kept.
+    """A run among others: an experiment, its seed included, by name, where it is kept, and how far it goes for now.
 
     >>> str(Run("fedavg", Experiment(seed=3)))
     'fedavg, seed 3'
@@ -50,6 +50,12 @@ class Run:
     name: str
     experiment: Experiment
     directory: Path | None = None
+    until: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        """The round with which it ends for now."""
+        return self.experiment.rounds if self.until is None else min(self.until, self.experiment.rounds)
 
     @property
     def seed(self) -> int:
@@ -127,7 +133,7 @@ def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     for run in runs:
         watcher.begun(run)
         try:
-            summary = perform(run.experiment, run.directory, [_Tell(run, watcher)])
+            summary = perform(run.experiment, run.directory, [_Tell(run, watcher)], run.until)
         except (CoterieError, OSError) as error:
             watcher.failed(run, error)
         else:
@@ -245,7 +251,8 @@ def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
     # The run's configuration says what it was run with, so that it can be repeated.
     experiment = replace(run.experiment, threads=run.experiment.threads or 1)
     config = to_toml({**complete(experiment), "protocol": experiment.protocol})
-    task = {"config": config, "out": None if run.directory is None else str(run.directory)}
+    out = None if run.directory is None else str(run.directory)
+    task = {"config": config, "out": out, "until": run.until}
     with suppress(OSError):  # it has died, which will be noticed
         send(worker.connection, task)
 

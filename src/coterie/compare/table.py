@@ -3,182 +3,118 @@
 from __future__ import annotations
 
 import json
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from coterie.compare.cell import HOW, Summary
-from coterie.compare.cost import expected_seconds
-from coterie.compare.pool import (
-    CannotStartError,
-    Run,
-    Watcher,
-    leave_if_imported_by_a_worker,
-    obstacle,
-    run_in_parallel,
-    run_one_by_one,
-)
-from coterie.core.scale import ACCURACY, Scale, judged_scale
-from coterie.errors import CoterieError, require
+from coterie.compare.cell import Summary, require_same_run
+from coterie.compare.columns import USUAL, Column, chosen_columns
+from coterie.compare.differing import differing, settings_note
+from coterie.compare.grid import Grid
+from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
+from coterie.compare.running import Collector, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
+from coterie.core.scale import Scale
+from coterie.errors import require
+from coterie.experiment.config import Config, complete
+from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
 from coterie.files import write_whole
-from coterie.processes import cores
 
-log = logging.getLogger("coterie")
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
-# Seconds until worker processes have loaded PyTorch and data. What they save must be worth more, by a margin:
-# it is a guess, and other programs may want the cores too.
-START_UP, MARGIN = 4.0, 2.0
 COMPARISON = "comparison.json"
-
-
-# What a run's configuration holds besides settings, and settings that do not change results.
-NOT_COMPARED = {"method", "set", "seed"} | HOW
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: its title says which moment, which mean and which round."""
-
-    key: str
-    title: str
-    unit: Literal["share", "number", "bytes", "seconds"]
-    read: Callable[[Summary], float]
-    scale: Scale | None = None  # of a column that somebody may win
-
-
-def columns_of(scale: Scale) -> dict[str, Column]:
-    """The columns of runs that are judged by a metric, by key. Bytes are those up and down together."""
-
-    def judged(key: str, read: Callable[[Summary], float | None]) -> Column:
-        # Most runs are judged by accuracy, which titles do not repeat.
-        words = key.replace("_", " ") if scale == ACCURACY else f"{scale.name} {key.replace('_', ' ')}"
-        return Column(key, words, "share" if scale.share else "number", lambda summary: _number(read(summary)), scale)
-
-    def over_clients(moment: str, at: str) -> Column:
-        return judged(f"{moment}_mean_{at}", lambda summary: summary[scale.name][moment]["mean"][at])
-
-    columns = (
-        over_clients("received", "best"),
-        over_clients("received", "last"),
-        over_clients("trained", "best"),
-        over_clients("trained", "last"),
-        judged("received_worst_decile_last", lambda summary: summary["worst_decile"]["received"]),
-        Column(
-            "bytes_per_client_round",
-            "bytes per client round",
-            "bytes",
-            lambda summary: float(sum(summary["bytes"]["per_client_round"].values())),
-        ),
-        Column(
-            "seconds_per_round",
-            "seconds per round",
-            "seconds",
-            lambda summary: float(sum(summary["seconds"]["per_round"].values())),
-        ),
-    )
-    return {column.key: column for column in columns}
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+TUNING = "tuning"
+"""The folder of a comparison that holds the runs by which its settings were chosen."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The summaries of all runs, `[method][seed]`, and what they amount to.
+    """The summaries of all runs, `[method][seed]`, and what they amount to; `chosen` names columns (none: the usual).
 
-    A *winner* of a metric's column is the method with the best mean over seeds, if that mean is better than
-    the runner-up's by more than the larger of the two methods' standard deviations over the seeds (sample
-    standard deviation, n − 1). Otherwise the seeds' spread could explain the difference and nobody wins;
-    with one seed there is no spread, and with one method no runner-up, so nobody wins either.
+    `Grid` says who wins a column.
     """
 
     seeds: tuple[int, ...]
     summaries: Mapping[str, Sequence[Summary]]
+    chosen: tuple[str, ...] = ()
 
     @property
     def methods(self) -> list[str]:
         """The methods, in the order in which they were given."""
         return list(self.summaries)
 
+    @cached_property
+    def grid(self) -> Grid:
+        """The table's numbers."""
+        rows = {name: dict(zip(self.seeds, runs, strict=True)) for name, runs in self.summaries.items()}
+        return Grid(rows, self.chosen)
+
     @property
     def scale(self) -> Scale:
         """That of the metric that the runs are judged by, the same for all of them."""
-        return judged_scale(next(iter(self.summaries.values()))[0])
+        return self.grid.scale
 
-    @cached_property
+    @property
     def columns(self) -> dict[str, Column]:
         """The columns of the table, by key."""
-        return columns_of(self.scale)
+        return self.grid.columns
 
     def values(self, method: str, column: str) -> list[float]:
         """A column's value of each seed."""
-        return [self.columns[column].read(summary) for summary in self.summaries[method]]
+        return list(self.grid.number(method, column).by_seed.values())
 
     def mean(self, method: str, column: str) -> float:
         """The mean over seeds."""
-        return fmean(self.values(method, column))
+        return self.grid.number(method, column).mean
 
     def std(self, method: str, column: str) -> float | None:
         """The sample standard deviation over seeds; none with one seed."""
-        return stdev(self.values(method, column)) if len(self.seeds) > 1 else None
+        return self.grid.number(method, column).std
 
     def winner(self, column: str) -> str | None:
-        """The method that is better than all others by more than the seeds' spread, if there is one."""
-        scale = self.columns[column].scale
-        if scale is None or len(self.seeds) < 2 or len(self.summaries) < 2:
-            return None
-        means = {method: self.mean(method, column) for method in self.methods}
-        first, second = sorted(means, key=means.__getitem__, reverse=scale.higher_is_better)[:2]
-        spread = max(self.std(method, column) or 0.0 for method in (first, second))
-        return first if scale.lead(means[first], means[second]) > spread else None
+        """The method whose lead over all others is clear, if there is one."""
+        return self.grid.winner(column)
 
     def note(self) -> str:
         """What a mark in the table means, or why there is none."""
-        if len(self.summaries) < 2:
-            return "No winner is marked: there is only one method."
-        if len(self.seeds) < 2:
-            return "No winner is marked: one seed says nothing about the spread; use several (--seeds 0 1 2)."
-        if any(self.winner(column) for column in self.columns):
-            return f"* {self._rule()}."
-        return f"No winner is marked: {self._rule()}; here none does."
+        return self.grid.note()
 
-    def _rule(self) -> str:
-        beyond = "above" if self.scale.higher_is_better else "below"
-        spread = "the larger of their standard deviations over the seeds"
-        return f"a winner's mean lies {beyond} the runner-up's by more than {spread}"
+    def to_frame(self) -> DataFrame:
+        """The table as a pandas frame: a row for each method and seed, a column for each of the table's, by key."""
+        from pandas import DataFrame
+
+        return DataFrame(
+            {
+                "method": method,
+                "seed": seed,
+                **{key: column.read(summary) for key, column in self.columns.items()},
+            }
+            for method, runs in self.grid.rows.items()
+            for seed, summary in runs.items()
+        )
+
+    @property
+    def _configs(self) -> dict[str, Config]:
+        return {method: runs[0].get("config", {}) for method, runs in self.summaries.items()}
 
     def differing(self) -> dict[str, dict[str, Any]]:
-        """The settings that are not the same for all methods: `[setting][method]`; none where one was left out.
-
-        Methods' own options and settings that cannot change results (engine, threads, recording) are no settings here.
-        """
-        configs = {method: runs[0].get("config", {}) for method, runs in self.summaries.items()}
-        settings = sorted({key for config in configs.values() for key in config} - NOT_COMPARED)
-        values = {key: {method: config.get(key) for method, config in configs.items()} for key in settings}
-        return {key: found for key, found in values.items() if any(v != found[self.methods[0]] for v in found.values())}
+        """The settings that are not the same for all methods: `[setting][method]`; none where one was left out."""
+        return differing(self._configs)
 
     def settings_note(self) -> str:
-        """Which methods ran with other settings than the others, in words; empty if none did.
-
-        >>> runs = {name: [{"config": {"momentum": m}}] for name, m in (("fedavg", 0.9), ("scaffold", 0.0))}
-        >>> Comparison((0,), runs).settings_note()
-        'Not all methods ran with the same settings: momentum = 0.9 (fedavg), 0.0 (scaffold).'
-        """
-        spoken = [f"{key} = {_by_value(found)}" for key, found in self.differing().items()]
-        return f"Not all methods ran with the same settings: {'; '.join(spoken)}." if spoken else ""
+        """Which methods ran with other settings than the others, in words; empty if none did."""
+        return settings_note(self._configs)
 
     def partitions(self) -> dict[int, str]:
         """The hash of the partition of each seed, which all methods share before they set validation samples aside."""
         runs = next(iter(self.summaries.values()))
-        return {seed: _whole_hash(summary) for seed, summary in zip(self.seeds, runs, strict=True)}
+        return {seed: whole_hash(summary) for seed, summary in zip(self.seeds, runs, strict=True)}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values: the table, the winners, and every run's summary."""
@@ -186,13 +122,16 @@ class Comparison:
             "methods": self.methods,
             "seeds": list(self.seeds),
             "partitions": {str(seed): digest for seed, digest in self.partitions().items()},
-            "columns": {column.key: {"title": column.title, "unit": column.unit} for column in self.columns.values()},
+            "columns": {
+                column.key: {"name": column.name, "title": column.title, "unit": column.unit}
+                for column in self.columns.values()
+            },
             "table": {
                 method: {
                     column: {
-                        "mean": self.mean(method, column),
-                        "std": self.std(method, column),
-                        "values": self.values(method, column),
+                        "mean": _plain(self.mean(method, column)),
+                        "std": _plain(self.std(method, column)),
+                        "values": [_plain(value) for value in self.values(method, column)],
                     }
                     for column in self.columns
                 }
@@ -210,33 +149,32 @@ class Comparison:
         path = folder / COMPARISON
         require(path.is_file(), f"'{path}': there is no such file")
         content = json.loads(path.read_text(encoding="utf-8"))
-        return cls(tuple(content["seeds"]), content["runs"])
+        # Older files have keys alone, and the usual columns.
+        names = tuple(about.get("name", key) for key, about in content["columns"].items())
+        usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
+        return cls(tuple(content["seeds"]), content["runs"], () if usual else names)
 
 
-def _by_value(found: Mapping[str, Any]) -> str:
-    """Which methods have which value; the most, if they are two or more and no others are as many, are the others."""
-    takers: dict[str, list[str]] = {}
-    for method, value in found.items():
-        takers.setdefault("unset" if value is None else str(value), []).append(method)
-    first, *rest = sorted(takers.values(), key=len, reverse=True)
-    most = first if len(first) > max(map(len, rest)) else None
-    few_first = sorted(takers.items(), key=lambda item: item[1] is most)
-    return ", ".join(f"{value} ({'the others' if who is most else ', '.join(who)})" for value, who in few_first)
+def _plain(value: float | None) -> float | None:
+    return None if value is None else plain_number(value)
 
 
 def compare(
     experiments: Mapping[str, Experiment],
-    seeds: Sequence[int],
-    out: Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: str | Path | None = None,
     watcher: Watcher | None = None,
     jobs: int = 0,
+    columns: Sequence[str] = (),
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
-    Only what they set aside of their training samples for validation may differ.
+    Only what they set aside of their training samples for validation may differ. `columns` are those of the table, such
+    as `"stored.weighted.last"` (none: the usual ones).
 
     With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The same again
-    carries on with a comparison that was interrupted: what is finished there is not run again. The
+    carries on: what is finished there is not run again. So a comparison that was interrupted is completed, and one that
+    is finished can be given further experiments and seeds; those that it has must come with the settings they had. The
     `watcher` is told of every run and round.
 
     `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
@@ -244,123 +182,81 @@ def compare(
     the cores hold if all experiments can be described by a configuration, the engine is `serial` or `stacked`, and
     the runs are long enough to pay for the workers' start; otherwise 1, one run after the other in this process.
     A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
+
+    >>> from coterie.partition import Iid
+    >>> few = {"partition": Iid(clients=3), "rounds": 1, "epochs": 1}
+    >>> pair = {"plain": Experiment("fedavg", **few), "slow": Experiment("fedavg", lr=0.001, **few)}
+    >>> compare(pair, seeds=[0, 1], jobs=1).to_frame()["method"].tolist()
+    ['plain', 'plain', 'slow', 'slow']
     """
     leave_if_imported_by_a_worker()
     require(bool(experiments), "methods: name at least one")
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
-    require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: choose)")
-    obstacles = {name: why for name, experiment in experiments.items() if (why := obstacle(experiment)) is not None}
-    for name, why in obstacles.items():
-        require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
-    if out is not None:
-        _refuse_others(out, {f"{name}-s{seed}" for name in experiments for seed in seeds})
-    partitions, seconds = _check(experiments, seeds, guess=jobs != 1 and not obstacles)
+    beside_others = require_jobs(experiments, jobs)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        experiments, seeds = _with_kept(folder, experiments, seeds)
     runs = [
-        Run(name, replace(experiment, seed=seed), None if out is None else out / f"{name}-s{seed}")
+        Run(name, replace(experiment, seed=seed), None if folder is None else folder / run_folder(name, seed))
         for seed in seeds
         for name, experiment in experiments.items()
     ]
-    collector = _Collector(partitions, watcher)
-    jobs = min(jobs or _worthwhile_jobs(runs, seconds), len(runs))
-    _perform(runs, seconds, jobs, collector)
+    if folder is not None:
+        _refuse_others(folder, runs)
+    if columns:
+        task = next(iter(experiments.values())).prepare().problem_base.task
+        chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
+    partitions, seconds = checked(experiments, seeds, guess=jobs != 1 and beside_others)
+    collector = Collector(partitions, watcher)
+    perform_all(runs, seconds, min(jobs or worthwhile_jobs(runs, seconds), len(runs)), collector)
     found = collector.summaries
-    comparison = Comparison(tuple(seeds), {name: [found[name, seed] for seed in seeds] for name in experiments})
-    if out is not None:
-        write_whole(out / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
+    summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
+    comparison = Comparison(tuple(seeds), summaries, tuple(columns))
+    if folder is not None:
+        write_whole(folder / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
     return comparison
 
 
-def _refuse_others(out: Path, runs: set[str]) -> None:
+def run_folder(name: str, seed: int) -> str:
+    """What the directory of a run is called: file systems do not take every character of a name.
+
+    >>> run_folder("fedper", 3), run_folder("pfedcs:beta=10,lr=0.01", 0)
+    ('fedper-s3', 'pfedcs-beta=10,lr=0.01-s0')
+    """
+    plain = re.sub(r"[^\w.,=+ -]", "-", name)
+    return f"{plain}-s{seed}"
+
+
+def _with_kept(
+    folder: Path, experiments: Mapping[str, Experiment], seeds: Sequence[int]
+) -> tuple[dict[str, Experiment], tuple[int, ...]]:
+    """The experiments and seeds of a finished comparison that is kept in a folder, then those that are new."""
+    if not (folder / COMPARISON).is_file():
+        return dict(experiments), tuple(seeds)
+    kept = Comparison.load(folder)
+    others = [name for name in kept.methods if name not in experiments]
+    require(
+        not others,
+        f"out = {folder}: holds a comparison that has {', '.join(others)} too; name them as well, or another directory",
+    )
+    names = dict.fromkeys([*kept.methods, *experiments])
+    return {name: experiments[name] for name in names}, tuple(dict.fromkeys([*kept.seeds, *seeds]))
+
+
+def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
     """An error if a folder holds anything but runs of the comparison that is to be kept there."""
     require(not out.is_file(), f"out = {out}: is a file; name a directory")
     require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
-    require(
-        not (out / COMPARISON).exists(),
-        f"out = {out}: already holds a comparison ('coterie show {out}' shows it); name another directory",
-    )
+    wanted = {run.directory.name: run for run in runs if run.directory is not None}
+    require(len(wanted) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    require(found <= runs, f"out = {out}: is not empty; name a new directory, or that of an interrupted comparison")
-
-
-class _Collector:
-    """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
-
-    def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
-        self._partitions, self._watcher = partitions, watcher
-        self.summaries: dict[tuple[str, int], Summary] = {}
-
-    def begun(self, run: Run) -> None:
-        if self._watcher is not None:
-            self._watcher.begun(run)
-
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
-        if self._watcher is not None:
-            self._watcher.round_done(run, round, received)
-
-    def failed(self, run: Run, error: Exception) -> None:
-        raise error  # a table with holes compares nothing
-
-    def ended(self, run: Run, summary: Summary) -> None:
-        _same_partition(self._partitions[run.seed], _whole_hash(summary), run.name, run.seed)
-        self.summaries[run.name, run.seed] = summary
-        if self._watcher is not None:
-            self._watcher.ended(run, summary)
-
-
-def _perform(runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher) -> None:
-    if jobs > 1:
-        # The longest first: a long run that began last would keep the others waiting.
-        longest_first = sorted(runs, key=lambda run: seconds[run.name], reverse=True)
-        try:
-            run_in_parallel(longest_first, jobs, watcher)
-            return
-        except CannotStartError as error:
-            log.warning("jobs = %d: no worker process can start (%s); one run after the other instead", jobs, error)
-    run_one_by_one(runs, watcher)
-
-
-def _worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
-    """One job per core if that is faster; 1 if it is not, or if nothing is known about the runs' `seconds`."""
-    if not seconds:
-        return 1
-    threads = max(run.experiment.threads or 1 for run in runs)
-    jobs = max(min(cores() // threads, len(runs)), 1)
-    total = sum(seconds[run.name] for run in runs)
-    return jobs if total - total / jobs > MARGIN * START_UP else 1
-
-
-def _check(
-    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool
-) -> tuple[dict[int, str], dict[str, float]]:
-    """Meet every mistake before the first run starts.
-
-    Gives the hash of each seed's partition, before samples were set aside for validation, and, for a `guess`, the
-    seconds that a run of each method may take.
-    """
-    names = list(experiments)
-    partitions: dict[int, str] = {}
-    seconds: dict[str, float] = {}
-    for seed in seeds:
-        # A seed can only spoil the partition, which is the same for all; a method is checked once.
-        for name in names if seed == seeds[0] else names[:1]:
-            prepared = replace(experiments[name], seed=seed).prepare()
-            digest = prepared.partition.whole().hash
-            _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
-            if guess and name not in seconds:
-                seconds[name] = expected_seconds(prepared)
-    return partitions, seconds
-
-
-def _same_partition(expected: str, found: str, name: str, seed: int) -> None:
-    if expected != found:
-        raise CoterieError(
-            f"seed {seed}: '{name}' has another partition ({found[:12]}) than the others ({expected[:12]}); "
-            "compare methods on the same data, partition rule and split"
-        )
-
-
-def _whole_hash(summary: Summary) -> str:
-    """The hash of a run's partition before samples were set aside for validation (older runs tell the plain one)."""
-    partition = summary["partition"]
-    return str(partition.get("whole_hash", partition["hash"]))
+    strangers = sorted(found - wanted.keys() - {COMPARISON, TUNING})
+    require(
+        not strangers,
+        f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
+        "comparison of these methods",
+    )
+    for name in sorted(found & wanted.keys()):
+        if (out / name / CONFIG).is_file():
+            require_same_run(out / name, RunDirectory.open(out / name).config(), complete(wanted[name].experiment))

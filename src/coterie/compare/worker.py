@@ -45,7 +45,7 @@ def _answer(task: Message, connection: Connection) -> Message:
     try:
         experiment = experiment_from(tomllib.loads(task["config"]))
         directory = None if task["out"] is None else Path(task["out"])
-        return {"summary": perform(experiment, directory, [_Messenger(connection)])}
+        return {"summary": perform(experiment, directory, [_Messenger(connection)], task["until"])}
     except (CoterieError, OSError) as error:
         return {"mistake": " ".join(str(error).split())}
     except Exception as error:

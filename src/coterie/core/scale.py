@@ -47,6 +47,8 @@ class Scale:
         return f"{self.name.capitalize()} in %" if self.share else self.name
 
 
+NO_NUMBER = "–"
+"""What stands for a number that is none."""
 ACCURACY = Scale("accuracy", share=True)
 
 
@@ -69,5 +71,5 @@ def number_text(value: float | None) -> str:
     ('0.2500', '1e+30', '–')
     """
     if value is None or math.isnan(value):
-        return "–"
+        return NO_NUMBER
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"

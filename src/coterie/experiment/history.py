@@ -15,6 +15,9 @@ from coterie.rounds.report import RoundReport
 
 Line = dict[str, Any]
 ACTIVITIES = ("train", "exchange", "evaluate")
+COHORT = "cohort_trained"
+VALIDATION = "validation"
+"""Where a line holds the same as for test samples of the validation samples, if there are any."""
 
 
 def as_line(report: RoundReport) -> Line:
@@ -27,20 +30,32 @@ def as_line(report: RoundReport) -> Line:
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    validation: Line = {}
     if report.cohort_trained is not None:
-        found = report.cohort_trained.values
-        line["cohort_trained"] = {name: plain_numbers(values) for name, values in found.items()}
+        line[COHORT] = _by_client(report.cohort_trained)
+        if report.cohort_trained.validation is not None:
+            validation[COHORT] = _by_client(report.cohort_trained.validation)
     for moment in MOMENTS:
         evaluation: Evaluation | None = getattr(report, moment)
         if evaluation is not None:
-            line[moment] = {
-                "mean": plain_number(evaluation.mean),
-                "weighted": plain_number(evaluation.weighted),
-                "std": plain_number(evaluation.std),
-                "worst_decile": plain_number(evaluation.worst_decile),
-                **{name: plain_numbers(values) for name, values in evaluation.values.items()},
-            }
-    return line
+            line[moment] = _with_means(evaluation)
+            if evaluation.validation is not None:
+                validation[moment] = _with_means(evaluation.validation)
+    return {**line, VALIDATION: validation} if validation else line
+
+
+def _by_client(evaluation: Evaluation) -> Line:
+    return {name: plain_numbers(values) for name, values in evaluation.values.items()}
+
+
+def _with_means(evaluation: Evaluation) -> Line:
+    return {
+        "mean": plain_number(evaluation.mean),
+        "weighted": plain_number(evaluation.weighted),
+        "std": plain_number(evaluation.std),
+        "worst_decile": plain_number(evaluation.worst_decile),
+        **_by_client(evaluation),
+    }
 
 
 def plain_numbers(values: Floats) -> list[float | None]:
@@ -69,10 +84,20 @@ class History:
     task: Task
     test_sizes: list[int]
     lines: list[Line] = field(default_factory=list)
+    validation_sizes: list[int] = field(default_factory=list)
 
     def evaluations(self, moment: Moment) -> list[Line]:
         """What was measured at a moment, in the order of rounds. Where everybody trained, that is what they store."""
-        found = (line.get(moment) or (line.get("trained") if moment == "stored" else None) for line in self.lines)
+        return [found for _, found in self.measured(moment)]
+
+    def measured(self, moment: Moment) -> list[tuple[int, Line]]:
+        """The same with the rounds."""
+        found = ((line["round"], _at(line, moment)) for line in self.lines)
+        return [(round, measured) for round, measured in found if measured is not None]
+
+    def validated(self, moment: Moment) -> list[Line]:
+        """The same on validation samples; nothing if there are none."""
+        found = (_at(line[VALIDATION], moment) for line in self.lines if VALIDATION in line)
         return [measured for measured in found if measured is not None]
 
     def last(self, moment: Moment) -> Evaluation | None:
@@ -83,32 +108,63 @@ class History:
         """Everybody's score right after their own last training; `first` is everybody's before any."""
         held = first
         for line in self.lines:
-            if "cohort_trained" in line:
-                held = held.updated(np.array(line["cohort"]), self._evaluation(line["cohort_trained"]))
+            if COHORT in line:
+                found = self._evaluation(line[COHORT], line.get(VALIDATION, {}).get(COHORT))
+                held = held.updated(np.array(line["cohort"]), found)
         return held
 
     def newest(self, moment: Moment) -> Evaluation | None:
         """The last evaluation at a moment that there is."""
-        evaluations = self.evaluations(moment)
-        return self._evaluation(evaluations[-1]) if evaluations else None
+        evaluations, validated = self.evaluations(moment), self.validated(moment)
+        return self._evaluation(evaluations[-1], validated[-1] if validated else None) if evaluations else None
 
-    def _evaluation(self, found: Line) -> Evaluation:
-        values = {metric.scale.name: numbers(found[metric.scale.name]) for metric in self.task.metrics}
-        return Evaluation(self.task.primary.scale, values, np.array(self.test_sizes))
+    def _evaluation(self, found: Line, validated: Line | None = None) -> Evaluation:
+        scale, names = self.task.primary.scale, [metric.scale.name for metric in self.task.metrics]
+        validation = None
+        if validated is not None:
+            held = {name: numbers(validated[name]) for name in names}
+            validation = Evaluation(scale, held, np.array(self.validation_sizes))
+        return Evaluation(scale, {name: numbers(found[name]) for name in names}, np.array(self.test_sizes), validation)
 
     def curves(self, metric: str) -> dict[str, dict[str, dict[str, float | None]]]:
-        """A metric's `[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated."""
-        scale = self.task.metric(metric).scale
+        """A metric's `[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated.
+
+        With validation samples there is `by_validation` too: the value in the round in which what the task is judged by
+        was best on these.
+        """
+        scale, judged = self.task.metric(metric).scale, self.task.primary.scale
         weights = {"mean": None, "weighted": np.array(self.test_sizes)}
+        held_weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
         found: dict[str, dict[str, dict[str, float | None]]] = {}
         for moment in MOMENTS:
             clients = [numbers(entry[metric]) for entry in self.evaluations(moment)]
             if not clients:
                 continue
             found[moment] = {}
+            held = [numbers(entry[judged.name]) for entry in self.validated(moment)]
+            # The first rounds of a run that an older version began tell nothing of validation, and cannot be chosen.
+            held = [np.full(len(self.test_sizes), np.nan)] * (len(clients) - len(held)) + held if held else []
             for mean, sizes in weights.items():
-                curve = over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
+                validation = [mean_over_clients(values, held_weights[mean]) for values in held]
+                curve = over_rounds(scale, [mean_over_clients(values, sizes) for values in clients], validation, judged)
                 found[moment][mean] = {at: plain_number(value) for at, value in curve.items()}
+        return found
+
+    def validation_curves(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """What the task is judged by, on validation samples: `[moment][mean | weighted][best | last | last5]`."""
+        scale = self.task.primary.scale
+        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        for moment in MOMENTS:
+            clients = [numbers(entry[scale.name]) for entry in self.validated(moment)]
+            if clients:
+                weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
+                curves = {
+                    mean: over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
+                    for mean, sizes in weights.items()
+                }
+                found[moment] = {
+                    mean: {at: plain_number(value) for at, value in curve.items()} for mean, curve in curves.items()
+                }
         return found
 
     def seconds(self) -> dict[str, Any]:
@@ -140,3 +196,9 @@ class History:
             for client in line.get(what, ()):  # lines of older runs do not tell of tuning
                 found.setdefault(names[client], []).append(line["round"])
         return found
+
+
+def _at(line: Line, moment: Moment) -> Line | None:
+    """What a line has of a moment. Where everybody trained, that is what they store."""
+    found: Line | None = line.get(moment) or (line.get("trained") if moment == "stored" else None)
+    return found

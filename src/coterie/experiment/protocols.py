@@ -14,6 +14,7 @@ from typing import Any
 from coterie.errors import unknown
 from coterie.experiment.config import Config, overridden
 from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.reports import Reports
 
 Keys = Mapping[str, Any]
 Options = Mapping[str, Keys]
@@ -32,21 +33,33 @@ class OnDataSet:
 class Protocol:
     """A paper's experiment: `settings` are keys of a run's configuration, `options` the methods' own, by method.
 
-    `reports` says which of the recorded numbers the paper's tables show: moment, mean, round. `for_method` are
-    settings of one method alone, `for_data` what another data set changes, and `assumed` says, a sentence each, what
-    stands here though the paper does not state it.
+    `reports` says which of the recorded numbers the paper's tables show, `seeds` with how many, `besides` what else is
+    to be known of them. `for_method` are settings of one method alone, `for_data` what another data set changes, and
+    `assumed` says, a sentence each, what stands here though the paper does not state it.
 
     >>> find("pfedcs").settings_of("fedfomo", "tiny_imagenet")["model"]
     'resnet18'
     """
 
     description: str
-    reports: str
+    reports: Reports
+    seeds: int
     settings: Keys
     options: Options = field(default_factory=dict)
     for_method: Mapping[str, Keys] = field(default_factory=dict)
     for_data: Mapping[str, OnDataSet] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+    besides: str = ""
+
+    @property
+    def reported(self) -> str:
+        """What the paper's tables show, in words.
+
+        >>> find("fedtc").reported
+        'received, mean over test samples, best round; 1 seed'
+        """
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return "; ".join([str(self.reports), *([self.besides] if self.besides else []), seeds])
 
     def settings_of(self, method: str, data: str) -> Config:
         """The settings of a method on a data set."""
@@ -97,12 +110,13 @@ _FEDREMA_ASSUMED = (
     FEDFOMO_ASSUMED,
     BASELINES_ASSUMED,
 )
-_FEDREMA_REPORTS = "received, best round (final: mean of the last five); all clients have one size; 5 seeds"
+_FEDREMA_BESIDES = "its 'final' is the mean of the last five; all clients have one size, so that both means agree"
 
 PROTOCOLS: dict[str, Protocol] = {
     "pfedcs": Protocol(
         "PFedCS on CIFAR-10, 2 classes per client (also 3 and 4; Dirichlet 0.01, 0.05, 0.1; CIFAR-100, Tiny-ImageNet)",
-        "received, mean over clients, best round; 3 seeds",
+        Reports("received", "mean", "best"),
+        3,
         {
             "data": "cifar10",
             "partition": "pathological",
@@ -133,23 +147,28 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "fedrema": Protocol(
         "FedReMa on MNIST, five overlapping groups (also Fashion-MNIST; see fedrema-cifar10)",
-        _FEDREMA_REPORTS,
+        Reports("received", "mean", "best"),
+        5,
         {"data": "mnist", "model": "cnn", **_FEDREMA},
         _FEDREMA_OPTIONS,
         VALIDATED,
         assumed=_FEDREMA_ASSUMED,
+        besides=_FEDREMA_BESIDES,
     ),
     "fedrema-cifar10": Protocol(
         "FedReMa on CIFAR-10 with its small AlexNet (also 100 samples per client with iid 0.2, 0.4, 0.6, 0.8)",
-        _FEDREMA_REPORTS,
+        Reports("received", "mean", "best"),
+        5,
         {"data": "cifar10", "model": "alexnet_small", **_FEDREMA},
         {**_FEDREMA_OPTIONS, "moon": {"mu": 5.0}},
         VALIDATED,
         assumed=_FEDREMA_ASSUMED,
+        besides=_FEDREMA_BESIDES,
     ),
     "fedcac": Protocol(
         "FedCAC on CIFAR-10, Dirichlet 0.1 per client (also 0.5, 1.0, two_class; CIFAR-100, Tiny-ImageNet)",
-        "received, mean over clients, best round; 5 seeds",
+        Reports("received", "mean", "best"),
+        5,
         {
             "data": "cifar10",
             "partition": "dirichlet_per_client",
@@ -181,7 +200,8 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "pfedsim": Protocol(
         "pFedSim on CIFAR-10, Dirichlet 0.1, a tenth of 100 clients each round (0.5; EMNIST, CINIC-10, Tiny-ImageNet)",
-        "trained, mean over test samples, last round; 5 seeds",
+        Reports("stored", "weighted", "last"),
+        5,
         {
             "data": "cifar10",
             "partition": "dirichlet",
@@ -230,7 +250,8 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "fedtc": Protocol(
         "FedTC on CIFAR-10, Dirichlet 0.1 over 10 clients (also 0.5 and 5.0; CIFAR-100 with resnet18)",
-        "received, mean over test samples, best round; 1 seed",
+        Reports("received", "weighted", "best"),
+        1,
         {
             "data": "cifar10",
             "partition": "dirichlet",

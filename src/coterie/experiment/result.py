@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from coterie.experiment.history import History, numbers
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.evaluate import MOMENTS, Floats
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,27 @@ class Result:
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
         return metric_of(self.history, name)
+
+    def to_frame(self) -> DataFrame:
+        """Every metric of every evaluated round as a pandas frame: a row for each round, moment and client.
+
+        >>> from coterie.experiment.experiment import Experiment
+        >>> frame = Experiment(rounds=2, epochs=1).run().to_frame()
+        >>> list(frame.columns)
+        ['round', 'moment', 'client', 'accuracy', 'loss']
+        >>> sorted(frame["moment"].unique()), frame.groupby("round")["accuracy"].mean().index.tolist()
+        (['received', 'stored', 'trained'], [1, 2])
+        """
+        from pandas import DataFrame
+
+        names = [client["client"] for client in self.summary["clients"]]
+        metrics = [metric.scale.name for metric in self.history.task.metrics]
+        return DataFrame(
+            {"round": round, "moment": moment, "client": name, **{metric: found[metric][row] for metric in metrics}}
+            for moment in MOMENTS
+            for round, found in self.history.measured(moment)
+            for row, name in enumerate(names)
+        )
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.

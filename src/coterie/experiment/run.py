@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -85,7 +86,12 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
-    history = History(problem.task, [len(index) for index in problem.test])
+    validated = problem.has_validation
+    history = History(
+        problem.task,
+        [len(index) for index in problem.test],
+        validation_sizes=[len(index) for index in problem.validation],
+    )
     if directory is not None:
         directory.restore(federation)
         history.lines = directory.cut_back(federation.round)
@@ -97,11 +103,11 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     if experiment.optimizer != "sgd":
         _load_optimisers()
     try:
-        with closing(prepared.engine(problem)) as engine:
-            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,))
+        with closing(prepared.engine(problem.scored_with_validation() if validated else problem)) as engine:
+            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,), validated)
             rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
             if federation.round and experiment.join < 1:
-                rounds.stored = history.stored(_first(prepared, engine))
+                rounds.stored = history.stored(_first(prepared, engine, validated))
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:
@@ -109,7 +115,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             labels = [problem.labels[index] for index in problem.test]
             quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
         config = complete(experiment)
-        summary = summary_of(history, prepared.partition, prepared.participants, config, quality)
+        at_the_end = {**quality, **_validation(prepared, history)}
+        summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
         summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
             summary["newcomers"] = {
@@ -127,9 +134,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     return Result(prepared, federation, history, summary)
 
 
-def _first(prepared: Prepared, engine: Engine) -> Evaluation:
+def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:
     """Everybody's score before the first round."""
-    return Rounds(prepared.method, prepared.federation(), engine).evaluate_received()
+    return Rounds(prepared.method, prepared.federation(), engine, validated=validated).evaluate_received()
 
 
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:
@@ -141,6 +148,20 @@ def _way_on(directory: RunDirectory, experiment: Settings) -> str:
     ways = f"coterie.resume({path!r})", f"'coterie resume {path}'"
     way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if own else " or ".join(ways)
     return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
+
+
+def _validation(prepared: Prepared, history: History) -> dict[str, Any]:
+    """How many validation samples there are, whether the method uses them too, and the scores on them."""
+    curves = history.validation_curves()
+    if not curves:
+        return {}
+    return {
+        "validation": {
+            "samples": sum(history.validation_sizes),
+            "used_by_method": prepared.method.learns_from_validation,
+            history.task.judged_by: curves,
+        }
+    }
 
 
 def _load_optimisers() -> None:

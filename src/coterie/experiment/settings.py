@@ -74,11 +74,12 @@ class Settings(RunOptions):
 
 
 def make_method(name: str, values: dict[str, Any]) -> Method:
-    """A method by name with options.
+    """A method by name, in capitals or not, with options.
 
-    >>> make_method("fedprox", {"mu": 1})
+    >>> make_method("FedProx", {"mu": 1})
     FedProx(mu=1.0)
     """
+    name = METHODS.spelt(name)
     return options.build("method", short_name(name), METHODS.find(name), values)
 
 

@@ -19,7 +19,7 @@ def summary_of(
     partition: Partition,
     participants: Sequence[int],
     config: Config,
-    quality: Mapping[str, float | None],
+    quality: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The summary of the rounds so far; `quality` holds the numbers that there are at the end alone."""
     # A run that was stopped early may not have been evaluated in its last round, or at all.

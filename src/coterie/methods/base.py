@@ -37,6 +37,7 @@ class Method:
     shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
+    learns_from_validation: ClassVar[bool] = False  # choosing a round by validation is then no independent choice
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""

@@ -81,6 +81,7 @@ class FedFomo(Method):
     models: int = 5
 
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
+    learns_from_validation: ClassVar[bool] = True
     extra_cost: ClassVar[str] = "downloads M models and tests each on the validation data; server stores every model"
     shared: ClassVar[str] = ""
 

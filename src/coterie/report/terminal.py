@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
-from coterie.core.scale import judged_scale, number_text
+from coterie.core.number import Number
+from coterie.core.scale import NO_NUMBER, judged_scale, number_text
 from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
+    from coterie.compare.columns import Column
+    from coterie.compare.grid import Grid
     from coterie.compare.pool import Run
-    from coterie.compare.table import Column, Comparison
 
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
@@ -58,7 +61,7 @@ class ComparisonProgress(ProgressDisplay):
         self._received[name] = received_mean(None)
         self._rounds[name] = 0
         label = f"{name} ({self._numbers[name]}/{self.runs})"
-        self._tasks[name] = self._bar.add_task(label, total=run.experiment.rounds, received=self._received[name])
+        self._tasks[name] = self._bar.add_task(label, total=run.rounds, received=self._received[name])
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
@@ -66,7 +69,7 @@ class ComparisonProgress(ProgressDisplay):
         if received is not None:
             self._received[name] = received_mean(received)
         self._bar.update(self._tasks[name], completed=round, received=self._received[name])
-        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.experiment.rounds}"
+        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.rounds}"
         self._come_to(name, round, f"{where}, {self._received[name]}")
 
     def _come_to(self, name: str, round: int, text: str) -> None:
@@ -87,7 +90,8 @@ class ComparisonProgress(ProgressDisplay):
 
     def _leave(self, run: Run, how: str) -> None:
         name = str(run)
-        self._come_to(name, run.experiment.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
+        if self._rounds[name] < run.rounds:  # it was there already, or broke off
+            self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
         del self.under_way[name]
         self._bar.remove_task(self._tasks[name])
 
@@ -103,14 +107,17 @@ def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
 def metric_table(summary: Mapping[str, Any]) -> Table:
     """What a run is judged by: a line for each moment and mean, a column for each way to choose the round."""
     scale = judged_scale(summary)
-    table = plain_table(scale.name, "mean over", "best round", "last round", "last five", right=(2, 3, 4))
+    moments, readings = summary[scale.name], ["best", "last", "last5"]
+    titles = ["best round", "last round", "last five"]
+    if "validation" in summary:
+        readings, titles = [*readings, "by_validation"], [*titles, "best by validation"]
+    table = plain_table(scale.name, "mean over", *titles, right=range(2, 2 + len(titles)))
     over = {"mean": "clients", "weighted": "test samples"}
-    moments = summary[scale.name]
     for moment, means in moments.items():
         if moment == "stored" and means == moments["trained"]:
             continue  # everybody took part in every round
         for mean, rounds in means.items():
-            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in ("best", "last", "last5")))
+            table.add_row(moment, over[mean], *(number_text(rounds[at]) for at in readings))
     return table
 
 
@@ -135,6 +142,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if summary.get("validation", {}).get("used_by_method"):
+        yield f"{summary['method']} learns from the validation samples itself: they do not choose a round independently"
     if "newcomers" in summary:
         means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
@@ -147,14 +156,22 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Methods and columns, mean ± standard deviation over seeds, winners marked by a star."""
+def grid_table(grid: Grid) -> Table:
+    """Rows and columns, mean ± standard deviation over seeds, winners marked by a star."""
     # Narrow columns: one word of the title a line.
-    titles = [_title(column) for column in comparison.columns.values()]
+    titles = [_title(column) for column in grid.columns.values()]
     table = plain_table("method", *titles, right=range(1, len(titles) + 1))
-    for method in comparison.methods:
-        table.add_row(method, *(_cell(comparison, method, column) for column in comparison.columns.values()))
+    for row in grid.rows:
+        table.add_row(Text(row), *(cell_text(grid, row, column) for column in grid.columns.values()))
     return table
+
+
+def grid_lines(grid: Grid, mark: str = "*") -> Iterator[str]:
+    """What the numbers of a table are, and who wins: that is marked by a star unless told otherwise."""
+    seeds, each = ", ".join(map(str, grid.seeds)), {tuple(sorted(runs)) for runs in grid.rows.values()}
+    spread = "mean ± standard deviation over seeds" if len(grid.seeds) > 1 else "seed"
+    some = "" if len(each) == 1 else " (not every row has all of them)"
+    yield f"{grid.scale.title}: {spread} {seeds}{some}. {grid.note(mark)}"
 
 
 def _title(column: Column) -> str:
@@ -162,18 +179,26 @@ def _title(column: Column) -> str:
     return "\n".join([*words, "%"] if column.unit == "share" else words)
 
 
-def _cell(comparison: Comparison, method: str, column: Column) -> str:
-    mean, std = comparison.mean(method, column.key), comparison.std(method, column.key)
+def cell_text(grid: Grid, row: str, column: Column) -> str:
+    """A cell of the table: the mean over seeds, with its spread and its mark, if it has them."""
+    winner = grid.winner(column.key)
+    # In a column with a star, a space takes its place, so that the numbers stand below each other.
+    mark = "" if winner is None else "*" if winner == row else " "
+    return f"{mean_and_spread(grid.number(row, column.key), column)}{mark}"
+
+
+def mean_and_spread(number: Number, column: Column) -> str:
+    """A number of a column for people: shares in per cent, with ± where several seeds have a spread to tell."""
+    mean, std = number.mean, number.std
+    if math.isnan(mean):
+        return NO_NUMBER
     if column.unit == "bytes":
         return spoken_bytes(mean)
     if column.unit == "seconds":
         return f"{mean:.2f}"
-    winner = comparison.winner(column.key)
-    # In a column with a star, a space takes its place, so that the numbers stand below each other.
-    mark = "" if winner is None else "*" if winner == method else " "
     if column.unit == "share":
-        return f"{100 * mean:.1f}{mark}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}{mark}"
-    return f"{number_text(mean)}{mark}" if std is None else f"{number_text(mean)}±{number_text(std)}{mark}"
+        return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}"
+    return number_text(mean) if std is None else f"{number_text(mean)}±{number_text(std)}"
 
 
 def spoken_bytes(count: float) -> str:

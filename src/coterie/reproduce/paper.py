@@ -10,40 +10,11 @@ from importlib.resources import files
 from typing import Any, Literal, TypeVar, get_args
 
 from coterie.errors import CoterieError, require, unknown
-from coterie.options import build, option_fields
-from coterie.rounds.evaluate import MOMENTS
+from coterie.experiment.reports import Reports
+from coterie.options import option_fields
 
 Measure = Literal["score", "upload", "download", "seconds", "runtime", "period"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Which of the recorded numbers a paper shows.
-
-    >>> str(Reports("stored", "weighted", "last"))
-    'stored, mean over test samples, last round'
-    """
-
-    moment: str = "received"
-    mean: str = "mean"
-    round: str = "best"
-
-    def __post_init__(self) -> None:
-        for option, allowed in (("moment", MOMENTS), ("mean", OVER), ("round", ROUNDS)):
-            if getattr(self, option) not in allowed:
-                raise unknown(option, getattr(self, option), allowed)
-
-    def changed(self, changes: Mapping[str, str]) -> Reports:
-        """The same but for some of it."""
-        return build("reports", "reports", Reports, {**vars(self), **changes})
-
-    def __str__(self) -> str:
-        return f"{self.moment}, mean over {OVER[self.mean]}, {ROUNDS[self.round]}"
-
-
-OVER = {"mean": "clients", "weighted": "test samples"}
-ROUNDS = {"best": "best round", "last": "last round", "last5": "mean of the last five"}
 
 
 @dataclass(frozen=True)

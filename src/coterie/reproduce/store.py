@@ -10,12 +10,13 @@ from typing import Any
 
 from coterie.compare.cell import Summary
 from coterie.core.machine import machine
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import ROWS
+from coterie.experiment.reports import Reports
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, Reports, paper_tables
+from coterie.reproduce.paper import Measure, PaperTable
 
 FORMAT = 1
 Record = dict[str, Any]
@@ -104,7 +105,8 @@ class Results:
             row, column = self.table.row(record["row"]), self.table.column(record["column"])
             cell = TableCell(self.table, row, column, record["seed"], amount_of(record))
             now, then = cell.config, record["config"]
-            changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
+            # What is new since has its default now, or the digest would differ.
+            changed = sorted(key for key in then if now.get(key) != then[key])
             if changed or cell.digest != digest:
                 raise CoterieError(
                     f"results = {self.path}: {cell} was run with other settings than the table now has "
@@ -120,10 +122,3 @@ def amount_of(record: Record) -> Amount:
 def _place(table: PaperTable, record: Record) -> tuple[Any, ...]:
     rows, columns = [row.key for row in table.rows], [column.key for column in table.columns]
     return columns.index(record["column"]), rows.index(record["row"]), record["seed"], -(record["rounds"] or 10**9)
-
-
-def require_results(folder: Path) -> list[Path]:
-    """The files of results in a folder, of which there must be some."""
-    found = sorted(path for path in folder.glob("*.json") if path.stem in paper_tables())
-    require(bool(found), f"results = {folder}: holds no results")
-    return found

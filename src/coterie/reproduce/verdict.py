@@ -5,41 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from scipy.stats import kendalltau
 
+from coterie.core.number import ENOUGH_SEEDS, Number, clear_sign
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Claim, PaperColumn, PaperRow, PaperTable
 from coterie.reproduce.store import Record, Results, value_of
 
 FROM_SIX = 6
 """Fewer methods have too few orders for a rank correlation to say anything."""
-ENOUGH_SEEDS = 3
 DEVIATIONS, POINTS = 3.0, 2.0
 """Ours differs from the paper if by more than so many of its standard deviations, or so many points without any."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number that was measured with some seeds."""
-
-    by_seed: Mapping[int, float]
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return fmean(self.by_seed.values())
-
-    @property
-    def std(self) -> float | None:
-        """The standard deviation over seeds (n - 1); none with one seed."""
-        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
-
-    def minus(self, other: Number) -> Number | None:
-        """The paired differences of the seeds that both have; nothing if they share none."""
-        both = sorted(self.by_seed.keys() & other.by_seed.keys())
-        return Number({seed: self.by_seed[seed] - other.by_seed[seed] for seed in both}) if both else None
 
 
 @dataclass(frozen=True)
@@ -135,22 +113,24 @@ class RebuiltColumn:
         """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
         if self.column.measure != "score":
             return []
-        found = [self._lead(), *(self._claim(claim) for claim in self.table.claims)]
+        found = [self.lead(), *(self._claim(claim) for claim in self.table.claims)]
         return [verdict for verdict in found if verdict is not None]
 
-    def _lead(self) -> Verdict | None:
+    def lead(self, moment: str = "") -> Verdict | None:
+        """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
         others = [row for row in self.rows if row.method_name != self.table.proposed and not row.settings]
         if not proposed or not others:
             return None
-        best = max(others, key=lambda row: self.ours(row).mean)
+        best = max(others, key=lambda row: self.ours(row, moment).mean)
         published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
         own = self.paper(proposed[0])
         lead = own[0] - max(published) if own is not None and published else None
-        difference = self.ours(proposed[0]).minus(self.ours(best))
+        difference = self.ours(proposed[0], moment).minus(self.ours(best, moment))
         if difference is None:
             return None
-        text = f"{proposed[0].title} leads (ours: against {best.title})"
+        alike = f", all tested as {moment}" if moment else ""
+        text = f"{proposed[0].title} leads (ours: against {best.title}{alike})"
         return Verdict(text, lead, difference, word_of(difference, lead))
 
     def _claim(self, claim: Claim) -> Verdict | None:
@@ -170,8 +150,8 @@ class RebuiltColumn:
 def word_of(difference: Number, paper: float | None) -> str:
     """Whether a claimed difference is seen.
 
-    It is with three seeds or more if every seed shows it and its mean is larger than its spread; with fewer, one can
-    only say which way it points.
+    It is with three seeds or more if every seed shows it and its mean is larger than its spread (`clear_sign`); with
+    fewer, one can only say which way it points.
 
     >>> word_of(Number({0: 1.0, 1: 1.2, 2: 0.9}), 1.0), word_of(Number({0: -1.0}), 1.0)
     ('holds', 'points the other way (1 seed)')
@@ -183,12 +163,8 @@ def word_of(difference: Number, paper: float | None) -> str:
     if len(values) < ENOUGH_SEEDS:
         seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
         return f"points the same way ({seeds})" if wanted * fmean(values) > 0 else f"points the other way ({seeds})"
-    clear = abs(fmean(values)) > stdev(values)
-    if clear and all(wanted * value > 0 for value in values):
-        return "holds"
-    if clear and all(wanted * value < 0 for value in values):
-        return "does not hold: it is the other way round"
-    return "not seen: the seeds' spread is as large"
+    words = {1: "holds", -1: "does not hold: it is the other way round", 0: "not seen: the seeds' spread is as large"}
+    return words[clear_sign(wanted * value for value in values)]
 
 
 def _ranks(values: Mapping[str, float], measure: str) -> dict[str, int]:

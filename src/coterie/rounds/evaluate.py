@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -40,10 +40,18 @@ class Evaluation:
     scale: Scale
     values: Mapping[str, Floats]
     sizes: Integers
+    validation: Evaluation | None = None  # the same on validation samples, where there are some
 
     @classmethod
-    def of(cls, task: Task, scores: Sequence[Score]) -> Evaluation:
-        """The evaluation that the clients' scores amount to."""
+    def of(cls, task: Task, scores: Sequence[Score], validation: Sequence[int] | None = None) -> Evaluation:
+        """The evaluation that the clients' scores amount to; the last samples of each may be for validation."""
+        if validation is not None:
+            parts = [
+                score.split([len(score.losses) - size, size]) for score, size in zip(scores, validation, strict=True)
+            ]
+            return replace(
+                cls.of(task, [tested for tested, _ in parts]), validation=cls.of(task, [held for _, held in parts])
+            )
         sums = [score.sums() for score in scores]
         values = {metric.scale.name: np.array([metric.value(own) for own in sums]) for metric in task.metrics}
         return cls(task.primary.scale, values, np.array([own[SAMPLES] for own in sums], np.int64))
@@ -54,14 +62,19 @@ class Evaluation:
         back = np.argsort(np.concatenate([clients.numpy() for clients, _ in parts]))
         found = [own for _, own in parts]
         values = {name: np.concatenate([own.values[name] for own in found])[back] for name in found[0].values}
-        return cls(found[0].scale, values, np.concatenate([own.sizes for own in found])[back])
+        held = [(clients, own.validation) for clients, own in parts if own.validation is not None]
+        validation = cls.joined(held) if len(held) == len(parts) else None
+        return cls(found[0].scale, values, np.concatenate([own.sizes for own in found])[back], validation)
 
     def updated(self, clients: Integers, newer: Evaluation) -> Evaluation:
         """The same with some clients' entries replaced."""
         values = {name: own.copy() for name, own in self.values.items()}
         for name, own in values.items():
             own[clients] = newer.values[name]
-        return Evaluation(self.scale, values, self.sizes)
+        validation = None
+        if self.validation is not None and newer.validation is not None:
+            validation = self.validation.updated(clients, newer.validation)
+        return Evaluation(self.scale, values, self.sizes, validation)
 
     @property
     def judged(self) -> Floats:
@@ -114,13 +127,24 @@ def _known(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
-def over_rounds(scale: Scale, values: Sequence[float]) -> dict[str, float]:
-    """The three ways to sum up a curve.
+def over_rounds(
+    scale: Scale, values: Sequence[float], validation: Sequence[float] = (), judged: Scale | None = None
+) -> dict[str, float]:
+    """The ways to sum up a curve: three, and with the curve of the `validation` score (`judged` by its scale) a fourth.
+
+    That is the value in the round in which validation was best, the first of them if there are several.
 
     >>> over_rounds(Scale("accuracy"), [0.1, 0.9, 0.5])
     {'best': 0.9, 'last': 0.5, 'last5': 0.5}
+    >>> over_rounds(Scale("accuracy"), [0.1, 0.9, 0.5], validation=[0.2, 0.3, 0.4])["by_validation"]
+    0.5
     """
-    return {"best": scale.best(values), "last": values[-1], "last5": float(np.mean(values[-5:]))}
+    found = {"best": scale.best(values), "last": values[-1], "last5": float(np.mean(values[-5:]))}
+    if len(validation):
+        best = (judged or scale).best(validation)
+        chosen = next((place for place, value in enumerate(validation) if value == best), None)
+        found["by_validation"] = math.nan if chosen is None else values[chosen]
+    return found
 
 
 def final_metrics(task: Task, scores: Sequence[Score], labels: Sequence[Tensor]) -> dict[str, float | None]:

@@ -28,7 +28,11 @@ DELIVERY_CHUNK = 64
 
 
 class Rounds:
-    """Runs a method on a federation, round by round."""
+    """Runs a method on a federation, round by round.
+
+    `validated` says that the engine scores each client's validation samples after those of its test
+    (`Problem.scored_with_validation`).
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class Rounds:
         join: float = 1.0,
         evaluate_every: int = 1,
         listeners: Sequence[Listener] = (),
+        validated: bool = False,
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
         self.join, self.evaluate_every = join, evaluate_every
@@ -48,6 +53,10 @@ class Rounds:
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
         self.stored: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
+        self._validation = [0] * federation.clients
+        if validated:
+            assert federation.validation_sizes is not None
+            self._validation = federation.validation_sizes.tolist()
 
     def run(self) -> str | None:
         """Round after round until all are done, or a listener stops the run: its reason is given then."""
@@ -121,9 +130,13 @@ class Rounds:
 
     def evaluate_received(self) -> Evaluation:
         """Test everybody with what they would download now."""
-        scores = self.scores_received()
-        self._notice_tuning(self.federation.everyone, scores)
-        return Evaluation.of(self.federation.task, scores)
+        return self._evaluation(self.federation.everyone, self._scores_received())
+
+    def _evaluation(self, clients: Tensor, scores: list[Score]) -> Evaluation:
+        """What scores of some clients amount to; whose tuning diverged is noted."""
+        self._notice_tuning(clients, scores)
+        sizes = [self._validation[client] for client in clients.tolist()]
+        return Evaluation.of(self.federation.task, scores, sizes if any(self._validation) else None)
 
     def _notice_tuning(self, clients: Tensor, scores: list[Score]) -> None:
         """Take note of clients whose tuning diverged."""
@@ -132,7 +145,12 @@ class Rounds:
         }
 
     def scores_received(self, keep_scores: bool = False) -> list[Score]:
-        """Every client's score with what it would download now."""
+        """Every client's score on its test samples with what it would download now."""
+        scores = self._scores_received(keep_scores)
+        sizes = zip(scores, self._validation, strict=True)
+        return [score.split([len(score.losses) - held, held])[0] if held else score for score, held in sizes]
+
+    def _scores_received(self, keep_scores: bool = False) -> list[Score]:
         everyone = self.federation.everyone
         if not delivers(self.method):
             return self.engine.test(self.federation, everyone, keep_scores)
@@ -148,8 +166,7 @@ class Rounds:
         if diverged:
             held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
-        self._notice_tuning(cohort, scores)
-        return Evaluation.of(self.federation.task, scores)
+        return self._evaluation(cohort, scores)
 
     def _with_resting(self, cohort: Tensor, newest: Evaluation) -> Evaluation:
         """Everybody: the cohort as it has just been tested, the others with the model they hold."""
@@ -160,9 +177,8 @@ class Rounds:
             resting = torch.ones(self.federation.clients, dtype=torch.bool)
             resting[cohort] = False
             others = self.federation.everyone[resting]
-            rested = self.engine.test(self.federation, others)
-            self._notice_tuning(others, rested)
-            return Evaluation.joined([(others, Evaluation.of(self.federation.task, rested)), (cohort, newest)])
+            rested = self._evaluation(others, self.engine.test(self.federation, others))
+            return Evaluation.joined([(others, rested), (cohort, newest)])
         return self.latest.updated(cohort.numpy(), newest)
 
 

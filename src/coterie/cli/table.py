@@ -1,0 +1,51 @@
+"""`coterie table`: tables of runs that are kept, however they came about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from coterie.compare.differing import settings_note
+from coterie.compare.grid import Grid
+from coterie.compare.kept import KeptTable, kept_tables, keys_of
+from coterie.errors import CoterieError, unknown
+from coterie.report.terminal import grid_lines, grid_table, print_result
+from coterie.report.written import as_csv, as_latex, as_markdown
+
+FORMATS = ("text", "md", "latex", "csv")
+
+
+def table_command(paths: Sequence[Path], format: str, columns: Sequence[str]) -> None:
+    """Print the tables of some runs; what is left out is named on stderr."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    tables, left_out = kept_tables(paths)
+    for line in left_out:
+        print(f"coterie: left out: {line}", file=sys.stderr)
+    if not tables:
+        raise CoterieError("run: none of these runs is whole, so there is no table")
+    named = keys_of(tables)
+    grids = {title: Grid(table.rows, tuple(columns)) for title, table in named.items()}
+    if len(named) > 1:
+        print(f"coterie: {len(named)} tables, since data or partition differ", file=sys.stderr)
+    if format == "csv":
+        print(as_csv(grids))
+        return
+    for place, (title, grid) in enumerate(grids.items()):
+        if place:
+            print_result("")
+        _print(title, grid, named[title], format)
+
+
+def _print(title: str, grid: Grid, table: KeptTable, format: str) -> None:
+    notes = [
+        *grid_lines(grid, "*" if format == "text" else "Bold:"),
+        *([note] if (note := settings_note(table.configs)) else []),
+    ]
+    if format == "text":
+        print_result(title, "", grid_table(grid), "", *notes)
+    elif format == "md":
+        print_result(f"**{title}**", "", as_markdown(grid), "", *notes)
+    else:
+        print_result(f"% {title}", as_latex(grid), *(f"% {note}" for note in notes))

@@ -1,0 +1,179 @@
+"""Runs in directories, however they came there: found, read, and put together into tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.compare.cell import HOW, Summary
+from coterie.compare.differing import shared_settings
+from coterie.compare.running import whole_hash
+from coterie.compare.table import TUNING
+from coterie.core.scale import judged_scale
+from coterie.errors import CoterieError, require
+from coterie.experiment.config import PLUGINS, Config
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import CONFIG
+from coterie.experiment.run_options import RunOptions
+from coterie.options import option_fields
+from coterie.registry import short_name
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A finished run in a directory."""
+
+    path: Path
+    config: Config
+    summary: Summary
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.config["seed"])
+
+    @property
+    def without_seed(self) -> Config:
+        """All that decides its result but for the seed."""
+        return {key: value for key, value in self.config.items() if key not in HOW | {"seed", PLUGINS}}
+
+
+@dataclass
+class KeptTable:
+    """Runs that can be compared: with a seed, all have the same partition. `runs` are by row and seed."""
+
+    shared: Config
+    partitions: dict[int, str] = field(default_factory=dict)
+    runs: dict[str, dict[int, KeptRun]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Data and partition, in words."""
+        usual = {name: item.default for name, item in option_fields(RunOptions).items()}
+        own = {
+            key: value
+            for key, value in self.shared.items()
+            if key not in ("data", "partition") and not (key in usual and value == usual[key])
+        }
+        told = ", ".join(f"{key}={value}" for key, value in own.items())
+        return f"{self.shared['data']}, {self.shared['partition']}" + (f" ({told})" if told else "")
+
+    @property
+    def rows(self) -> dict[str, dict[int, Summary]]:
+        """The summaries by row and seed."""
+        return {row: {seed: run.summary for seed, run in sorted(own.items())} for row, own in self.runs.items()}
+
+    @property
+    def configs(self) -> dict[str, Config]:
+        """A configuration of each row."""
+        return {row: next(iter(own.values())).config for row, own in self.runs.items()}
+
+
+def run_directories(paths: Sequence[Path]) -> list[Path]:
+    """The directories of runs among some paths and below them, each once."""
+    require(bool(paths), "run: name at least one directory of a run, or a folder with some")
+    found: list[Path] = []
+    for path in paths:
+        below = [path] if (path / CONFIG).is_file() else _below(path)
+        require(bool(below), f"run = {path}: holds no run ({CONFIG} is missing)")
+        found += below
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _below(path: Path) -> list[Path]:
+    """The runs in a folder; those by which a comparison's settings were tuned are no part of it."""
+    found = sorted(file.parent for file in path.rglob(CONFIG))
+    return [run for run in found if TUNING not in run.relative_to(path).parts]
+
+
+def read_run(path: Path) -> KeptRun:
+    """A finished run; an error says in a few words what is wrong with another."""
+    try:
+        run = RunDirectory.open(path)
+        config = run.config()
+        if not run.finished:
+            state = "was stopped" if run.stopped else "is not finished"
+            raise CoterieError(f"{path} {state} ({len(run.lines())} of {config['rounds']} rounds)")
+        summary = json.loads(run.summary_text())
+        # What every table needs; a file that was cut off or edited may lack it.
+        shared_settings(config), int(config["seed"]), config["method"], dict(config["set"]), whole_hash(summary)
+        require(judged_scale(summary).name in summary, f"{path} is damaged (its summary has no score)")
+    except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
+        if isinstance(error, CoterieError):
+            raise
+        raise CoterieError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    return KeptRun(path, config, summary)
+
+
+def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
+    """The tables that some runs make, and what was left out, a line each."""
+    runs: list[KeptRun] = []
+    left_out: list[str] = []
+    for path in run_directories(paths):
+        try:
+            runs.append(read_run(path))
+        except CoterieError as error:
+            left_out.append(str(error))
+    tables: list[tuple[KeptTable, list[KeptRun]]] = []
+    for run in runs:
+        _table_for(run, tables)[1].append(run)
+    for table, own in tables:
+        left_out += _fill(table, own)
+    return [table for table, _ in tables], left_out
+
+
+def _table_for(run: KeptRun, tables: list[tuple[KeptTable, list[KeptRun]]]) -> tuple[KeptTable, list[KeptRun]]:
+    """The table of the run's data and partition; a new one if there is none, or if its partition is another."""
+    shared, digest = shared_settings(run.config), whole_hash(run.summary)
+    for table, own in tables:
+        if table.shared == shared and table.partitions.setdefault(run.seed, digest) == digest:
+            return table, own
+    tables.append((KeptTable(shared, {run.seed: digest}), []))
+    return tables[-1]
+
+
+def _fill(table: KeptTable, runs: Sequence[KeptRun]) -> Iterator[str]:
+    """Put runs into rows: one for each configuration without seed. Gives what is left out since it is there already."""
+    groups: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.without_seed, sort_keys=True), []).append(run)
+    names = row_names([own[0].without_seed for own in groups.values()])
+    for name, own in zip(names, groups.values(), strict=True):
+        row = table.runs.setdefault(name, {})
+        for run in own:
+            if run.seed in row:
+                yield f"{run.path} repeats {row[run.seed].path}"
+            else:
+                row[run.seed] = run
+
+
+def row_names(configs: Sequence[Config]) -> list[str]:
+    """What to call rows: their methods and, where one stands in several rows, what its rows differ in.
+
+    >>> row_names([{"method": "fedprox", "lr": rate, "set": {"mu": 1.0}} for rate in (0.1, 0.2)])
+    ['fedprox:lr=0.1', 'fedprox:lr=0.2']
+    """
+    flat = [{**config, **config["set"], "set": None} for config in configs]
+    names = []
+    for config in flat:
+        rivals = [other for other in flat if other["method"] == config["method"]]
+        told = [key for key in config if any(other.get(key) != config[key] for other in rivals)]
+        own = ",".join(f"{key}={_plain(config[key])}" for key in told)
+        names.append(short_name(config["method"]) + (f":{own}" if own else ""))
+    return names
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+def keys_of(tables: Sequence[KeptTable]) -> Mapping[str, KeptTable]:
+    """The tables by title; those with the same title are counted."""
+    found: dict[str, KeptTable] = {}
+    for table in tables:
+        same = sum(other.title == table.title for other in found.values())
+        found[table.title if not same else f"{table.title}, another partition ({same + 1})"] = table
+    return found

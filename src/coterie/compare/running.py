@@ -1,0 +1,117 @@
+"""The runs of several experiments with several seeds: checked before the first begins, then performed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coterie.compare.cell import Summary
+from coterie.compare.cost import expected_seconds
+from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_in_parallel, run_one_by_one
+from coterie.errors import CoterieError, require
+from coterie.experiment.experiment import Experiment
+from coterie.processes import cores
+
+log = logging.getLogger("coterie")
+
+# Seconds until worker processes have loaded PyTorch and data. What they save must be worth more, by a margin:
+# it is a guess, and other programs may want the cores too.
+START_UP, MARGIN = 4.0, 2.0
+
+
+def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
+    """An error if so many jobs cannot be; whether every experiment can run beside others."""
+    require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: choose)")
+    obstacles = {name: why for name, experiment in experiments.items() if (why := obstacle(experiment)) is not None}
+    for name, why in obstacles.items():
+        require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
+    return not obstacles
+
+
+class Collector:
+    """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
+
+    def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
+        self._partitions, self._watcher = partitions, watcher
+        self.summaries: dict[tuple[str, int], Summary] = {}
+
+    def begun(self, run: Run) -> None:
+        """A run begins."""
+        if self._watcher is not None:
+            self._watcher.begun(run)
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        """A round is over."""
+        if self._watcher is not None:
+            self._watcher.round_done(run, round, received)
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """A run broke off, and with it all of them."""
+        raise error  # a table with holes compares nothing
+
+    def ended(self, run: Run, summary: Summary) -> None:
+        """A run is over."""
+        _same_partition(self._partitions[run.seed], whole_hash(summary), run.name, run.seed)
+        self.summaries[run.name, run.seed] = summary
+        if self._watcher is not None:
+            self._watcher.ended(run, summary)
+
+
+def perform_all(runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher) -> None:
+    """Perform the runs, so many at a time; `seconds` says how long each may take, by name."""
+    if jobs > 1:
+        # The longest first: a long run that began last would keep the others waiting.
+        longest_first = sorted(runs, key=lambda run: seconds[run.name], reverse=True)
+        try:
+            run_in_parallel(longest_first, jobs, watcher)
+            return
+        except CannotStartError as error:
+            log.warning("jobs = %d: no worker process can start (%s); one run after the other instead", jobs, error)
+    run_one_by_one(runs, watcher)
+
+
+def worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
+    """One job per core if that is faster; 1 if it is not, or if nothing is known about the runs' `seconds`."""
+    if not seconds:
+        return 1
+    threads = max(run.experiment.threads or 1 for run in runs)
+    jobs = max(min(cores() // threads, len(runs)), 1)
+    total = sum(seconds[run.name] for run in runs)
+    return jobs if total - total / jobs > MARGIN * START_UP else 1
+
+
+def checked(
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool
+) -> tuple[dict[int, str], dict[str, float]]:
+    """Meet every mistake before the first run starts.
+
+    Gives the hash of each seed's partition, before samples were set aside for validation, and, for a `guess`, the
+    seconds that a run of each method may take.
+    """
+    names = list(experiments)
+    partitions: dict[int, str] = {}
+    seconds: dict[str, float] = {}
+    for seed in seeds:
+        # A seed can only spoil the partition, which is the same for all; a method is checked once.
+        for name in names if seed == seeds[0] else names[:1]:
+            prepared = replace(experiments[name], seed=seed).prepare()
+            digest = prepared.partition.whole().hash
+            _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
+            if guess and name not in seconds:
+                seconds[name] = expected_seconds(prepared)
+    return partitions, seconds
+
+
+def _same_partition(expected: str, found: str, name: str, seed: int) -> None:
+    if expected != found:
+        raise CoterieError(
+            f"seed {seed}: '{name}' has another partition ({found[:12]}) than the others ({expected[:12]}); "
+            "compare methods on the same data, partition rule and split"
+        )
+
+
+def whole_hash(summary: Summary) -> str:
+    """The hash of a run's partition before samples were set aside for validation (older runs tell the plain one)."""
+    partition = summary["partition"]
+    return str(partition.get("whole_hash", partition["hash"]))

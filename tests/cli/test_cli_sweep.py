@@ -1,0 +1,60 @@
+"""`coterie sweep`, and comparisons that tune first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_tools import SMALL, call
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_sweep_ends_in_a_table_and_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("sweep", "FedProx", "--grid", "lr=0.001,0.1", "--grid", "mu=0,1", *SMALL, "--jobs", "1")
+    answer = call(capsys, *words)
+    assert answer.code == 0, answer.err
+    out = Path("runs/sweep-fedprox-digits-1")
+    best = json.loads((out / "sweep.json").read_text())["best"]
+    rows = [line.split() for line in answer.out.splitlines() if line.startswith("fedprox:")]
+    assert len(rows) == 4
+    assert rows[0][0] == best
+    assert [row[2].endswith("*") for row in rows] == [True, False, False, False]
+    assert f"'coterie run --config {out}/best.toml' runs it" in answer.out
+    run = call(capsys, "run", "--config", out / "best.toml", "--json")
+    assert run.code == 0
+    assert run.json["config"]["lr"] == float(best.partition("lr=")[2].partition(",")[0])
+    again = call(capsys, *words, "--out", out, "--json")
+    assert again.json["best"] == best
+
+
+def test_every_method_of_a_comparison_is_tuned_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare", "local", "fedprox:mu=1", "--tune", "lr=0.0001,0.1", *SMALL, "--jobs", "1", "--seeds", "3", "4")
+    answer = call(capsys, *words, "--out", "all")
+    assert answer.code == 0, answer.err
+    assert "Tuned on validation samples with seed 3: local lr=0.1; fedprox:mu=1 lr=0.1.\n" in answer.out
+    saved = json.loads(Path("all/comparison.json").read_text())
+    assert saved["methods"] == ["local", "fedprox:mu=1"]
+    for runs in saved["runs"].values():
+        assert [run["config"]["lr"] for run in runs] == [0.1, 0.1]
+        assert all("validation" not in run["config"] for run in runs)
+    assert sorted(path.name for path in Path("all/tuning").iterdir()) == ["fedprox-mu=1-s3", "local-s3"]
+    # Neither a further method nor a table of the comparison is confused by the runs that tuned it.
+    more = call(capsys, "compare", "fedavg", *words[3:], "--out", "all")
+    assert more.code == 0, more.err
+    table = call(capsys, "table", "all", "--columns", "received.mean.best")
+    assert [line.split()[0] for line in table.out.splitlines() if "±" in line][:3] == ["fedavg", "fedprox", "local"]
+    assert not table.err
+
+
+def test_only_settings_that_every_method_has_are_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, "compare", "local", "fedprox", "--tune", "mu=0,1", *SMALL)
+    assert answer.code == 2
+    assert "unknown setting to tune 'mu'" in answer.err
+    assert "'coterie sweep' for a method's own options" in answer.err

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Seed, Seeds, Sets, Texts
 from coterie.cli.federation import federation
+from coterie.cli.plain import speak_plainly
 from coterie.cli.problems import FailureError, InterruptionError, one_line
 from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
 from coterie.errors import CoterieError
@@ -434,6 +435,7 @@ def version() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (this process's, by default) and return its exit code."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    speak_plainly()
     try:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -442,7 +444,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (CoterieError, CycloptsError, OSError) as error:
-        print(f"coterie: error: {one_line(error)}", file=sys.stderr)
+        print(f"coterie: error: {one_line(error, tokens)}", file=sys.stderr)
         return 2
     except FailureError as error:
         print(f"coterie: {error}", file=sys.stderr)

@@ -14,9 +14,9 @@ from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
 from coterie.experiment.config import PLUGINS
+from coterie.report.grids import cell_text
 from coterie.report.onerun import Content, rounded, spoken_method
 from coterie.report.reading import RunRecord
-from coterie.report.terminal import cell_text
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 
 # Gains smaller than this are none.

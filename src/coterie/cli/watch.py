@@ -1,0 +1,19 @@
+"""`coterie watch`: a page on this machine that follows runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from coterie.report.serving import WatchServer
+from coterie.report.terminal import print_result
+
+
+def watch_command(folder: Path, port: int) -> None:
+    """Serve the page until Ctrl-C."""
+    with WatchServer(folder, port) as server:
+        print_result(f"Watching {folder} at {server.address} (Ctrl-C ends)")
+        # What there is already is read before anybody asks.
+        server.watch.overview()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

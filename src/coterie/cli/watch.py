@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from coterie.report.terminal import print_result
 
 def watch_command(folder: Path, port: int) -> None:
     """Serve the page until Ctrl-C."""
-    with WatchServer(folder, port) as server:
+    with WatchServer(folder, port) as server, suppress(KeyboardInterrupt):
         print_result(f"Watching {folder} at {server.address} (Ctrl-C ends)")
-        # What there is already is read before anybody asks.
+        sys.stdout.flush()
+        # What there is already is read before anybody is answered.
         server.watch.overview()
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()

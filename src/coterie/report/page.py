@@ -20,7 +20,7 @@ from coterie.version import VERSION
 
 ASSETS = files("coterie.report") / "assets"
 # In the order in which they need each other.
-SCRIPTS = ("kit.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
+SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
 
 
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:

@@ -12,7 +12,7 @@ from coterie.report.page import page
 from coterie.report.watching import Watch
 
 HOST = "127.0.0.1"
-SCRIPTS = ("kit.js", "curves.js", "clients.js", "learning.js", "watch.js")
+SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "watch.js")
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ class WatchedRun:
     def look(self) -> str:
         """The run in short, as JSON."""
         written = self._new_rounds()
-        state = "finished" if own_file(self.folder / SUMMARY) else "stopped" if own_file(self.folder / STOPPED) else ""
+        ends = ((SUMMARY, "finished"), (STOPPED, "stopped"))
+        state = next((word for name, word in ends if own_file(f"{self.folder}/{name}")), "")
         if state != self._state or not self._overview:
             self._state = state
             curve = self.curves.get("received", {"rounds": [], "mean": []})
@@ -92,9 +94,9 @@ class WatchedRun:
     def _new_rounds(self) -> float:
         """Read the lines that were added; when the last one was."""
         path = self.folder / ROUNDS
-        if not own_file(path):
+        now = own_file(path)
+        if now is None:
             return 0.0
-        now = path.stat()
         if now.st_ino != self._file or now.st_size < self._read:
             # A run that is carried on from a checkpoint cuts its rounds back, in a new file.
             self._read, self._file, self.done, self.curves, self._overview = 0, now.st_ino, 0, {}, ""
@@ -147,16 +149,21 @@ class WatchedRun:
 
     def _log(self) -> list[str]:
         path = self.folder / LOG
-        if not own_file(path):
+        now = own_file(path)
+        if now is None:
             return []
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_END))
+            file.seek(max(0, now.st_size - LOG_END))
             return file.read(LOG_END).decode(errors="replace").splitlines()[-LOG_LINES:]
 
 
-def own_file(path: Path) -> bool:
-    """Whether there is such a file, and it is no link to another place."""
-    return path.is_file() and not path.is_symlink()
+def own_file(path: Path | str) -> os.stat_result | None:
+    """What the system knows of a file; nothing if there is none, or a link to another place."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
 
 
 class Watch:
@@ -194,7 +201,7 @@ class Watch:
 
 def run_places(folder: Path, name: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
     """The runs in a folder and below, by their path from there; runs are not searched for further ones."""
-    if own_file(folder / CONFIG):
+    if own_file(f"{folder}/{CONFIG}"):
         yield name or folder.resolve().name, folder
         return
     if depth > DEEPEST:

@@ -58,7 +58,7 @@ async function details() {
       tell: (i, j, found) => `client ${clients[i]} from client ${clients[j]}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}`,
     }));
   }
-  chosen.append(make('div', { class: 'card' }, make('h3', {}, 'The end of its log'), make('pre', {}, run.log.join('\n') || 'It is empty.')));
+  grid.append(make('div', { class: 'card' }, make('h3', {}, 'The end of its log'), make('pre', {}, run.log.join('\n') || 'It is empty.')));
   window.scrollTo(0, top);
 }
 
@@ -77,7 +77,7 @@ async function look() {
 
 const titles = ['run', 'method', 'data', 'rounds', 'state', 'received, mean', 'so far'];
 home.replaceChildren(
-  make('header', {}, make('div', {}, make('h1', {}, 'Runs'), heading)),
-  make('div', { class: 'card scroll' }, make('table', { class: 'texts' }, make('thead', {}, make('tr', {}, ...titles.map((title) => make('th', {}, title)))), list)),
+  make('header', {}, make('div', {}, make('h1', {}, 'Runs'), heading), schemeSwitch()),
+  make('div', { class: 'card scroll' }, make('table', { class: 'texts runs' }, make('thead', {}, make('tr', {}, ...titles.map((title) => make('th', {}, title)))), list)),
   chosen, tip);
 look();

@@ -149,7 +149,7 @@ def test_who_gained_and_who_lost(runs: Path) -> None:
     np.testing.assert_allclose([gain["gain"] for gain in row["gains"]], together - alone, atol=1e-5)
     assert row["gained"] == int((together > alone).sum())
     assert row["lost"] == int((together < alone).sum())
-    assert "different seeds" in content["comparison"]["table"]["note"]
+    assert "that takes 3 seeds or more" in content["comparison"]["table"]["note"]
 
 
 def test_without_a_local_run_the_page_says_why_there_are_no_gains(runs: Path) -> None:

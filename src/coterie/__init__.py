@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coterie.deployment.predict.model import load_model
     from coterie.errors import CoterieError
     from coterie.experiment.experiment import Experiment
+    from coterie.experiment.opened import OpenedRun, open_run
     from coterie.experiment.protocols import protocol
     from coterie.experiment.result import Result
     from coterie.experiment.resume import resume
@@ -139,6 +140,7 @@ _HOMES = {
         "Quantity",
         "TwoClass",
     ),
+    "coterie.experiment.opened": ("OpenedRun", "open_run"),
     "coterie.experiment.protocols": ("protocol",),
     "coterie.client.recipe": ("Keep", "Measure", "Phase"),
     "coterie.experiment.result": ("Result",),
@@ -199,6 +201,7 @@ __all__ = [
     "Method",
     "Metric",
     "Mix",
+    "OpenedRun",
     "PFedCS",
     "PFedMe",
     "PFedSim",
@@ -220,6 +223,7 @@ __all__ = [
     "load",
     "load_model",
     "load_own",
+    "open_run",
     "protocol",
     "resume",
 ]

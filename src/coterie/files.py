@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -62,6 +63,12 @@ def require_format(what: str, found: object, wanted: int, way_out: str) -> None:
         str(found) == str(wanted),
         f"{what}: was written by an older version of Coterie (this one reads format {wanted}); {way_out}",
     )
+
+
+def safetensors_texts(content: bytes) -> dict[str, str]:
+    """The texts that stand beside the tensors of a safetensors file, given its bytes."""
+    length = int.from_bytes(content[:8], "little")
+    return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
 
 
 @contextmanager

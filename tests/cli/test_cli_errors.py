@@ -125,4 +125,7 @@ def test_mistake(folder: Path, capsys: pytest.CaptureFixture[str], line: str) ->
 def test_a_finished_run_is_not_resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "local", *SMALL, "--out", "done").code == 0
     answer = call(capsys, "resume", "done")
-    assert (answer.code, answer.err) == (2, "coterie: error: run = done: is finished; there is nothing to resume\n")
+    assert (answer.code, answer.err) == (
+        2,
+        "coterie: error: run = done: is finished; there is nothing to resume, but more rounds can be added\n",
+    )

@@ -54,6 +54,31 @@ def test_ctrl_c_says_how_to_carry_on(tmp_path: Path) -> None:
     assert "Traceback" not in answer.err
 
 
+def test_sigterm_keeps_the_last_round_and_says_how_to_carry_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, whole = tmp_path / "ended", tmp_path / "whole"
+    answer = stopped(path, signal.SIGTERM)
+    assert answer.code == 143
+    assert answer.out == ""
+    last = answer.err.splitlines()[-1]
+    done = len((path / "rounds.jsonl").read_text().splitlines())
+    assert last == f"coterie: interrupted; 'coterie resume {path}' carries on after round {done}"
+    assert "Traceback" not in answer.err
+    assert call(capsys, "resume", path).code == 0
+    assert call(capsys, *RUN, "--checkpoint-every", "3", "--out", whole).code == 0
+    assert_same_run(path, whole)
+
+
+def test_a_finished_run_gets_more_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = (*SMALL[:2], "--rounds", "4", *SMALL[4:])
+    assert call(capsys, "run", "fedper", *SMALL, "--out", tmp_path / "run").code == 0
+    answer = call(capsys, "resume", tmp_path / "run", "--rounds", "4", "--json")
+    assert (answer.code, answer.json["rounds"]) == (0, 4)
+    assert call(capsys, "run", "fedper", *more, "--out", tmp_path / "whole").code == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 

@@ -28,7 +28,7 @@ def test_json_is_the_summary_and_nothing_else(capsys: pytest.CaptureFixture[str]
     assert answer.json == json.loads(Path("runs/fedavg-digits-1/summary.json").read_text())
     assert "runs/fedavg-digits-1" in answer.err
     accuracy = answer.json["accuracy"]
-    assert set(accuracy) == {"received", "trained"}
+    assert set(accuracy) == {"received", "trained", "stored"}
     assert all(set(means["mean"]) == {"best", "last", "last5"} for means in accuracy.values())
 
 
@@ -138,7 +138,28 @@ def test_show_says_why_there_is_nothing_to_show(capsys: pytest.CaptureFixture[st
     assert "nobody learned from others" in call(capsys, "show", "alone").out
     assert call(capsys, "run", "fedavg", *SMALL, "--record-every", "0", "--out", "silent").code == 0
     assert "it was not recorded (record_every = 0)" in call(capsys, "show", "silent").out
-    Path("silent/summary.json").unlink()
-    answer = call(capsys, "show", "silent")
-    assert answer.code == 2
-    assert "is not finished (round 2 of 2); 'coterie resume silent' carries it on" in answer.err
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "run", "fedper", *SMALL, "--out", "it").code == 0
+    whole = call(capsys, "show", "it", "--json").json
+    shown = call(capsys, "show", "it").out
+    Path("it/summary.json").unlink()
+    answer = call(capsys, "show", "it")
+    assert answer.code == 0
+    told = "unfinished, round 2 of 2; 'coterie resume it' carries it on if nobody is at it\n\n"
+    assert told in answer.out
+    assert answer.out.replace(told, "") == shown
+    so_far = call(capsys, "show", "it", "--json").json
+    assert so_far.pop("unfinished") == "round 2 of 2"
+    assert so_far == {key: value for key, value in whole.items() if key not in ("macro_f1", "auc")}
+
+
+def test_any_recorded_round_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "run", "fedper", *SMALL, "--join", "0.5", "--out", "it").code == 0
+    first, last = (call(capsys, "show", "it", *words).out for words in (("--round", "1"), ()))
+    assert "Who learns from whom (round 1):" in first
+    assert first.partition("Who learns")[0] == last.partition("Who learns")[0]
+    answer = call(capsys, "show", "it", "--round", "9")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "round = 9: is not among the rounds that were recorded (1 to 2, 2 of them)" in answer.err

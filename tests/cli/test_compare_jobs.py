@@ -50,6 +50,9 @@ class Notes:
         self.lines.append(f"{run} ended")
         self.summaries[str(run)] = summary
 
+    def failed(self, run: Run, error: Exception) -> None:
+        raise error
+
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
@@ -211,8 +214,8 @@ def test_expected_seconds_follow_the_work() -> None:
 
 def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.rounds.progress.SECONDS_BETWEEN_LINES", 0.0)
-    one, other = (Run(name, Experiment(rounds=2)) for name in ("fedavg", "fedper"))
-    with ComparisonProgress(2, 4) as progress:
+    one, other, third = (Run(name, Experiment(rounds=2)) for name in ("fedavg", "fedper", "local"))
+    with ComparisonProgress(3, 6) as progress:
         progress.begun(one)
         progress.begun(other)
         progress.round_done(other, 1, 0.25)
@@ -222,12 +225,15 @@ def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatc
         progress.ended(other, {})
         progress.round_done(one, 2, 0.5)
         progress.ended(one, {})
-    assert progress.finished == 2
+        progress.begun(third)
+        progress.ended(third, {})
+    assert progress.finished == 3
     assert [line.rpartition(", ETA ")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "fedper, seed 0 (2/2): round 1/2, received mean 0.2500",
-        "fedavg, seed 0 (1/2): round 1/2, received mean –",
-        "fedper, seed 0 (2/2): round 2/2, received mean 0.2500",
-        "fedavg, seed 0 (1/2): round 2/2, received mean 0.5000",
+        "fedper, seed 0 (2/3): round 1/2, received mean 0.2500",
+        "fedavg, seed 0 (1/3): round 1/2, received mean –",
+        "fedper, seed 0 (2/3): round 2/2, received mean 0.2500",
+        "fedavg, seed 0 (1/3): round 2/2, received mean 0.5000",
+        "local, seed 0 (3/3): finished",  # it had been run before
     ]
 
 

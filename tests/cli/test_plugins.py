@@ -92,6 +92,7 @@ def test_the_configuration_holds_anywhere_and_notices_changes(
     assert not Path("third").exists()
 
 
+@pytest.mark.slow
 def test_resuming_uses_the_copy_and_refuses_a_changed_original(folder: Path) -> None:
     arguments = (
         "./my.py:Mine", "--model", "./net.py:Net", "--classifier", "head", "--engine", "./engine.py:Loud", *SMALL[:2],
@@ -184,6 +185,7 @@ def test_an_installed_package_adds_by_name(folder: Path, site: Path) -> None:
     assert_same_run(folder / "apart" / "mine-s0", folder / "loud")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_broken_package_is_named_and_breaks_nothing_else(site: Path) -> None:
     install(site, "broken", "[coterie.methods]\nbroken = broken_package:X\n", broken_package="import nonesuch\n")
@@ -205,6 +207,7 @@ def test_a_broken_package_is_named_and_breaks_nothing_else(site: Path) -> None:
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken(site: Path) -> None:
     install(site, "rival", "[coterie.methods]\nfedavg = rival_package:Mine\n", rival_package=METHOD)
     answer = command("run", "fedavg", *SMALL)
@@ -238,6 +241,7 @@ def fingerprint(method: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_a_federation_agrees_on_what_is_installed(site: Path) -> None:
     entry = "[coterie.methods]\nmine = my_package:Mine\n"
     plain = fingerprint("fedavg")

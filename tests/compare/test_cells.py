@@ -14,8 +14,8 @@ from coterie.compare.cell import perform
 from coterie.compare.pool import Run, run_in_parallel, run_one_by_one
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
-from coterie.experiment.directory import CONFIG, SUMMARY
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import CONFIG, SUMMARY
 from coterie.files import LockedError, locked
 from coterie.partition import Iid
 

@@ -149,7 +149,12 @@ def test_class_counts_are_the_servers_only_if_it_asked(asked: bool) -> None:
     if asked:
         federation.ask_class_counts()
     view = federation.as_seen_by_server()
-    assert view.class_counts.shape == (CLIENTS if asked else 0, federation.classes)
+    if asked:
+        assert view.class_counts.shape == (CLIENTS, federation.classes)
+    else:
+        for read in (lambda: view.class_counts[0], lambda: view.class_counts.sum()):
+            with pytest.raises(CoterieError, match=r"call federation.ask_class_counts\(\) in init"):
+                read()
     assert view.classes == federation.classes, "how many classes there are is no secret"
     assert federation.class_counts.shape[0] == CLIENTS
 

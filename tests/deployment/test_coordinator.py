@@ -329,3 +329,11 @@ def test_a_node_with_another_sites_name_is_refused(tmp_path: Path, caplog: pytes
         trial.run()
     assert "the node with the key of site-c says it is site-b" in caplog.text
     assert all("site-b" not in line["asked"] for line in trial.lines)
+
+
+@pytest.mark.parametrize(("sites", "least"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (10, 6)])
+def test_a_round_needs_a_majority_unless_told_otherwise(sites: int, least: int) -> None:
+    names = tuple(f"s{number}" for number in range(sites))
+    agreement = Agreement(name="trial", sites=names, shape=(4,), classes=2)
+    assert agreement.least_sites == least
+    assert Agreement.parse(agreement.plain()) == agreement

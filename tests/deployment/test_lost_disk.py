@@ -157,12 +157,14 @@ def test_the_coordinator_records_who_lost_its_disk(
 def test_a_site_that_does_not_say_what_it_has_is_refused_and_changes_nothing(told: object, tmp_path: Path) -> None:
     one = together("fedper", tmp_path)
     one.round()
-    before = one.server.federation.sizes.tolist()
-    hello = one.sites[LOSER].hello() | {"snapshots": told, "samples": 7}
+    federation = one.server.federation
+    assert federation.validation_sizes is not None
+    before = federation.validation_sizes.tolist()
+    hello = one.sites[LOSER].hello() | {"snapshots": told, "validation": 7}
     with pytest.raises(RefusedError, match="site site-b does not say which rounds are on its disk"):
         one.server.admit(hello)
-    assert one.server.federation.sizes.tolist() == before
-    assert one.server.federation.last_round.tolist() == [1, 1, 1]
+    assert federation.validation_sizes.tolist() == before
+    assert federation.last_round.tolist() == [1, 1, 1]
 
 
 def test_a_site_with_more_on_its_disk_than_counts_has_lost_nothing(tmp_path: Path) -> None:

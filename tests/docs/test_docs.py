@@ -85,6 +85,7 @@ def smaller(words: list[str]) -> list[str]:
         "docs/listeners.md",
         "docs/runs.md",
         "docs/plugins.md",
+        "docs/reports.md",
         "docs/tasks.md",
         "docs/cli.md",
     ],

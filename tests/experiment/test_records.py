@@ -50,7 +50,7 @@ def test_a_run_directory_holds_what_the_run_gave(tmp_path: Path) -> None:
     assert directory.lines() == result.history.lines
     assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(result.summary))
     state, metadata = load_tensors(out / "rows.safetensors")
-    assert metadata["round"] == "4"
+    assert json.loads(metadata["layout"])["round"] == 4
     for name, tensor in result.federation.state():
         assert torch.equal(state[name], tensor)
     assert directory.partition() == result.prepared.partition
@@ -254,13 +254,13 @@ def test_runs_of_other_formats_are_refused_in_one_line(tmp_path: Path) -> None:
     named(rounds=1).run(out)
     config = out / "config.toml"
     text = config.read_text()
-    assert text.startswith("format = 1\n")
+    assert text.startswith("format = 2\n")
     assert "format" not in RunDirectory.open(out).config()
     for now, message in [
-        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 1); run it again"),
-        ("format = 2\n", f"run = {out}: was written by a newer version of Coterie (format 2, this one reads 1)"),
+        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 2); run it again"),
+        ("format = 3\n", f"run = {out}: was written by a newer version of Coterie (format 3, this one reads 2)"),
     ]:
-        config.write_text(text.replace("format = 1\n", now))
+        config.write_text(text.replace("format = 2\n", now))
         with pytest.raises(CoterieError) as caught:
             RunDirectory.open(out)
         assert str(caught.value) == message

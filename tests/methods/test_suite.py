@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ def test_training_improves_the_loss(name: str) -> None:
 def test_saved_rows_load(name: str, tmp_path: Path) -> None:
     result = experiment(name, "norm", join=0.5).run(tmp_path / "run")
     saved, metadata = load_tensors(tmp_path / "run" / "rows.safetensors")
-    assert metadata["round"] == str(ROUNDS)
+    assert json.loads(metadata["layout"])["round"] == ROUNDS
     federation = result.prepared.federation()
     federation.restore(saved)
     for slot in result.federation.slots:

@@ -252,16 +252,17 @@ def test_what_cannot_be_drawn_says_why(runs: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_made_in_python_are_asked_for(tmp_path: Path) -> None:
+def test_a_run_on_data_made_in_python_is_drawn_without_them(tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     data = Dataset(
         "mine", torch.tensor(stream.normal(size=(40, 3)), dtype=torch.float32), torch.arange(40) % 2, classes=2
     )
     halves = Partition(train=(np.arange(15), np.arange(20, 35)), test=(np.arange(15, 20), np.arange(35, 40)))
     Experiment("fedavg", data=data, partition=halves, rounds=1, epochs=1).run(tmp_path / "run")
-    with pytest.raises(CoterieError, match="its data set was made in Python"):
-        picture(tmp_path / "run", tmp_path / "it.png")
-    assert picture(tmp_path / "run", tmp_path / "it.png", data=data).is_file()
+    drawn = Learning.of_run(tmp_path / "run")
+    assert drawn.counts.tolist() == [[8, 7], [8, 7]]
+    assert drawn.classes == ("0", "1")
+    assert picture(tmp_path / "run", tmp_path / "it.png").is_file()
 
 
 def test_vector_formats(tmp_path: Path) -> None:

@@ -97,3 +97,21 @@ def test_amounts_change_the_run_and_its_name() -> None:
     assert (cell.experiment.rounds, less.experiment.rounds) == (3, 2)
     assert cell.name != less.name
     assert cell.digest == TableCell(table, table.row("local"), table.column("half"), 0).digest
+
+
+def test_a_cell_is_known_by_what_is_unusual_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = toy_table()
+    cell = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
+    digest = cell.digest
+    # A setting that there was not when the cell was run, at its default.
+    later = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
+    grown = {**later.config, "share": 1.0, "device": "cpu"}
+    monkeypatch.setitem(later.__dict__, "config", grown)
+    assert later.digest == digest
+    for key, value in (("lr", 0.123), ("alpha", 0.7), ("share", 0.5), ("seed", 3)):
+        other = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
+        monkeypatch.setitem(other.__dict__, "config", {**cell.config, key: value})
+        assert other.digest != digest
+    different = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
+    monkeypatch.setitem(different.__dict__, "config", {**cell.config, "set": {"rho": 0.3}})
+    assert different.digest != digest

@@ -169,12 +169,16 @@ def sweep(
 
 @app.command(group=TRAIN)
 def resume(
-    run: Annotated[Path, Parameter(help="The directory of a run that was stopped.")], /, *, json: AsJson = False
+    run: Annotated[Path, Parameter(help="The directory of a run that was stopped, or that is to have more rounds.")],
+    /,
+    *,
+    rounds: Annotated[int | None, option("Go on until there are so many rounds in all.", "as planned", RUNNING)] = None,
+    json: AsJson = False,
 ) -> None:
     """Carry a stopped run on from its last checkpoint; it ends as if it had never been stopped."""
     from coterie.cli.commands import resume_command
 
-    resume_command(run, json)
+    resume_command(run, rounds, json)
 
 
 @app.command(group=TRAIN)
@@ -234,19 +238,33 @@ def check(
 
 @app.command(group=LOOK)
 def show(
-    run: Annotated[Path, Parameter(help="The directory of a finished run or comparison.")],
+    run: Annotated[Path, Parameter(help="The directory of a run, ended or not, or of a comparison.")],
     /,
     *,
+    round: Annotated[int | None, option("The round to say of who learned from whom.", "the last", OUTPUT)] = None,
     all: Annotated[
         bool,
         Parameter(help="Say of every client who it learns from, not just of the first.", negative=(), group=OUTPUT),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the summary of a finished run, its clients, and who learned from whom; or a comparison's table."""
+    """Print the summary of a run, its clients, and who learned from whom; or a comparison's table."""
     from coterie.cli.show import show_command
 
-    show_command(run, all, json)
+    show_command(run, round, all, json)
+
+
+@app.command(group=LOOK)
+def runs(
+    folder: Annotated[Path, Parameter(help="The folder to look in, and below.")] = Path("runs"),
+    /,
+    *,
+    json: AsJson = False,
+) -> None:
+    """List the runs below a folder: method, data, rounds, status, score, date."""
+    from coterie.cli.runs import runs_command
+
+    runs_command(folder, json)
 
 
 @app.command(group=LOOK)
@@ -282,8 +300,51 @@ def picture(
 
 
 @app.command(group=LOOK)
+def report(
+    *runs: Annotated[Path, Parameter(help="Directories of runs, finished or not; or of a comparison.")],
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="The .html file to write.", group=OUTPUT)] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        Parameter(
+            help="A folder for every figure as .svg, .pdf and .png (needs the extra 'plots').",
+            show_default="none",
+            group=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Write one run or several as an HTML page that opens offline: curves, clients, who learns from whom, costs."""
+    from coterie.cli.report import report_command
+
+    report_command(runs, out, figures)
+
+
+@app.command(group=LOOK)
+def export(
+    run: Annotated[Path, Parameter(help="The directory of a run.")],
+    /,
+    *,
+    client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
+    format: Annotated[
+        str, Parameter(help="safetensors (for 'coterie predict'), pt2 or onnx (programs).", group=OUTPUT)
+    ] = "safetensors",
+    out: Annotated[
+        Path | None,
+        Parameter(help="The file to write; it must be new.", show_default="RUN-client-N.FORMAT", group=OUTPUT),
+    ] = None,
+) -> None:
+    """Write the model that a client has got from a run as one file."""
+    from coterie.cli.export import export_command
+
+    export_command(run, client, format, out)
+
+
+@app.command(group=LOOK)
 def predict(
-    model: Annotated[Path, Parameter(help="A site's model ('coterie federation model' writes it).")],
+    model: Annotated[
+        Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")
+    ],
     data: Annotated[Path, Parameter(help="New data: .npz, .csv, .parquet, or a folder of images.")],
     /,
     *,
@@ -376,7 +437,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FailureError as error:
         print(f"coterie: {error}", file=sys.stderr)
         return 1
-    except (InterruptionError, KeyboardInterrupt) as stop:
-        print(f"coterie: {str(stop) or 'interrupted'}", file=sys.stderr)
+    except InterruptionError as stop:
+        print(f"coterie: {stop}", file=sys.stderr)
+        return stop.code
+    except KeyboardInterrupt:
+        print("coterie: interrupted", file=sys.stderr)
         return 130
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 from coterie.cli.entries import MethodEntry
 from coterie.cli.merge import experiments, one_experiment, protocol_of
 from coterie.cli.problems import InterruptionError
+from coterie.cli.signals import exit_code, terminable
 from coterie.cli.tuning import tuned
 from coterie.compare.grid import Grid
 from coterie.compare.table import COMPARISON, Comparison, compare
@@ -54,10 +55,10 @@ def run_command(
     _print_summary(summary, directory, json)
 
 
-def resume_command(path: Path, json: bool) -> None:
-    """Carry a run on and print its summary."""
+def resume_command(path: Path, rounds: int | None, json: bool) -> None:
+    """Carry a run on, to more rounds if wished, and print its summary."""
     with _resumable(path):
-        summary = resume(path, progress=True).summary
+        summary = resume(path, progress=True, rounds=rounds).summary
     _print_summary(summary, path, json)
 
 
@@ -80,11 +81,11 @@ def compare_command(
     if tune:
         chosen, told = tuned(methods, tune, seeds[0], file, given, sets, out, jobs)
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
-    with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress:
+    with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress, terminable():
         try:
             comparison = compare(chosen, seeds, out, progress, jobs, columns)
-        except KeyboardInterrupt:
-            raise InterruptionError(_ways_on(progress)) from None
+        except KeyboardInterrupt as stop:
+            raise InterruptionError(_ways_on(progress), exit_code(stop)) from None
     print_comparison(comparison, out, json, protocol_of(file, given))
     if told and not json:
         print_result(told)
@@ -176,11 +177,12 @@ def next_free(parent: Path, stem: str) -> Path:
 
 @contextmanager
 def _resumable(directory: Path) -> Iterator[None]:
-    """Ctrl-C ends in one line that says how to carry on."""
+    """Ctrl-C and SIGTERM end in one line that says how to carry on."""
     try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptionError(_way_on(directory)) from None
+        with terminable():
+            yield
+    except KeyboardInterrupt as stop:
+        raise InterruptionError(_way_on(directory), exit_code(stop)) from None
 
 
 def _way_on(directory: Path) -> str:

@@ -10,7 +10,7 @@ from coterie.cli.entries import MethodEntry
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.config import Config, overridden, read_toml
 from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.protocols import Protocol, find
+from coterie.experiment.protocols import find
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.registry import OWN_FILE, is_reference, short_name
@@ -37,8 +37,8 @@ def read_sets(texts: Sequence[str]) -> Sets:
     return sets
 
 
-def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, Protocol | None]:
-    """The file's configuration, overridden by what was given; and the protocol that it starts from, if any.
+def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, str | None]:
+    """The file's configuration, overridden by what was given; and the name of the protocol that it starts from.
 
     Options of a partition rule that a rule chosen instead does not have are left aside.
     """
@@ -47,7 +47,7 @@ def merged(file: Path | None, given: Mapping[str, Any]) -> tuple[Config, Protoco
     require(isinstance(sets, dict), f"set = {sets!r}: must be a table of method options")
     config = overridden(config, given)
     name = config.pop("protocol", None)
-    return config, None if name is None else find(str(name))
+    return config, None if name is None else str(name)
 
 
 def protocol_of(file: Path | None, given: Mapping[str, Any]) -> str:
@@ -55,9 +55,12 @@ def protocol_of(file: Path | None, given: Mapping[str, Any]) -> str:
     return str(given.get("protocol") or ({} if file is None else read_toml(file)).get("protocol", ""))
 
 
-def _start(protocol: Protocol | None, method: str, config: Config) -> tuple[Config, Sets]:
+def _start(protocol: str | None, method: str, config: Config) -> tuple[Config, Sets]:
     """A method's configuration, the protocol's overridden by `config`, and the protocol's options for it."""
-    return (config, {}) if protocol is None else protocol.start(method, config)
+    if protocol is None:
+        return config, {}
+    settings, options = find(protocol).start(method, config)
+    return {**settings, "protocol": protocol}, options
 
 
 def one_experiment(method: str | None, file: Path | None, given: Mapping[str, Any], texts: Sequence[str]) -> Experiment:

@@ -19,7 +19,11 @@ from coterie.errors import CoterieError, unknown
 
 
 class InterruptionError(Exception):
-    """Ctrl-C; the message says how to carry on."""
+    """Ctrl-C or SIGTERM; the message says how to carry on."""
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class FailureError(Exception):

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli.problems import FailureError, InterruptionError
+from coterie.cli.signals import exit_code, terminable
 from coterie.errors import require
 from coterie.processes import cores
 from coterie.report.terminal import ComparisonProgress, plain_table, print_result
@@ -56,6 +57,7 @@ def reproduce_command(
     require(bool(seeds), "seeds: name at least one")
     require(0 < amount.share <= 1, f"share = {amount.share:g}: must be above 0 and at most 1")
     require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
+    require(hours is None or hours > 0, f"hours = {hours:g}: must be more than 0" if hours is not None else "")
     require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: one per core)")
     if similarities.KEY in tables:
         print(similarities.rebuild(results, seeds))
@@ -66,26 +68,26 @@ def reproduce_command(
     _tell_missing(chosen, columns, amount)
     left_out: list[TableCell] = []
     if hours is not None:
-        cells, left_out = fitting(cells, hours, jobs or cores(), folder)
+        cells, left_out = fitting(cells, hours, jobs or cores(), folder, _say)
     failures = _run(cells, folder, results, jobs)
     for table in chosen:
         write_page(table, results)
         _print(Rebuilt(table, Results(table, results)))
         print_result(f"The page is {results / f'{table.key}.md'}")
     for cell in left_out:
-        print(f"coterie: left out for want of time: {cell}", file=sys.stderr)
+        _say(f"left out for want of time: {cell}")
     if failures:
         raise FailureError("; ".join(f"{run} failed: {why}" for run, why in failures.items()))
 
 
 def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int) -> dict[str, str]:
     runs = {cell.digest: cell.experiment.rounds for cell in cells}
-    with ComparisonProgress(len(runs), sum(runs.values())) as progress:
+    with ComparisonProgress(len(runs), sum(runs.values())) as progress, terminable():
         try:
             return run_cells(cells, folder, results, progress, jobs)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             done = f"{progress.finished} of {progress.runs} cells are finished"
-            raise InterruptionError(f"interrupted; the same command carries on ({done})") from None
+            raise InterruptionError(f"interrupted; the same command carries on ({done})", exit_code(stop)) from None
 
 
 def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str], amount: Amount) -> None:
@@ -93,7 +95,11 @@ def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str], amount: 
         return
     for table in tables:
         for name, how in missing_data(table, columns).items():
-            print(f"coterie: {table.key}: the columns of '{name}' are left out, it is not here; {how}", file=sys.stderr)
+            _say(f"{table.key}: the columns of '{name}' are left out, it is not here; {how}")
+
+
+def _say(text: str) -> None:
+    print(f"coterie: {text}", file=sys.stderr)
 
 
 def _print(rebuilt: Rebuilt) -> None:

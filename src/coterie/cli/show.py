@@ -1,4 +1,4 @@
-"""`coterie show`: a finished run, its clients, and who learned from whom."""
+"""`coterie show`: a run, its clients, and who learned from whom."""
 
 from __future__ import annotations
 
@@ -9,50 +9,48 @@ from pathlib import Path
 from coterie.cli.commands import print_comparison
 from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
-from coterie.errors import CoterieError
-from coterie.experiment.config import Config
-from coterie.experiment.directory import RunDirectory
+from coterie.errors import require
+from coterie.experiment.opened import OpenedRun, open_run
 from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
 
 
-def show_command(path: Path, everyone: bool, json: bool) -> None:
-    """Print a finished or stopped run, or a comparison."""
+def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> None:
+    """Print a run, whether or not it has ended, or a comparison."""
     if (path / COMPARISON).is_file():
+        require(round is None, f"round = {round}: '{path}' is a comparison; name one of its runs")
         print_comparison(Comparison.load(path), None, json)
         return
-    run = RunDirectory.open(path)
-    config = run.config()
-    if not run.finished and not run.stopped:
-        done = len(run.lines())
-        raise CoterieError(
-            f"run = {path}: is not finished (round {done} of {config['rounds']}); 'coterie resume {path}' carries it on"
-        )
-    text = run.summary_text()
+    run = open_run(path)
+    summary = run.summary
+    way_on = []
+    if summary is None:
+        where = f"round {run.done} of {run.config['rounds']}"
+        way_on = [f"unfinished, {where}; 'coterie resume {path}' carries it on if nobody is at it", ""]
+        summary = {**run.summary_so_far(), "unfinished": where}
     if json:
-        print(text, end="")
+        print(json_format.dumps(summary, indent=2))
         return
-    summary = json_format.loads(text)
+    config = run.config
     options = ", ".join(f"{name}={value}" for name, value in config["set"].items())
     method = config["method"] + (f" ({options})" if options else "")
     names = [client["client"] for client in summary["clients"]]
     title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
-    print_result(title, "", metric_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
-    print_result(*_learning(run, config, names, everyone))
+    print_result(title, "", *way_on, metric_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
+    print_result(*_learning(run, names, round, everyone))
 
 
-def _learning(run: RunDirectory, config: Config, names: Sequence[str], everyone: bool) -> Iterator[str]:
-    recorded = run.recorded_rounds()
-    if not recorded:
-        reason = (
-            "it was not recorded (record_every = 0)" if config["record_every"] == 0 else "nobody learned from others"
-        )
+def _learning(run: OpenedRun, names: Sequence[str], round: int | None, everyone: bool) -> Iterator[str]:
+    if round is None and not run.rounds:
+        never = run.config["record_every"] == 0
+        reason = "it was not recorded (record_every = 0)" if never else "nobody learned from others"
         yield f"Who learns from whom: {reason}"
         return
-    yield f"Who learns from whom (round {recorded[-1]}):"
-    for mix in run.mixes(recorded[-1]):
+    chosen = run.rounds[-1] if round is None else round
+    yield f"Who learns from whom (round {chosen}):"
+    for mix in run.mixes(chosen):
         yield from who_learns_from_whom(mix, names, len(names) if everyone else CLIENTS_SHOWN)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config, complete
-from coterie.experiment.directory import CONFIG, MIXES, PARTITION, ROUNDS, RunDirectory
+from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import ABOUT, CONFIG, MIXES, PARTITION, ROUNDS
 from coterie.experiment.resume import resume
 from coterie.files import LockedError, locked
 from coterie.rounds.listeners import Listener, StopAfter
@@ -96,6 +97,6 @@ def _clear(directory: Path) -> None:
     if not directory.is_dir():
         return
     left = {entry.name.removesuffix(".partial") for entry in directory.iterdir()}
-    if not left <= {MIXES, PARTITION, ROUNDS, CONFIG}:
+    if not left <= {MIXES, PARTITION, ROUNDS, ABOUT, CONFIG}:
         raise CoterieError(f"out = {directory}: is not empty and holds no run; name another directory")
     shutil.rmtree(directory)

@@ -15,7 +15,8 @@ from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config
-from coterie.experiment.directory import CONFIG, RunDirectory
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import CONFIG
 from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
 from coterie.registry import short_name

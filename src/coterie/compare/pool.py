@@ -250,8 +250,9 @@ def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
     watcher.begun(run)
     # The run's configuration says what it was run with, so that it can be repeated.
     experiment = replace(run.experiment, threads=run.experiment.threads or 1)
+    config = to_toml({**complete(experiment), "protocol": experiment.protocol})
     out = None if run.directory is None else str(run.directory)
-    task = {"config": to_toml(complete(experiment)), "out": out, "until": run.until}
+    task = {"config": config, "out": out, "until": run.until}
     with suppress(OSError):  # it has died, which will be noticed
         send(worker.connection, task)
 

@@ -22,9 +22,10 @@ from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
 from coterie.experiment.config import complete, to_toml
-from coterie.experiment.directory import CONFIG, MIXES, RunDirectory
+from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import VALIDATION, numbers
+from coterie.experiment.kept import CONFIG, MIXES
 from coterie.files import write_whole
 from coterie.partition import Rule
 from coterie.rng import numpy_stream

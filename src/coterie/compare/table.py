@@ -19,9 +19,10 @@ from coterie.compare.running import Collector, checked, perform_all, require_job
 from coterie.core.scale import Scale
 from coterie.errors import require
 from coterie.experiment.config import Config, complete
-from coterie.experiment.directory import CONFIG, RunDirectory
+from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
+from coterie.experiment.kept import CONFIG
 from coterie.files import write_whole
 
 if TYPE_CHECKING:

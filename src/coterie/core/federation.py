@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -159,7 +160,7 @@ class Federation:
             {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}, self.values
         )
         if not self.asks_class_counts:
-            view.class_counts = self.class_counts[:0]
+            view.class_counts = cast(Tensor, _Unasked())
         return view
 
     def steps(self, clients: Tensor) -> Tensor:
@@ -217,6 +218,50 @@ class Federation:
         for name in self.values:
             self.values[name] = state[f"value.{name}"]
             self.value_marks[name].copy_(state[f"marks.{name}"])
+
+
+class _Unasked:
+    """Stands in for class counts that the server does not have: whoever reads them is told how to get them."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._problem()
+
+    def __getitem__(self, place: object) -> NoReturn:
+        raise self._problem()
+
+    def _problem(self) -> CoterieError:
+        return CoterieError(
+            "class counts are read on the server, which does not have them; call federation.ask_class_counts() in init"
+        )
+
+
+def described_rows(federation: Federation) -> dict[str, Any]:
+    """How rows are read, as plain values: which columns make which tensor, and what each slot holds of them.
+
+    A tensor's columns have the shape `stored`; its dimensions in the `order` given are the module's. A slot's `shared`
+    columns, spans `[start, stop]`, lie in `slot.NAME.shared [1, ·]` one after the other, its `own` in
+    `slot.NAME.own [K, ·]`, a row per client.
+    """
+    layout = federation.layout
+    return {
+        "width": layout.width,
+        "classifier": layout.classifier,
+        "tensors": [
+            {
+                "name": entry.name,
+                "start": entry.start,
+                "stop": entry.stop,
+                "stored": entry.stored,
+                "order": entry.order,
+                "buffer": entry.is_buffer,
+            }
+            for entry in layout.entries
+        ],
+        "slots": {
+            name: {"shared": slot.shared_columns.spans, "own": slot.own_columns.spans, "held_by": slot.held_by}
+            for name, slot in federation.slots.items()
+        },
+    }
 
 
 class _ServerValues(dict[str, Tensor]):

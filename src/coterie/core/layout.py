@@ -34,12 +34,23 @@ class Entry:
         """The tensor's columns."""
         return Columns.of((self.start, self.stop))
 
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape in which the columns lie in the row; `order` gives the tensor's dimensions among it."""
+        if not self.channels_last:
+            return self.shape
+        outputs, inputs, height, width = self.shape
+        return outputs, height, width, inputs
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Which dimension of `stored` is which of the tensor: `columns.view(stored).permute(order)` is the tensor."""
+        return (0, 3, 1, 2) if self.channels_last else tuple(range(len(self.shape)))
+
     def view(self, columns: Tensor) -> Tensor:
         """The tensor in its shape, as a view of its columns `[..., n]`."""
-        if not self.channels_last:
-            return columns.view((*columns.shape[:-1], *self.shape))
-        outputs, inputs, height, width = self.shape
-        return columns.view((*columns.shape[:-1], outputs, height, width, inputs)).movedim(-1, -3)
+        stored = columns.view((*columns.shape[:-1], *self.stored))
+        return stored.movedim(-1, -3) if self.channels_last else stored
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The columns `[n]` of the tensor: the inverse of `view`."""

@@ -38,7 +38,8 @@ class Agreement(FederationTerms):
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
     of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
-    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` have. At the
+    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` (a majority, and at
+    least 2, unless told otherwise) have. At the
     start the server waits up to `gather` seconds for everybody; later it waits up to `patience` seconds for
     `least_sites` and then gives up.
 
@@ -73,6 +74,8 @@ class Agreement(FederationTerms):
         require(len(set(self.class_names)) == named, "class_names: must all be different")
         MODELS.find(self.model)
         most = len(self.sites)
+        if not self.least_sites:
+            object.__setattr__(self, "least_sites", min(most, max(2, most // 2 + 1)))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Report, Server
-from coterie.deployment.wire import Packed, Parcel, RefusedError, pack, read_text
+from coterie.deployment.server import Report, Server, fault_of
+from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
@@ -76,9 +76,10 @@ class Coordinator:
             while not self.server.finished:
                 self._round()
             self._farewell()
-        except CoterieError as error:
-            log.error("%s", error)
-            self._status("failed", str(error))
+        except BaseException as error:
+            told = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {one_line(error)}"
+            log.error("%s", told)
+            self._status("failed", told)
             raise
         self._status("finished")
 
@@ -183,7 +184,7 @@ class Coordinator:
             self._waiting.discard(answer.node)
             name = self._sites[answer.node]
             if isinstance(answer.content, str):
-                log.warning("site %s did not do its task: %s", name, answer.content)
+                log.warning("site %s did not do its task: %s", name, one_line(answer.content))
             elif answer.purpose == "work":
                 self.server.receive(name, answer.content)
             else:
@@ -195,13 +196,10 @@ class Coordinator:
         try:
             if isinstance(answer.content, str):
                 raise RefusedError(answer.content)
-            name = self.server.admit(read_text(answer.content.text)["note"])
-            registered = self._names.get(answer.node, "")
-            if registered and registered != name:
-                raise RefusedError(f"the node with the key of {registered} says it is {name}")
-        except RefusedError as error:
+            name = self.server.admit(read_text(answer.content.text)["note"], self._names.get(answer.node, ""))
+        except Exception as error:  # whatever a message does to us is its sender's fault
             self._refused.add(answer.node)
-            log.warning("a site is refused: %s", error)
+            log.warning("a site is refused: %s", fault_of(error))
             return
         self._sites = {node: site for node, site in self._sites.items() if site != name} | {answer.node: name}
         log.info("site %s is here", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,8 @@ from typing import Any, Literal
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError
-from coterie.experiment.directory import CHECKPOINT, MIXES, ROUNDS, SUMMARY, RunDirectory, load_tensors, save_tensors
+from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
+from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
 from coterie.files import write_whole
 
 STATUS = "status.json"
@@ -49,7 +51,7 @@ class Logbook:
         server.federation.round = int(about["round"])
         server.standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
         if (self.path / ROUNDS).is_file():
-            self._directory.lines(up_to=server.federation.round)
+            self._directory.cut_back(server.federation.round)
         return True
 
     def add(self, report: Report) -> None:
@@ -75,15 +77,18 @@ class Logbook:
         path = self.path / SUMMARY
         metric = self.agreement.task.primary
         name = metric.scale.name
-        known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
-        sites = known | {site: metric.value(sums) for site, sums in server.finals.items()}
+        known: dict[str, float | None] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
+        found = {site: metric.value(sums) for site, sums in server.finals.items()}
+        # A site without test samples has no number, and JSON has none for that.
+        sites = known | {site: None if math.isnan(value) else value for site, value in found.items()}
         sites = dict(sorted(sites.items()))
+        judged = [value for value in sites.values() if value is not None]
         summary = {
             "federation": self.agreement.name,
             "method": self.agreement.plain()["method"],
             "rounds": server.federation.round,
             name: sites,
-            "mean": sum(sites.values()) / len(sites) if sites else None,
+            "mean": sum(judged) / len(judged) if judged else None,
         }
         write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
 

@@ -21,7 +21,7 @@ from coterie.core.task import Task
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rehearsal import measured_shapes
-from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, unpack
+from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, one_line, read_text, unpack
 from coterie.rounds.collect import receive
 from coterie.rounds.delivery import Delivery, as_delivered
 from coterie.rounds.sampling import draw_cohort
@@ -80,27 +80,45 @@ class Server:
         """Whether the last round is over."""
         return self.federation.round >= self.agreement.rounds
 
-    def admit(self, hello: Note) -> str:
-        """Let a site in that says who it is and what it has; the name of the site."""
+    def admit(self, hello: Note, registered: str = "") -> str:
+        """Let a site in that says who it is and what it has; the name of the site.
+
+        `registered` is the name that belongs to its key, if it has one. Whoever is refused changes nothing.
+        """
         name, agreement = hello.get("site"), self.agreement
         if not isinstance(name, str) or name not in agreement.sites:
-            raise RefusedError(f"'{name}' is not among the federation's sites")
+            raise RefusedError(f"'{one_line(name)}' is not among the federation's sites")
+        if registered and registered != name:
+            raise RefusedError(f"the node with the key of {registered} says it is {name}")
         if hello.get("fingerprint") != agreement.fingerprint:
             raise RefusedError(f"site {name} has another agreement; give it the server's federation.toml")
         if hello.get("first_weights") != self._blueprint.fingerprint:
             raise RefusedError(
-                f"site {name} begins with other weights (its PyTorch is {hello.get('torch')}, here it is "
+                f"site {name} begins with other weights (its PyTorch is {one_line(hello.get('torch'))}, here it is "
                 f"{torch.__version__}); install the same release"
             )
         sizes = [hello.get(key) for key in ("samples", "validation", "test")]
         if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or not sizes[0]:
             raise RefusedError(f"site {name} says it has {sizes} samples")
         samples, validation, test = (int(size or 0) for size in sizes)
+        self._require_plausible(name, samples)
         counts = self._counted(name, hello, samples)
         self._require_snapshot(name, hello)
         self._learn(name, samples, validation, counts)
         self.standing[name] = Standing(samples, validation, test)
         return name
+
+    def _require_plausible(self, name: str, samples: int) -> None:
+        """What a site weighs is agreed on beforehand, and cannot grow in the middle: it decides others' models."""
+        most, known = self.agreement.most_samples, self.standing.get(name)
+        if samples > most:
+            raise RefusedError(f"site {name} says it has {samples:,} training samples; most_samples is {most:,}")
+        took_part = bool(self.federation.taken_part[self.agreement.sites.index(name)])
+        if known is not None and took_part and samples != known.samples:
+            raise RefusedError(
+                f"site {name} said it has {known.samples:,} training samples and now says {samples:,}; it must go on "
+                "with the data that it began with"
+            )
 
     def _require_snapshot(self, name: str, hello: Note) -> None:
         """A site that lost its disk says so: it is sent everything anew."""
@@ -192,11 +210,12 @@ class Server:
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            answer = unpack(packed, {} if _is_bare(packed) else self.expected_answer())
-            _check_answer(answer.note, round.report.round, self.agreement.task, bare=_is_bare(packed))
-        except RefusedError as error:
-            round.report.refused[name] = str(error)
-            log.warning("round %d: site %s is refused: %s", round.report.round, name, error)
+            bare = not packed.buffers and _says_why(read_text(packed.text)["note"])
+            answer = unpack(packed, {} if bare else self.expected_answer())
+            _check_answer(answer.note, round.report.round, self.agreement.task)
+        except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
+            round.report.refused[name] = reason = fault_of(error)
+            log.warning("round %d: site %s is refused: %s", round.report.round, name, reason)
             return
         if answer.note.get("lost"):
             round.report.lost.append(name)
@@ -285,8 +304,8 @@ class Server:
             note = unpack(packed, {}).note
             if not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
-        except RefusedError as error:
-            log.warning("the farewell of site %s is refused: %s", name, error)
+        except Exception as error:
+            log.warning("the farewell of site %s is refused: %s", name, fault_of(error))
             return
         self.finals[name] = note["received"]
 
@@ -304,17 +323,20 @@ class _OpenRound:
     expected: dict[str, Expected] | None = None
 
 
-def _is_bare(packed: Packed) -> bool:
-    """Whether an answer carries no tensors: it says that training diverged, or that what the site kept is lost."""
-    return not packed.buffers and any(f'"{word}": true' in packed.text for word in ("diverged", "lost"))
+def fault_of(error: Exception) -> str:
+    """Why a message is refused, in a line: what was wrong with it, or which error it made."""
+    return one_line(error) if isinstance(error, RefusedError) else f"it cannot be read ({type(error).__name__})"
 
 
-def _check_answer(note: Note, round: int, task: Task, bare: bool) -> None:
+def _says_why(note: Note) -> bool:
+    """Whether an answer says why it carries no tensors: training diverged, or what the site kept is lost."""
+    return note.get("diverged") is True or note.get("lost") is True
+
+
+def _check_answer(note: Note, round: int, task: Task) -> None:
     """Refuse an answer whose note is malformed or of another round."""
     if note.get("round") != round or type(note.get("diverged")) is not bool:
         raise RefusedError(f"it answers round {note.get('round')}, not {round}")
-    if bare and not (note["diverged"] or note.get("lost") is True):
-        raise RefusedError("it carries no tensors and does not say why")
     for moment in ("received", "trained"):
         score = note.get(moment)
         if score is not None and not task.accepts(score):

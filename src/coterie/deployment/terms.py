@@ -30,13 +30,17 @@ class FederationTerms(JointTraining):
     validation: float = setting(0.0, "The share of the rest that it sets aside to judge models.", "sites")
     method: Any = same_setting(RunOptions, "method")
     model: Any = same_setting(RunOptions, "model")
+    most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
-    least_sites: int = setting(1, "A round needs the answers of so many sites.", "waiting")
+    least_sites: int = setting(
+        0, "A round needs the answers of so many sites.", "waiting", shown="a majority, at least 2"
+    )
     deadline: float = setting(600.0, "Seconds after which a round goes on without the sites that are late.", "waiting")
     patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
         for waiting in ("deadline", "gather", "patience"):
             seconds = getattr(self, waiting)
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")

@@ -137,9 +137,9 @@ def read_text(text: str) -> Note:
     if len(text) > LONGEST_NOTE:
         raise RefusedError(f"its text is {len(text):,} characters long; at most {LONGEST_NOTE:,} are read")
     try:
-        contents = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise RefusedError(f"its text is not JSON ({error})") from None
+        contents = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are no JSON error, but a ValueError
+        raise RefusedError(f"its text is not JSON ({one_line(error)})") from None
     shaped = isinstance(contents, dict) and isinstance(contents.get("note"), dict)
     if not shaped or not isinstance(contents.get("tensors"), list):
         raise RefusedError("its text lacks the list of tensors or the note")
@@ -147,6 +147,21 @@ def read_text(text: str) -> Note:
         if not (isinstance(item, list) and len(item) == 3 and _is_listing(*item)):
             raise RefusedError("its list of tensors is malformed")
     return dict(contents)
+
+
+def _no_number(word: str) -> float:
+    """NaN and infinities, which JSON does not have: what is written down of them could not be read again."""
+    raise ValueError(f"{word} is no number")
+
+
+def one_line(words: object, longest: int = 300) -> str:
+    """What somebody else says, for a log of ours: in one line of printable characters that ends somewhere.
+
+    >>> one_line("fine\\n2026-01-01 INFO site b is here")
+    'fine 2026-01-01 INFO site b is here'
+    """
+    text = " ".join("".join(sign if sign.isprintable() else " " for sign in str(words)[: 2 * longest]).split())
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _is_listing(name: object, kind: object, shape: object) -> bool:

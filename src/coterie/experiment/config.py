@@ -30,7 +30,7 @@ Config = dict[str, Any]
 
 REFERENCES = ("method", "data", "partition", "model", "engine")
 """The keys whose values may name something in a file."""
-FORMAT = 1
+FORMAT = 2
 """The format of run directories; their configurations say it."""
 PLUGINS = "plugins"
 """The table of the files that were used: path and SHA-256."""
@@ -57,6 +57,8 @@ def complete(experiment: Settings) -> Config:
     config: Config = {}
     what = ("method", *(name for name in REFERENCES if name != "engine"))
     for item in sorted(fields(Settings), key=lambda item: item.name not in what):  # what, then how
+        if item.name == "protocol":
+            continue  # all that it settled stands here
         value = getattr(experiment, item.name)
         if isinstance(value, Method):
             value = reference_to(type(value)) or method_name(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,30 @@ from safetensors.torch import save
 from torch import Tensor
 
 from coterie.core.exchange import Applied
-from coterie.core.federation import Federation
+from coterie.core.federation import Federation, described_rows
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, read_toml, to_toml
+from coterie.experiment.about import About
+from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
-from coterie.files import require_format, write_whole
+from coterie.experiment.kept import (
+    ABOUT,
+    CHECKPOINT,
+    CONFIG,
+    LAYOUT,
+    MIXES,
+    PARTITION,
+    ROUNDS,
+    ROWS,
+    STOPPED,
+    SUMMARY,
+    KeptRun,
+    Tensors,
+    mixes_name,
+)
+from coterie.files import write_whole
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
 
-CONFIG = "config.toml"
-PARTITION = "partition.safetensors"
-ROUNDS = "rounds.jsonl"
-MIXES = "mixes"
-ROWS = "rows.safetensors"
-CHECKPOINT = "checkpoint.safetensors"
-SUMMARY = "summary.json"
-STOPPED = "stopped.json"
 LOG = "log.txt"
 COPIES = "plugins"
 
@@ -52,14 +60,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
-class RunDirectory:
+class RunDirectory(KeptRun):
     """A directory that holds one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     @classmethod
-    def create(cls, path: Path, config: Config, partition: Partition) -> RunDirectory:
+    def create(cls, path: Path, config: Config, partition: Partition, about: About) -> RunDirectory:
         """Begin a run in a directory that holds none."""
         refuse_existing(path)
         (path / MIXES).mkdir(parents=True, exist_ok=True)
@@ -69,22 +74,47 @@ class RunDirectory:
             write_whole(path / copy_name(original, file.sha256), file.source)
         partition.save(path / PARTITION)
         (path / ROUNDS).write_text("", encoding="utf-8")
-        write_whole(path / CONFIG, to_toml({"format": FORMAT, **config}).encode())
-        return cls(path)
+        directory = cls(path)
+        directory.write_about(about)
+        directory.write_config(config)
+        return directory
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """Open a directory that holds a run."""
-        require((path / CONFIG).is_file(), f"run = {path}: holds no run ({CONFIG} is missing)")
-        found = read_toml(path / CONFIG).get("format")
-        require_format(f"run = {path}", found, FORMAT, "run it again")
-        return cls(path)
+        directory = cls(path)
+        directory.require_readable()
+        return directory
 
-    def config(self) -> Config:
-        """The run's configuration."""
-        config = read_toml(self.path / CONFIG)
-        config.pop("format", None)
-        return config
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        return (self.path / name).is_file()
+
+    def content(self, name: str) -> bytes:
+        """The bytes of a file."""
+        require(self.has(name), f"run = {self.path}: {name} is missing")
+        return (self.path / name).read_bytes()
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files in a folder."""
+        return [file.name for file in (self.path / folder).glob("*")]
+
+    def tensors(self, name: str) -> Tensors:
+        """The tensors and texts of a safetensors file."""
+        return load_tensors(self.path / name)
+
+    def write_config(self, config: Config) -> None:
+        """Say how the run is set up."""
+        write_whole(self.path / CONFIG, to_toml({"format": FORMAT, **config}).encode())
+
+    def write_about(self, about: About) -> None:
+        """Describe the run as a whole."""
+        write_whole(self.path / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+
+    def add_session(self, session: About) -> None:
+        """Note that a process works on the run from here on."""
+        about = self.about()
+        self.write_about({**about, "sessions": [*about["sessions"], session]})
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.
@@ -110,27 +140,20 @@ class RunDirectory:
         config.pop(PLUGINS, None)
         return config
 
-    def partition(self) -> Partition:
-        """The run's partition."""
-        return Partition.load(self.path / PARTITION)
-
     def add_line(self, line: Line) -> None:
         """Append a round to the metrics."""
         with (self.path / ROUNDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def lines(self, up_to: int | None = None) -> list[Line]:
-        """The recorded rounds; with `up_to`, only those, and the file is cut back to them."""
-        found: list[Line] = []
-        for text in (self.path / ROUNDS).read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(text))
-            except json.JSONDecodeError:
-                break  # the run was killed while it wrote this line
-        if up_to is not None:
-            found = [line for line in found if line["round"] <= up_to]
-            write_whole(self.path / ROUNDS, "".join(json.dumps(line) + "\n" for line in found).encode())
+    def cut_back(self, last: int) -> list[Line]:
+        """Forget the rounds after `last`, which will be run again; those that are left."""
+        found = [line for line in self.lines() if line["round"] <= last]
+        self.write_lines(found)
         return found
+
+    def write_lines(self, lines: Sequence[Line]) -> None:
+        """Replace the metrics of all rounds."""
+        write_whole(self.path / ROUNDS, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def add_mixes(self, round: int, mixes: list[Applied]) -> None:
         """Record who learned from whom in a round."""
@@ -138,35 +161,39 @@ class RunDirectory:
         for number, mix in enumerate(mixes):
             tensors |= {f"{number}.{part}": getattr(mix, part) for part in ("weights", "rows", "columns")}
         about = [{"group": mix.group, "target": mix.target, "gated": mix.gated} for mix in mixes]
-        save_tensors(self.path / MIXES / f"{round:05d}.safetensors", tensors, {"mixes": json.dumps(about)})
+        save_tensors(self.path / mixes_name(round), tensors, {"mixes": json.dumps(about)})
 
-    def mixes(self, round: int) -> list[Applied]:
-        """The recorded mixes of a round."""
-        tensors, metadata = load_tensors(self.path / MIXES / f"{round:05d}.safetensors")
-        return [
-            Applied(
-                weights=tensors[f"{number}.weights"],
-                rows=tensors[f"{number}.rows"],
-                columns=tensors[f"{number}.columns"],
-                **about,
-            )
-            for number, about in enumerate(json.loads(metadata["mixes"]))
-        ]
-
-    def recorded_rounds(self) -> list[int]:
-        """The rounds whose mixes were recorded, in order."""
-        return sorted(int(file.stem) for file in (self.path / MIXES).glob("*.safetensors"))
-
-    def checkpoint(self, federation: Federation) -> None:
+    def checkpoint(self, federation: Federation, tested: str) -> None:
         """Save the state after a round; the old checkpoint is replaced at once."""
-        save_tensors(self.path / CHECKPOINT, dict(federation.state()), {"round": str(federation.round)})
+        self._save_state(CHECKPOINT, federation, tested)
+
+    def _save_state(self, name: str, federation: Federation, tested: str) -> None:
+        # One text: several would be written in any order, and equal states would not be equal bytes.
+        about = {"round": federation.round, "tested": tested, **described_rows(federation)}
+        save_tensors(self.path / name, dict(federation.state()), {LAYOUT: json.dumps(about)})
 
     def checkpointed_round(self) -> int:
         """The round of the last checkpoint; 0 if there is none."""
-        if not (self.path / CHECKPOINT).is_file():
-            return 0
-        with safe_open(self.path / CHECKPOINT, framework="pt") as file:
-            return int(file.metadata()["round"])
+        return self._round_of(CHECKPOINT) if self.has(CHECKPOINT) else 0
+
+    def newest_round(self) -> int:
+        """The round after which rows were kept last; 0 if none were."""
+        name = ROWS if self.has(ROWS) else CHECKPOINT
+        return self._round_of(name) if self.has(name) else 0
+
+    def _round_of(self, name: str) -> int:
+        with safe_open(self.path / name, framework="pt") as file:
+            return int(json.loads(file.metadata()[LAYOUT])["round"])
+
+    def reopen(self) -> None:
+        """A finished run is to go on: its rows are its checkpoint, its summary is none."""
+        if self.has(ROWS):
+            (self.path / ROWS).replace(self.path / CHECKPOINT)
+        (self.path / SUMMARY).unlink(missing_ok=True)
+
+    def remove_mixes(self, round: int) -> None:
+        """Forget who learned from whom in a round."""
+        (self.path / mixes_name(round)).unlink(missing_ok=True)
 
     def restore(self, federation: Federation) -> None:
         """Put a federation back to the last checkpoint, if there is one."""
@@ -174,11 +201,11 @@ class RunDirectory:
             return
         state, metadata = load_tensors(self.path / CHECKPOINT)
         federation.restore(state)
-        federation.round = int(metadata["round"])
+        federation.round = int(json.loads(metadata[LAYOUT])["round"])
 
-    def finish(self, federation: Federation, summary: Mapping[str, Any]) -> None:
+    def finish(self, federation: Federation, tested: str, summary: Mapping[str, Any]) -> None:
         """Save the final rows and the summary."""
-        save_tensors(self.path / ROWS, dict(federation.state()), {"round": str(federation.round)})
+        self._save_state(ROWS, federation, tested)
         write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def stop(self, summary: Mapping[str, Any]) -> None:
@@ -188,20 +215,6 @@ class RunDirectory:
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""
         (self.path / STOPPED).unlink(missing_ok=True)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.path / SUMMARY).is_file()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a listener stopped the run, and it was not carried on."""
-        return (self.path / STOPPED).is_file()
-
-    def summary_text(self) -> str:
-        """The summary of a run that is finished or stopped, as it was written."""
-        return (self.path / (SUMMARY if self.finished else STOPPED)).read_text(encoding="utf-8")
 
 
 def copy_name(original: str, digest: str) -> str:

@@ -23,6 +23,7 @@ from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
 from coterie.partition import FromFile, Partition, Rule, Split
+from coterie.partition.split import Indices
 from coterie.rng import stream_seed
 
 log = logging.getLogger("coterie")
@@ -38,6 +39,7 @@ class Prepared:
     partition: Partition
     problem_base: Problem
     feature_width: int
+    class_counts: Indices  # [K, C] training samples of all the partition's clients
     notes: tuple[str, ...] = ()  # what the run's log should say
 
     @property
@@ -83,13 +85,19 @@ class Prepared:
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
         """The same as the method finds it: with a model, and nothing else yet."""
+        federation = self.bare_federation(clients)
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
+    def bare_federation(self, clients: list[int] | None = None) -> Federation:
+        """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
-        federation = Federation(
+        return Federation(
             layout=layout,
             initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
-            class_counts=torch.from_numpy(self.partition.class_counts(self.data))[chosen],
+            class_counts=torch.from_numpy(self.class_counts)[chosen],
             keys=torch.from_numpy(self.partition.keys)[chosen],
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
@@ -100,8 +108,6 @@ class Prepared:
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
         )
-        federation.add_slot("model", layout.everything, shared=self.method.shared)
-        return federation
 
 
 def prepare(experiment: Settings) -> Prepared:
@@ -119,7 +125,7 @@ def prepare(experiment: Settings) -> Prepared:
         )
         data = part_of(data, experiment.share, _partition_seed(experiment))
     partition = _partition(experiment, data)
-    module, layout = _model(experiment, data, method)
+    module, layout = make_model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
     with torch.no_grad():
         data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
@@ -135,7 +141,7 @@ def prepare(experiment: Settings) -> Prepared:
         task=data.of_task,
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
-    prepared = Prepared(experiment, method, data, partition, problem, feature_width)
+    prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
     method.check(prepared.empty_federation())
     prepared.federation()  # what cannot be set up shows before the first round
     return prepared
@@ -168,7 +174,8 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
     return partition
 
 
-def _model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+    """The experiment's model with its first weights, and how its tensors become a row."""
     seed = experiment.seed if experiment.model_seed is None else experiment.model_seed
     if isinstance(experiment.model, nn.Module):
         require(

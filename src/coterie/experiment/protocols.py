@@ -302,4 +302,5 @@ def protocol(name: str, method: str, **given: Any) -> Experiment:
     (FedProx(mu=1.0), 0.1, 10)
     """
     config, options = find(name).start(method, given)
-    return experiment_from({**config, "method": method, "set": {**options, **given.get("set", {})}})
+    chosen = {"method": method, "set": {**options, **given.get("set", {})}, "protocol": name}
+    return experiment_from({**config, **chosen})

@@ -75,7 +75,7 @@ class Recorder(Listener):
         The federation's round is ahead of what is recorded from the moment at which a round begins to change it.
         """
         if self._directory is not None and self._federation.round == self._recorded > self._saved:
-            self._directory.checkpoint(self._federation)
+            self._directory.checkpoint(self._federation, self._prepared.method.tested)
             self._saved = self._recorded
             self._saved_at = time.monotonic()
 
@@ -88,4 +88,4 @@ class Recorder(Listener):
         elif outcome.stopped is not None:
             self._directory.stop(outcome.summary)
         else:
-            self._directory.finish(self._federation, outcome.summary)
+            self._directory.finish(self._federation, self._prepared.method.tested, outcome.summary)

@@ -74,18 +74,7 @@ class Result:
 
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
-        name = name or self.history.task.judged_by
-        curves, done = self.history.curves(name), self.summary["rounds"]
-        require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
-        moments = {}
-        for moment in MOMENTS:
-            by_round = {
-                mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True))
-                for mean, at in curves[moment].items()
-            }
-            last = self.history.evaluations(moment)[-1]
-            moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
-        return AtMoments(**moments)
+        return metric_of(self.history, name)
 
     def to_frame(self) -> DataFrame:
         """Every metric of every evaluated round as a pandas frame: a row for each round, moment and client.
@@ -115,10 +104,15 @@ class Result:
         with more than one model's output (see `predict`) give the model of their tested slot.
         """
         tested, layout = self.prepared.method.tested, self.prepared.problem_base.layout
-        with self._seated(client, self.prepared.problem()) as worker:
-            row = worker.model("model").row.clone()
-            self.federation[tested].columns.put(row, self.federation[tested].columns.take(worker.model(tested).row))
+        rows = self.rows(client)
+        row, columns = rows["model"].clone(), self.federation[tested].columns
+        columns.put(row, columns.take(rows[tested]))
         return layout.load(copy.deepcopy(self.prepared.problem_base.module), row).eval()
+
+    def rows(self, client: int) -> dict[str, Tensor]:
+        """A client's row `[P]` in every slot, just as it is tested; columns that a slot has not mean nothing."""
+        with self._seated(client, self.prepared.problem()) as worker:
+            return {slot: worker.model(slot).row.clone() for slot in self.federation.slots}
 
     def predict(self, client: int, inputs: Tensor) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
@@ -137,10 +131,27 @@ class Result:
     @contextmanager
     def _seated(self, client: int, problem: Problem) -> Iterator[Worker]:
         """A worker at which a client sits with what it received and, where the method says so, tuned."""
-        method = self.prepared.method
+        method, clients = self.prepared.method, self.federation.clients
+        require(0 <= client < clients, f"client = {client}: must lie in 0..{clients - 1}")
         worker = Worker(problem, method, self.federation.seed)
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
         with delivered, torch.random.fork_rng(devices=[]):
             worker.seat(self.federation, client)
-            tune(worker)
+            with torch.enable_grad():  # whoever asks may have done without
+                tune(worker)
             yield worker
+
+
+def metric_of(history: History, name: str = "") -> AtMoments:
+    """A metric of the rounds so far (the one the task is judged by, unless named)."""
+    name = name or history.task.judged_by
+    curves, done = history.curves(name), len(history.lines)
+    require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
+    moments = {}
+    for moment in MOMENTS:
+        by_round = {
+            mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in curves[moment].items()
+        }
+        last = history.evaluations(moment)[-1]
+        moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
+    return AtMoments(**moments)

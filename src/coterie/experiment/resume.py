@@ -9,6 +9,7 @@ from pathlib import Path
 from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.extend import extend
 from coterie.experiment.result import Result
 from coterie.experiment.run import finish, watched
 from coterie.rounds.listeners import Listener
@@ -19,21 +20,29 @@ def resume(
     listeners: Sequence[Listener] = (),
     progress: bool = False,
     experiment: Experiment | None = None,
+    rounds: int | None = None,
 ) -> Result:
     """Carry a killed or stopped run on from its last checkpoint; it ends bit-identical to one never interrupted.
 
     That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
     otherwise. `listeners` and `progress` are as for `Experiment.run`. A run that used Python objects of its own (data,
     model) needs the same `experiment` again.
+
+    With `rounds`, a run that planned fewer goes on until there are so many in all, also if it was finished. It then
+    ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
+    many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
     """
     directory = RunDirectory.open(Path(path))
-    if directory.finished:
-        raise CoterieError(f"run = {path}: is finished; there is nothing to resume")
+    if directory.finished and rounds is None:
+        raise CoterieError(f"run = {path}: is finished; there is nothing to resume, but more rounds can be added")
     config = directory.own_config()
     experiment = experiment or experiment_from(config)
-    # An engine chosen by trial stays chosen: another could round differently.
-    experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory")})
+    # An engine chosen by trial stays chosen: another could round differently. And a run may have been extended.
+    experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
     with watched(listeners, progress) as told:
         whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
+        prepared = replace(whole, experiment=experiment)
+        if rounds is not None:
+            prepared = extend(directory, prepared, rounds)
         directory.carry_on()
-        return finish(replace(whole, experiment=experiment), directory, told)
+        return finish(prepared, directory, told)

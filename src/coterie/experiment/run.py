@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from coterie.core.task import Classification, Task
-from coterie.core.task.base import LOSS
 from coterie.engines import ENGINES, Engine
 from coterie.errors import require
+from coterie.experiment.about import about_run, session
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
@@ -22,10 +21,10 @@ from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
+from coterie.experiment.summary import summary_of
 from coterie.files import log_to
 from coterie.methods import METHODS
-from coterie.registry import short_name
-from coterie.rounds.evaluate import MOMENTS, Evaluation, final_metrics
+from coterie.rounds.evaluate import Evaluation, final_metrics
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
 from coterie.rounds.round import Rounds
 
@@ -44,7 +43,10 @@ def run(
     )
     with watched(listeners, progress) as told:
         prepared = with_choice(prepare(experiment))
-        directory = None if out is None else RunDirectory.create(out, complete(prepared.experiment), prepared.partition)
+        directory = None
+        if out is not None:
+            config = complete(prepared.experiment)
+            directory = RunDirectory.create(out, config, prepared.partition, about_run(prepared))
         return finish(prepared, directory, told)
 
 
@@ -92,7 +94,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     )
     if directory is not None:
         directory.restore(federation)
-        history.lines = directory.lines(up_to=federation.round)
+        history.lines = directory.cut_back(federation.round)
+        directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared)
     recorder = Recorder(prepared, history, directory)
@@ -111,7 +114,10 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
             quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
-        summary = _summary(prepared, history, names, quality) | ({} if stopped is None else {"stopped": stopped})
+        config = complete(experiment)
+        at_the_end = {**quality, **_validation(prepared, history)}
+        summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
+        summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
             summary["newcomers"] = {
                 moment: {
@@ -144,44 +150,6 @@ def _way_on(directory: RunDirectory, experiment: Settings) -> str:
     return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
 
 
-def _summary(
-    prepared: Prepared, history: History, names: Sequence[str], quality: dict[str, float | None]
-) -> dict[str, Any]:
-    experiment = prepared.experiment
-    # A run that was stopped early may not have been evaluated in its last round, or at all.
-    newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
-    config = complete(experiment)
-    clients = [
-        {
-            "client": name,
-            "size": int(prepared.partition.sizes[client]),
-            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
-        }
-        for row, (client, name) in enumerate(zip(prepared.participants, names, strict=True))
-    ]
-    return {
-        "method": short_name(config["method"]),
-        "rounds": len(history.lines),
-        "seconds": history.seconds(),
-        **_metrics(history, prepared.problem_base.task),
-        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
-        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
-        **quality,
-        **_validation(prepared, history),
-        "clients": clients,
-        "diverged": history.diverged(dict(enumerate(names))),
-        "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
-        "bytes": history.bytes(),
-        "partition": {
-            "hash": prepared.partition.hash,
-            "whole_hash": prepared.partition.whole().hash,
-            "notes": list(prepared.partition.notes),
-        },
-        "engine": experiment.engine,
-        "config": config,
-    }
-
-
 def _validation(prepared: Prepared, history: History) -> dict[str, Any]:
     """How many validation samples there are, whether the method uses them too, and the scores on them."""
     curves = history.validation_curves()
@@ -194,13 +162,6 @@ def _validation(prepared: Prepared, history: History) -> dict[str, Any]:
             history.task.judged_by: curves,
         }
     }
-
-
-def _metrics(history: History, task: Task) -> dict[str, Any]:
-    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
-    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
-    curves = {name: history.curves(name) for name in names}
-    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}
 
 
 def _load_optimisers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -41,12 +41,14 @@ class Settings(RunOptions):
     as a paper's authors did (`coterie.data.scaling`). `engine` is `serial` unless told otherwise, or `stacked` on
     another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
+    `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 
     method: Method | type[Method] | str = RunOptions.method
     data: Dataset | str = RunOptions.data
     partition: Rule | Partition | str = RunOptions.partition
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = RunOptions.model
+    protocol: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -122,8 +122,16 @@ class APPLE(Method):
 
     def pull(self, federation: Federation) -> float:
         """λ(r)μ: how strongly relations are held near the data sizes."""
-        elapsed, horizon = federation.round - 1, self.horizon * federation.rounds
+        elapsed, horizon = federation.round - 1, self.horizon_rounds(federation)
         return self.mu * (math.cos(math.pi * elapsed / horizon) + 1) / 2 if elapsed < horizon else 0.0
+
+    def horizon_rounds(self, federation: Federation) -> float:
+        """For how many rounds relations are held near the data sizes."""
+        return self.horizon * federation.rounds
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The horizon in rounds."""
+        return {"horizon_rounds": self.horizon_rounds(federation)}
 
     def recipe(self, federation: Federation) -> Recipe:
         """Core and personal model in the same steps; the client keeps its relations."""

@@ -69,6 +69,14 @@ class Method:
         """What a client trains on a copy of its model just before it is tested: phases only."""
         return ()
 
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """What the method makes of the run's settings: options left to the run, and all that its rounds decide.
+
+        `federation` has no slots and values yet. Runs record it, and a run can be extended only by rounds that leave
+        it as it is: whoever reads `federation.rounds` names here what comes of that.
+        """
+        return {}
+
 
 def require_classes(federation: Federation, method: str) -> None:
     """An error unless the task knows classes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,10 @@ class Ditto(FedAvg):
     def init(self, federation: Federation) -> None:
         """A whole model for everybody, statistics included."""
         federation.add_slot("personal", federation.layout.everything, held_by="client")
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The epochs of the personal model."""
+        return {"personal_epochs": self.personal_epochs or federation.training.epochs}
 
     def recipe(self, federation: Federation) -> Recipe:
         """The global model as in FedAvg, then one's own with a pull towards what was received."""

@@ -69,7 +69,15 @@ class FedAP(Method):
 
     def warming_up(self, federation: Federation) -> bool:
         """Whether the round belongs to FedBN."""
-        return federation.round <= math.floor(self.warm_up * federation.rounds + 1e-9)
+        return federation.round <= self.warm_up_rounds(federation)
+
+    def warm_up_rounds(self, federation: Federation) -> int:
+        """How many rounds belong to FedBN."""
+        return math.floor(self.warm_up * federation.rounds + 1e-9)
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """How long FedBN lasts."""
+        return {"warm_up_rounds": self.warm_up_rounds(federation)}
 
     def measures(self, federation: Federation) -> bool:
         """Whether this round's clients send statistics: after FedBN, while somebody's are missing."""

@@ -56,6 +56,10 @@ class FedBABU(Method):
         """Mean extractor."""
         yield Mix(by_size(uploads) if self.average == "size" else uniform(len(uploads.cohort)), "extractor")
 
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The round after which clients personalise, which is the last."""
+        return {"tuned_round": federation.rounds} if self.tune_epochs else {}
+
     def tune(self, federation: Federation) -> Recipe:
         """Personalise once the federation is done."""
         if federation.round < federation.rounds or not self.tune_epochs:

@@ -64,6 +64,10 @@ class FedGH(Method):
         """No parameters."""
         return {}
 
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The server's batches."""
+        return {"server_batch": self.server_batch or federation.training.batch}
+
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Train the classifier on the class means, in an order that does not depend on the clients' labels."""
         federation = uploads.federation

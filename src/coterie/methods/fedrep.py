@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,10 @@ class FedRep(FedPer):
             self.body_epochs is None or self.body_epochs >= 1,
             f"body_epochs = {self.body_epochs}: must be at least 1",
         )
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The epochs of the extractor."""
+        return {"body_epochs": self.body_epochs or federation.training.epochs}
 
     def recipe(self, federation: Federation) -> Recipe:
         """First the classifier, then the extractor."""

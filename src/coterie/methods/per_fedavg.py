@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,6 +94,10 @@ class PerFedAvg(FedAvg):
         require(self.tune_epochs >= 0, f"tune_epochs = {self.tune_epochs}: must not be negative")
         if self.variant not in PIECES:
             raise unknown("variant", self.variant, PIECES)
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """β, which is the run's rate unless given."""
+        return {"beta": federation.training.lr if self.beta is None else self.beta}
 
     def recipe(self, federation: Federation) -> Recipe:
         """Meta-learning steps."""

@@ -116,6 +116,10 @@ class PFedCS(Method):
         """A teacher for everybody, unused until there is something to teach."""
         federation.add_slot("teacher", "classifier")
 
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """β, which is all rounds unless given."""
+        return {"beta": self.last_stage_one_round(federation)}
+
     def recipe(self, federation: Federation) -> Recipe:
         """Tune the teacher, then learn from it and from the data."""
         if not self.has_teachers(federation):

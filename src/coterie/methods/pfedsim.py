@@ -79,7 +79,15 @@ class PFedSim(Method):
 
     def warming_up(self, federation: Federation) -> bool:
         """Whether the round belongs to the first ⌊ρT⌋."""
-        return federation.round <= math.floor(self.rho * federation.rounds + 1e-9)
+        return federation.round <= self.warm_up_rounds(federation)
+
+    def warm_up_rounds(self, federation: Federation) -> int:
+        """⌊ρT⌋."""
+        return math.floor(self.rho * federation.rounds + 1e-9)
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """Φ_ii, and how long the warm-up takes."""
+        return {"self_weight": self.weight_of_self, "warm_up_rounds": self.warm_up_rounds(federation)}
 
     def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
         """Eq. (4), when a client downloads; as long as nobody is similar it changes nothing."""

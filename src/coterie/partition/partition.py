@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.numpy import load as from_safetensors
 from safetensors.numpy import save as to_safetensors
 
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError, require
+from coterie.files import safetensors_texts
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
@@ -209,10 +211,13 @@ class Partition:
             held: dict[str, Any] = {part: tuple(rows) for part, rows in parts.items()}
             return Partition(**held, rule="file", parameters=digests, names=names)
         require(Path(path).is_file(), f"partition file '{path}' does not exist")
+        return Partition.read(Path(path).read_bytes(), str(path))
+
+    @staticmethod
+    def read(content: bytes, path: str) -> Partition:
+        """The partition in the bytes of a .safetensors file, which is called `path`; the stored hash must match."""
         try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays, metadata = from_safetensors(content), safetensors_texts(content)
             require(metadata.get("format") == FORMAT, f"'{path}' is not a file of the format '{FORMAT}'")
             about = json.loads(metadata["about"])
             loaded = Partition(

@@ -49,7 +49,7 @@ def grid_table(grid: Grid, columns: Sequence[Column]) -> Table:
     titles = [_title(column) for column in columns]
     table = plain_table("method", *titles, right=range(1, len(titles) + 1))
     for row in grid.rows:
-        table.add_row(Text(row), *(_cell(grid, row, column) for column in columns))
+        table.add_row(Text(row), *(cell_text(grid, row, column) for column in columns))
     return table
 
 
@@ -66,7 +66,8 @@ def _title(column: Column) -> str:
     return "\n".join([*words, "%"] if column.unit == "share" else words)
 
 
-def _cell(grid: Grid, row: str, column: Column) -> str:
+def cell_text(grid: Grid, row: str, column: Column) -> str:
+    """A cell of the table: the mean over seeds, with its spread and its mark, if it has them."""
     winner = grid.winner(column.key)
     # In a column with a star, a space takes its place, so that the numbers stand below each other.
     mark = "" if winner is None else "*" if winner == row else " "

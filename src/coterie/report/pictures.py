@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.core.exchange import Applied
-from coterie.data import Dataset, load
 from coterie.errors import CoterieError, require
+from coterie.experiment.about import About, described_clients, described_data
 from coterie.experiment.config import Config, complete
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.prepared import Prepared
 from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
-from coterie.partition import PARTITIONS, Partition
+from coterie.partition import PARTITIONS
 from coterie.partition.npz import is_partition_file
 from coterie.registry import short_name
 from coterie.report.learning import (
@@ -70,43 +70,36 @@ class Learning:
     about: str
 
     @classmethod
-    def of_run(cls, run: str | Path, round: int | None = None, data: Dataset | None = None) -> Learning:
-        """From a run directory: a recorded round; by default the last in which clients chose whom to learn from.
-
-        `data` is needed only for a run on a data set that was made in Python.
-        """
+    def of_run(cls, run: str | Path, round: int | None = None) -> Learning:
+        """From a run directory: a recorded round; by default the last in which clients chose whom to learn from."""
         directory = RunDirectory.open(Path(run))
         config = directory.config()
         chosen = _recorded_round(directory, config, round)
-        if data is None:
-            require(
-                not config["data"].startswith("given ("),
-                f"run = {run}: its data set was made in Python; draw the picture there, with picture(run, data=…)",
-            )
-            owner, task = config.get("client_column"), config.get("task", "")
-            data = load(config["data"], label=config["label"], client=owner, task=task)
-        return cls._of(directory.mixes(chosen), chosen, config, directory.partition(), data)
+        about = directory.about()
+        return cls._of(directory.mixes(chosen), chosen, config, about["clients"], about["data"])
 
     @classmethod
     def of_round(cls, report: RoundReport, prepared: Prepared) -> Learning:
         """From what a listener gets: a report, and `start.prepared`; nothing need be on disk."""
         config = complete(prepared.experiment)
-        return cls._of(report.mixes, report.round, config, prepared.partition, prepared.data)
+        return cls._of(report.mixes, report.round, config, described_clients(prepared), described_data(prepared))
 
     @classmethod
-    def _of(cls, mixes: Sequence[Applied], round: int, config: Config, partition: Partition, data: Dataset) -> Learning:
-        taking_part = [client for client in range(partition.clients) if client not in partition.held_out]
+    def _of(
+        cls, mixes: Sequence[Applied], round: int, config: Config, everyone: Sequence[About], data: About
+    ) -> Learning:
+        clients = [client for client in everyone if client["takes_part"]]
         mix = most_personal(mixes)
         method = METHODS[config["method"]].__name__ if config["method"] in METHODS else short_name(config["method"])
         what = f"mix of {mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
-            matrix=learning_matrix(mixes, len(taking_part)),
-            counts=partition.class_counts(data)[taking_part],
-            names=tuple(partition.names[client] for client in taking_part),
-            classes=data.class_names or tuple(map(str, range(data.classes))),
+            matrix=learning_matrix(mixes, len(clients)),
+            counts=np.array([client["classes"] for client in clients]),
+            names=tuple(client["name"] for client in clients),
+            classes=tuple(data["class_names"]),
             round=round,
             title=f"{method}: who learns from whom in round {round} of {config['rounds']}",
-            about=f"{what}\n{data.name}, {len(taking_part)} clients, {_spoken_partition(config)}",
+            about=f"{what}\n{data['name']}, {len(clients)} clients, {_spoken_partition(config)}",
         )
 
     def ordered(self, order: Sequence[int]) -> Learning:
@@ -120,18 +113,16 @@ class Learning:
         )
 
 
-def picture(
-    source: str | Path | Learning, path: str | Path, round: int | None = None, data: Dataset | None = None
-) -> Path:
+def picture(source: str | Path | Learning, path: str | Path, round: int | None = None) -> Path:
     """Draw who learned from whom in a round of a run directory (or a `Learning`) into a .png, .pdf or .svg file.
 
     Rows learn, columns are learned from. Clients with the same classes stand next to each other, so a method
-    that finds them draws dark blocks along the diagonal. `round` and `data` are as for `Learning.of_run`.
+    that finds them draws dark blocks along the diagonal. `round` is as for `Learning.of_run`.
     """
     target = Path(path)
     require(target.suffix.lower() in FORMATS, f"out = {target}: must end in {', '.join(FORMATS)}")
     require_matplotlib()
-    learning = source if isinstance(source, Learning) else Learning.of_run(source, round, data)
+    learning = source if isinstance(source, Learning) else Learning.of_run(source, round)
     figure = draw(learning)
     content = io.BytesIO()
     figure.savefig(content, format=target.suffix.lower()[1:], dpi=DPI)

@@ -91,7 +91,8 @@ class ComparisonProgress(ProgressDisplay):
 
     def _leave(self, run: Run, how: str) -> None:
         name = str(run)
-        self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
+        if self._rounds[name] < run.rounds:  # it was there already, or broke off
+            self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
         del self.under_way[name]
         self._bar.remove_task(self._tasks[name])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,11 @@ SURPRISES = 1.15
 
 
 def fitting(
-    cells: Sequence[TableCell], hours: float, jobs: int, folder: Path
+    cells: Sequence[TableCell], hours: float, jobs: int, folder: Path, tell: Callable[[str], None] = log.info
 ) -> tuple[list[TableCell], list[TableCell]]:
     """The cells that fit into the hours with so many jobs, in the given order, and those that do not.
 
-    Finished cells cost nothing, and tell what others of their kind cost; of other kinds a trial does.
+    Finished cells cost nothing, and show what others of their kind cost; of other kinds a trial does (`tell` hears it).
     """
     seconds: dict[str, float] = {}
     for cell in cells:
@@ -38,7 +38,7 @@ def fitting(
         if finished(folder / cell.name):
             chosen.append(cell)
             continue
-        cost = cost_of(cell, seconds)
+        cost = cost_of(cell, seconds, tell)
         # A run cannot be cut in two: one job must hold it.
         if cost <= budget and cost <= 3600.0 * hours:
             budget -= cost
@@ -54,7 +54,7 @@ def kind_of(cell: TableCell) -> str:
     return " ".join(str(config.get(key, "")) for key in ("data", "model", "partition", "share", "join", "batch"))
 
 
-def cost_of(cell: TableCell, seconds: dict[str, float]) -> float:
+def cost_of(cell: TableCell, seconds: dict[str, float], tell: Callable[[str], None]) -> float:
     """The seconds of a cell: a trial of its kind, made once, in proportion to what its method has to do.
 
     `seconds` holds the seconds of a unit of work by `kind_of`, and takes in what a trial finds.
@@ -62,6 +62,7 @@ def cost_of(cell: TableCell, seconds: dict[str, float]) -> float:
     kind = kind_of(cell)
     work = expected_seconds(cell.experiment.prepare())
     if kind not in seconds:
+        tell(f"a trial of {TRIAL_ROUNDS} rounds: {cell}")
         seconds[kind] = _trial(cell) / work
     return seconds[kind] * work * SURPRISES
 
@@ -69,7 +70,6 @@ def cost_of(cell: TableCell, seconds: dict[str, float]) -> float:
 def _trial(cell: TableCell) -> float:
     """The seconds of a whole run, from two of its rounds."""
     rounds = cell.experiment.rounds
-    log.info("%s: a trial of %d rounds", cell, TRIAL_ROUNDS)
     trial = replace(cell.experiment, evaluate_every=1, checkpoint_every=0)
     found = trial.run(None, [StopAfter(TRIAL_ROUNDS)]).history.lines
     last: dict[str, float] = found[-1]["seconds"]

@@ -16,6 +16,8 @@ from coterie.errors import CoterieError
 from coterie.experiment.config import Config, complete
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.protocols import find
+from coterie.experiment.settings import Settings
+from coterie.options import option_fields
 from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
 
 PARTITIONS = Path(__file__).parent / "partitions"
@@ -61,9 +63,9 @@ class TableCell:
     @cached_property
     def experiment(self) -> Experiment:
         """The run."""
-        protocol = find(self.column.protocol or self.table.protocol)
-        config, options = protocol.start(self.row.method_name, {**PINNED, **self._given()})
-        config["seed"] = self.seed
+        protocol = self.column.protocol or self.table.protocol
+        config, options = find(protocol).start(self.row.method_name, {**PINNED, **self._given()})
+        config |= {"seed": self.seed, "protocol": protocol}
         if self.amount.rounds is not None:
             config["rounds"] = self.amount.rounds
         if self.amount.share != 1.0:
@@ -89,8 +91,15 @@ class TableCell:
 
     @cached_property
     def digest(self) -> str:
-        """The same for two cells if they are the same run, whatever tables they stand in."""
-        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:12]
+        """The same for two cells if they are the same run, whatever tables they stand in.
+
+        Settings that have their defaults do not enter: otherwise every new one would make all results look stale.
+        """
+        method, rule = type(self.experiment.method), type(self.experiment.partition)
+        usual = {**_defaults(Settings), **_defaults(rule)}
+        told = {key: value for key, value in self.config.items() if key == "method" or value != usual.get(key)}
+        told["set"] = {key: value for key, value in self.config["set"].items() if value != _defaults(method).get(key)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
@@ -105,6 +114,10 @@ class TableCell:
 
     def __str__(self) -> str:
         return f"{self.table.key}, {self.column.key}, {self.row.key}, seed {self.seed}"
+
+
+def _defaults(cls: type) -> dict[str, object]:
+    return {name: item.default for name, item in option_fields(cls).items()}
 
 
 def cells_of(

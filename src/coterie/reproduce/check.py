@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import CoterieError
+from coterie.core.machine import machine
+from coterie.errors import CoterieError, require
 from coterie.reproduce.cells import TableCell, missing
 from coterie.reproduce.paper import find_table
-from coterie.reproduce.store import Record, Results, amount_of, first_numbers, machine, require_results
+from coterie.reproduce.similarities import KEY as SIMILARITIES
+from coterie.reproduce.store import Record, Results, amount_of, first_numbers
 from coterie.rounds.listeners import StopAfter
 
 TOLERANCE = 0.05
@@ -21,7 +23,9 @@ TOLERANCE = 0.05
 def check_results(folder: Path) -> Iterator[str]:
     """Check all results in a folder, a line for each finding; what is wrong is raised."""
     smallest: tuple[float, TableCell, Record] | None = None
-    for path in require_results(folder):
+    tables = sorted(path for path in folder.glob("*.json") if path.stem != SIMILARITIES)
+    require(bool(tables), f"results = {folder}: holds no results")
+    for path in tables:
         results = Results(find_table(path.stem), folder)
         results.require_current()
         yield f"{path.stem}: {len(results.cells)} cells match the table's file"

@@ -123,6 +123,10 @@ def _moments(part: RebuiltColumn) -> Iterator[str]:
     yield ""
     rows = [[row.title, *(number_text(part.ours(row, moment)) for moment in MOMENTS)] for row in part.rows]
     yield from _table(["method", *MOMENTS], rows)
+    leads = [lead for moment in MOMENTS if (lead := part.lead(moment)) is not None]
+    if leads:
+        yield ""
+        yield from _table(["tested alike", "paper", "ours, paired over seeds", "verdict"], list(map(_told, leads)))
 
 
 def _row_notes(table: PaperTable) -> list[str]:

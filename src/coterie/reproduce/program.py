@@ -73,6 +73,7 @@ class _Keeper:
 
 def write_page(table: PaperTable, folder: Path) -> None:
     """Write a table's page and picture from its results."""
+    folder.mkdir(parents=True, exist_ok=True)
     rebuilt = Rebuilt(table, Results(table, folder))
     picture = drawn(rebuilt)
     if picture is not None:

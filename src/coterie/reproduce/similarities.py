@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.machine import machine
 from coterie.data import Dataset, load
 from coterie.experiment.experiment import Experiment
 from coterie.files import write_whole
 from coterie.maths.similarity import class_cosines, cosines
 from coterie.partition import Partition
 from coterie.reproduce.cells import PINNED
-from coterie.reproduce.store import machine
 from coterie.rng import numpy_stream
 
 KEY = "pfedsim-table2"
@@ -61,8 +61,8 @@ def dealt(data: Dataset, seed: int, most: int | None = None) -> Partition:
 def data_similarity(counts: np.ndarray) -> np.ndarray:
     """Eq. (1): of the samples of two clients, the share whose label both hold; of `counts [K, C]`: `[K, K]`.
 
-    >>> data_similarity(np.array([[2, 2, 0], [0, 1, 3]]))[0, 1]
-    0.375
+    >>> data_similarity(np.array([[2, 2, 0], [0, 1, 3]])).tolist()
+    [[1.0, 0.375], [0.375, 1.0]]
     """
     held = counts > 0
     both = (held[:, None] & held[None]).astype(np.int64)  # [K, K, C]

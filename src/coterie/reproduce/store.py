@@ -4,48 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import platform
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coterie.compare.cell import Summary
-from coterie.errors import CoterieError, require
-from coterie.experiment.directory import ROWS, RunDirectory, load_tensors
+from coterie.core.machine import machine
+from coterie.errors import CoterieError
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import ROWS
 from coterie.experiment.reports import Reports
 from coterie.files import require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable, paper_tables
-from coterie.version import VERSION
+from coterie.reproduce.paper import Measure, PaperTable
 
 FORMAT = 1
 Record = dict[str, Any]
 """A finished cell as plain values."""
-
-
-def machine() -> dict[str, str]:
-    """What numbers may depend on besides the configuration.
-
-    >>> sorted(machine())
-    ['capability', 'coterie', 'processor', 'python', 'torch']
-    """
-    return {
-        "coterie": VERSION,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text(encoding="utf-8").splitlines() if described.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or sys.platform
 
 
 def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
@@ -83,7 +58,7 @@ def first_numbers(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _period(directory: Path) -> float | None:
     """For how many rounds classifiers were matched: in each of them every client chose itself (FedReMa)."""
-    chosen = load_tensors(directory / ROWS)[0].get("value.chosen")
+    chosen = RunDirectory(directory).tensors(ROWS)[0].get("value.chosen")
     return None if chosen is None else float(chosen.max())
 
 
@@ -130,7 +105,8 @@ class Results:
             row, column = self.table.row(record["row"]), self.table.column(record["column"])
             cell = TableCell(self.table, row, column, record["seed"], amount_of(record))
             now, then = cell.config, record["config"]
-            changed = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
+            # What is new since has its default now, or the digest would differ.
+            changed = sorted(key for key in then if now.get(key) != then[key])
             if changed or cell.digest != digest:
                 raise CoterieError(
                     f"results = {self.path}: {cell} was run with other settings than the table now has "
@@ -146,10 +122,3 @@ def amount_of(record: Record) -> Amount:
 def _place(table: PaperTable, record: Record) -> tuple[Any, ...]:
     rows, columns = [row.key for row in table.rows], [column.key for column in table.columns]
     return columns.index(record["column"]), rows.index(record["row"]), record["seed"], -(record["rounds"] or 10**9)
-
-
-def require_results(folder: Path) -> list[Path]:
-    """The files of results in a folder, of which there must be some."""
-    found = sorted(path for path in folder.glob("*.json") if path.stem in paper_tables())
-    require(bool(found), f"results = {folder}: holds no results")
-    return found

@@ -113,22 +113,24 @@ class RebuiltColumn:
         """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
         if self.column.measure != "score":
             return []
-        found = [self._lead(), *(self._claim(claim) for claim in self.table.claims)]
+        found = [self.lead(), *(self._claim(claim) for claim in self.table.claims)]
         return [verdict for verdict in found if verdict is not None]
 
-    def _lead(self) -> Verdict | None:
+    def lead(self, moment: str = "") -> Verdict | None:
+        """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
         others = [row for row in self.rows if row.method_name != self.table.proposed and not row.settings]
         if not proposed or not others:
             return None
-        best = max(others, key=lambda row: self.ours(row).mean)
+        best = max(others, key=lambda row: self.ours(row, moment).mean)
         published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
         own = self.paper(proposed[0])
         lead = own[0] - max(published) if own is not None and published else None
-        difference = self.ours(proposed[0]).minus(self.ours(best))
+        difference = self.ours(proposed[0], moment).minus(self.ours(best, moment))
         if difference is None:
             return None
-        text = f"{proposed[0].title} leads (ours: against {best.title})"
+        alike = f", all tested as {moment}" if moment else ""
+        text = f"{proposed[0].title} leads (ours: against {best.title}{alike})"
         return Verdict(text, lead, difference, word_of(difference, lead))
 
     def _claim(self, claim: Claim) -> Verdict | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:
@@ -18,14 +20,18 @@ except ImportError as error:
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.faults import code_of, spoken_fault
+from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Server
+from coterie.deployment.server import Server, fault_of
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
-from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, pack, read_text, unpack
+from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, one_line, pack, read_text, unpack
 from coterie.experiment.directory import LOG
 from coterie.files import log_to
+
+log = logging.getLogger("coterie")
 
 # Flower's kinds of message, each with a handler of ours.
 KIND_OF: dict[Purpose, str] = {"hello": "query.hello", "work": "train", "finish": "train.finish"}
@@ -54,14 +60,26 @@ def from_records(records: RecordDict, most_bytes: int) -> Packed:
         raise RefusedError(f"it holds {total:,} bytes; at most {most_bytes:,} are due")
     buffers = {}
     for kind, array in arrays.items():
-        try:
-            values = array.numpy()
-        except (TypeError, ValueError) as error:
-            raise RefusedError(f"its array '{kind}' cannot be read ({error})") from None
-        if values.dtype != np.uint8 or values.ndim != 1:
-            raise RefusedError(f"its array '{kind}' is {values.dtype} {values.shape}; expected are bytes")
-        buffers[kind] = values.tobytes()
+        buffers[kind] = _plain_bytes(kind, array)
     return Packed(buffers, json)
+
+
+def _plain_bytes(kind: str, array: Array) -> bytes:
+    """The bytes that an array of bytes holds. What its header claims is compared with what is there before it counts:
+    whoever believes it reserves memory for a shape that somebody made up.
+    """
+    try:
+        file = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file, max_header_size=HEADER)
+    except Exception as error:  # headers are parsed as Python literals, with every error that these may have
+        raise RefusedError(f"its array '{kind}' cannot be read ({type(error).__name__})") from None
+    content = array.data[file.tell() :]
+    if dtype != np.uint8 or shape != (len(content),):
+        claimed = f"{dtype} {one_line(shape)}"
+        raise RefusedError(f"its array '{kind}' is {claimed} in {len(content)} bytes; expected are bytes")
+    return content
 
 
 class FlowerTransport:
@@ -99,11 +117,11 @@ class FlowerTransport:
 
     def _content(self, reply: Message) -> Packed | str:
         if reply.has_error():
-            return f"{reply.error.reason or 'an error'} (code {reply.error.code})"
+            return spoken_fault(reply.error.code)
         try:
             return from_records(reply.content, self._most_bytes)
-        except RefusedError as error:
-            return f"its message is refused: {error}"
+        except Exception as error:  # whatever a message does to us is its sender's fault
+            return f"its message is refused: {fault_of(error)}"
 
 
 def server_app(agreement_path: Path) -> ServerApp:
@@ -139,6 +157,14 @@ def client_app(agreement_path: Path) -> ClientApp:
         return Site(agreement, name, data, store)
 
     def answer(message: Message, context: Context, purpose: Purpose) -> Message:
+        try:
+            return honest_answer(message, context, purpose)
+        except Exception as error:
+            # What went wrong may hold names of files and of what is in them: it stays in this site's log.
+            log.exception("%s: %s", purpose, UNANSWERED)
+            return Message(Error(code_of(error)), reply_to=message)
+
+    def honest_answer(message: Message, context: Context, purpose: Purpose) -> Message:
         here = site(context)
         if purpose == "hello":
             reply = pack(Parcel({}, here.hello()))

@@ -32,6 +32,8 @@ HOPELESS = {
     "ca.pem from whoever runs the server, and name the server as in its certificate ('coterie federation keys --host')",
     "Unable to parse the private key": "{key}: is no key that Flower reads; use one of 'coterie federation keys'",
 }
+# What a site's app writes above the text of an error, which it keeps to itself.
+UNANSWERED = "the server was told only that something went wrong"
 # Words in a SuperNode's log that its owner should hear of.
 NEWS = {
     "Receiving: query": "the server asks for this site's name and the size of its data",
@@ -39,6 +41,7 @@ NEWS = {
     "Sending: train message": "training is done, the result is being sent",
     "Receiving: train.finish": "the finished model comes in",
     "Sending: train.finish": "the finished model is kept here",
+    UNANSWERED: "what the server asked for could not be done; the reason is in this site's log",
 }
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 

@@ -71,7 +71,8 @@ class About:
         """An agreement of this site alone, with what prediction depends on; it names nobody else."""
         same = ("model", "shape", "classes", "class_names", "classifier", "stats", "method", "set", "rounds")
         values = {name: getattr(self, name) for name in same}
-        return Agreement.parse(values | {"name": self.federation, "sites": [self.site], "least_sites": 1})
+        # Of names nothing depends; clients of a run may have any.
+        return Agreement.parse(values | {"name": "prediction", "sites": ["site"], "least_sites": 1})
 
     def class_name(self, number: int) -> str:
         """What a class is called: its name, or its number."""

@@ -29,6 +29,7 @@ from coterie.deployment.site import SiteFederation
 from coterie.deployment.sitedata import fitted
 from coterie.deployment.store import FINAL, Store, require_readable
 from coterie.errors import CoterieError, require, unknown
+from coterie.experiment.result import Result
 from coterie.methods.base import Method
 from coterie.models import build
 
@@ -122,6 +123,23 @@ def export_model(site: Store | Path, out: Path) -> About:
     _restore(federation, tensors)
     write_model(Path(out), _named(alone, blueprint, federation), about)
     return about
+
+
+def client_tensors(agreement: Agreement, result: Result, client: int) -> dict[str, Tensor]:
+    """The tensors of the file of a client's model, from a run; `agreement` is of one site alone."""
+    blueprint = agreement.build()
+    return _named(agreement, blueprint, _of_client(agreement, blueprint, result, client))
+
+
+def _of_client(agreement: Agreement, blueprint: Blueprint, result: Result, client: int) -> Federation:
+    """A federation of one client as it is tested at the end of a run."""
+    federation, source = _federation(agreement, blueprint), result.federation
+    for name, row in result.rows(client).items():
+        _fill(federation[name], row)
+    for name, kind in federation.kinds.items():
+        value = source.value_of(name, client)
+        federation.values[name] = value[None] if kind.per_client else value
+    return federation
 
 
 def load_model(path: str | Path) -> nn.Module:
@@ -220,7 +238,7 @@ def _named(agreement: Agreement, blueprint: Blueprint, federation: Federation) -
     federation["model"].copy_row(0, row)
     federation[method.tested].copy_row(0, row)
     tensors = dict(layout.load(copy.deepcopy(blueprint.module), row).state_dict())
-    if _is_plain(method):
+    if is_plain(method):
         return tensors
     model = SiteModel(agreement, blueprint, federation)
     for name in sorted(model.slots_read - {method.tested}):
@@ -231,7 +249,7 @@ def _named(agreement: Agreement, blueprint: Blueprint, federation: Federation) -
     return tensors | {f"value.{name}": federation.value_of(name, 0) for name in sorted(model.values_read)}
 
 
-def _is_plain(method: Method) -> bool:
+def is_plain(method: Method) -> bool:
     """Whether the method predicts what its tested module puts out."""
     return type(method).predict is Method.predict
 
@@ -250,7 +268,7 @@ def _loaded(path: Path) -> tuple[nn.Module, About]:
     _require_fit(path, {name: tensors[name] for name in wanted if name in tensors}, wanted)
     module.load_state_dict({name: tensors.pop(name) for name in wanted}, assign=True)
     agreement = about.agreement()
-    if _is_plain(agreement.kind):
+    if is_plain(agreement.kind):
         _require_fit(path, tensors, {})
         return module.eval(), about
     blueprint = agreement.build()

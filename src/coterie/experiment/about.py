@@ -1,0 +1,96 @@
+"""What describes a run as a whole, for readers who have neither its data nor its machine: `about.json`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from coterie.core.machine import machine
+from coterie.data.fingerprint import fingerprint
+from coterie.experiment.config import Config, complete
+from coterie.experiment.prepared import Prepared
+from coterie.processes import cores
+
+About = dict[str, Any]
+
+FORMAT = 1
+"""The format of `about.json`."""
+
+
+def about_run(prepared: Prepared) -> About:
+    """The run's data, model, clients and settings with the values that they came to; no sample is among it."""
+    layout = prepared.problem_base.layout
+    return {
+        "format": FORMAT,
+        "protocol": prepared.experiment.protocol or None,
+        "data": {**described_data(prepared), "fingerprint": fingerprint(prepared.data)},
+        "model": {
+            "classifier": layout.classifier,
+            "parameters": layout.columns("parameters").size,
+            "feature_width": prepared.feature_width,
+            "skip_single_samples": prepared.problem_base.skip_single_samples,
+        },
+        "clients": described_clients(prepared),
+        "settings": effective(prepared),
+        "sessions": [],
+    }
+
+
+def described_data(prepared: Prepared) -> About:
+    """The data set, as far as models and pictures depend on it."""
+    data, task = prepared.data, prepared.problem_base.task
+    return {
+        "name": data.name,
+        "samples": len(data),
+        "shape": list(data.shape),
+        "whole_numbers": not data.inputs.is_floating_point(),
+        "task": task.described(),
+        "outputs": task.outputs,
+        "class_names": list(data.class_names or map(str, range(data.classes))),
+    }
+
+
+def described_clients(prepared: Prepared) -> list[About]:
+    """Every client of the partition: its name, how many samples it holds, and of the training samples each class."""
+    partition, participants = prepared.partition, set(prepared.participants)
+    return [
+        {
+            "name": name,
+            "takes_part": client in participants,
+            "train": len(partition.train[client]),
+            "validation": len(partition.validation[client]),
+            "test": len(partition.test[client]),
+            "classes": prepared.class_counts[client].tolist(),
+        }
+        for client, name in enumerate(partition.names)
+    ]
+
+
+def effective(prepared: Prepared) -> Config:
+    """Every setting with the value that it has in this run, also where it was left to the run to find one."""
+    experiment, partition, layout = prepared.experiment, prepared.partition, prepared.problem_base.layout
+    config = complete(experiment)
+    split = {part: partition.parameters[part] for part in ("test", "validation") if part in partition.parameters}
+    found = {
+        **split,
+        "classifier": layout.classifier,
+        "stats": layout.stats,
+        "partition_seed": experiment.seed if experiment.partition_seed is None else experiment.partition_seed,
+        "model_seed": experiment.seed if experiment.model_seed is None else experiment.model_seed,
+    }
+    if experiment.engine == "processes":
+        found["workers"] = experiment.workers or cores()
+    return {**config, **found, "set": {**config["set"], **prepared.method.resolved(prepared.bare_federation())}}
+
+
+def session(after: int) -> About:
+    """A process that works on a run: since when, after which round, with which versions, on what."""
+    return {
+        "begun": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "after_round": after,
+        **machine(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+    }

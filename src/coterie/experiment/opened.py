@@ -1,0 +1,208 @@
+"""A run that is opened again: its numbers as tables, its models as modules, whether or not it has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from coterie.core.exchange import Applied
+from coterie.errors import require
+from coterie.experiment.about import About
+from coterie.experiment.config import Config
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.history import History, Line
+from coterie.experiment.kept import LAYOUT, KeptRun
+from coterie.experiment.result import AtMoments, Result, metric_of
+from coterie.experiment.summary import summary_of
+from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
+from coterie.files import silence
+from coterie.partition import Partition
+from coterie.rounds.evaluate import MOMENTS, Moment
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Status = Literal["finished", "stopped", "unfinished"]
+
+
+def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRun:
+    """Open a run that is finished, was stopped or is still going, as it is at this moment.
+
+    A run whose method, model or task was made in Python gives numbers as it is; for its models it needs the
+    `experiment` again. The data set is needed by none but methods that tune before they are tested.
+    """
+    return OpenedRun(RunDirectory.open(Path(path)), experiment)
+
+
+class OpenedRun:
+    """A run as its files tell it.
+
+    `config` repeats it and `about` describes it. Clients count as in the run: those held out are not among them.
+    """
+
+    def __init__(self, kept: KeptRun, experiment: Experiment | None = None) -> None:
+        self._kept, self._experiment = kept, experiment
+        self.path = kept.path
+        self.config: Config = kept.config()
+        self.about: About = kept.about()
+
+    def __repr__(self) -> str:
+        return f"OpenedRun({str(self.path)!r}, {self.status}, round {self.done} of {self.config['rounds']})"
+
+    @property
+    def status(self) -> Status:
+        """How it stands: `stopped` is what a listener stopped, `unfinished` what was killed or is still going."""
+        return "finished" if self._kept.finished else "stopped" if self._kept.stopped else "unfinished"
+
+    @property
+    def done(self) -> int:
+        """How many rounds are over."""
+        return len(self._lines)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds in which it was recorded who learned from whom."""
+        return self._kept.recorded_rounds()
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The final numbers of a run that is finished or was stopped."""
+        return self._kept.summary()
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Who holds which samples."""
+        return self._kept.partition()
+
+    def mixes(self, round: int) -> list[Applied]:
+        """Who learned from whom in a recorded round."""
+        recorded = self.rounds
+        known = f"{recorded[0]} to {recorded[-1]}, {len(recorded)} of them" if recorded else "none"
+        require(round in recorded, f"round = {round}: is not among the rounds that were recorded ({known})")
+        return self._kept.mixes(round)
+
+    @property
+    def history(self) -> DataFrame:
+        """What the run is judged by, a line for each evaluated round and moment: its means and spread over clients.
+
+        `seconds` and `bytes` are those of the whole round, up and down together.
+        """
+        from pandas import DataFrame
+
+        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "seconds", "bytes")
+        return DataFrame(self._moments(), columns=columns)
+
+    def _moments(self) -> Iterator[tuple[Any, ...]]:
+        for line in self._lines:
+            cost = sum(line["seconds"].values()), sum(line["bytes"].values())
+            for moment in MOMENTS:
+                if (found := _at(line, moment)) is not None:
+                    scores = (found[name] for name in ("mean", "weighted", "std", "worst_decile"))
+                    yield line["round"], moment, *scores, *cost
+
+    @property
+    def clients(self) -> DataFrame:
+        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class."""
+        from pandas import DataFrame
+
+        everyone = [one for one in self.about["clients"] if one["takes_part"]]
+        columns = {key: [one[key] for one in everyone] for key in ("name", "train", "validation", "test")}
+        for moment in MOMENTS:
+            newest = self.newest(moment)
+            columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
+        for number, name in enumerate(self.about["data"]["class_names"]):
+            columns[f"class {name}"] = [one["classes"][number] for one in everyone]
+        table = DataFrame(columns)
+        table.index.name = "client"
+        return table
+
+    @property
+    def judged_by(self) -> str:
+        """The name of the metric that the run is judged by."""
+        return str(self.about["data"]["task"]["judged_by"])
+
+    def newest(self, moment: Moment) -> Line | None:
+        """What was last measured at a moment, as `rounds.jsonl` has it: means, and every metric of every client."""
+        return next((found for line in reversed(self._lines) if (found := _at(line, moment)) is not None), None)
+
+    def accuracy(self) -> AtMoments:
+        """Accuracy by moment, by mean, by round, by client, as `Result.accuracy` gives it."""
+        return self.metric("accuracy")
+
+    def metric(self, name: str = "") -> AtMoments:
+        """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
+        return metric_of(self._history, name)
+
+    def summary_so_far(self) -> dict[str, Any]:
+        """The same as the summary, of the rounds that there are; without the numbers that only an end has."""
+        participants = [client for client, one in enumerate(self.about["clients"]) if one["takes_part"]]
+        return summary_of(self._history, self.partition, participants, self.config, {})
+
+    def model(self, client: int) -> nn.Module:
+        """An ordinary module with the weights that the method tests for a client, as received after the last round.
+
+        Of a run that has not ended it is that of the last checkpoint.
+        """
+        return self.result.model(client)
+
+    def predict(self, client: int, inputs: Tensor) -> Tensor:
+        """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
+        shape = tuple(self.about["data"]["shape"])
+        require(
+            tuple(inputs.shape[1:]) == shape,
+            f"inputs: samples have the shape {tuple(inputs.shape[1:])}; the model takes {shape}",
+        )
+        return self.result.predict(client, inputs)
+
+    @property
+    def _history(self) -> History:
+        task = task_of(self.config, self.about["data"], self._experiment, self.path)
+        everyone = [one for one in self.about["clients"] if one["takes_part"]]
+        tested, held = ([one[part] for one in everyone] for part in ("test", "validation"))
+        return History(task, tested, self._lines, held)
+
+    @property
+    def _lines(self) -> list[Line]:
+        return self._kept.lines()
+
+    @property
+    def _ground(self) -> tuple[Config, About, Partition, Experiment | None, Path]:
+        """All that there is to put model and method in place again."""
+        self._require_described("method", "model")
+        config = self.config if self._experiment is not None else self._kept.own_config()
+        return config, self.about, self.partition, self._experiment, self.path
+
+    def _require_described(self, *keys: str) -> None:
+        missing = missing_objects(self.config, keys)
+        require(
+            self._experiment is not None or not missing,
+            f"run = {self.path}: what was made in Python is not kept: {', '.join(missing)}; pass what it was run with: "
+            f"coterie.open_run({str(self.path)!r}, experiment=…)",
+        )
+
+    @cached_property
+    def result(self) -> Result:
+        """The run after the last round that was kept, as if it had just ended there."""
+        prepared = prepared_without_data(*self._ground)
+        federation, (state, texts) = prepared.federation(), self._kept.newest_state()
+        federation.restore(state)
+        federation.round = json.loads(texts[LAYOUT])["round"]
+        if prepared.method.tune(federation):
+            # Clients tune on their own samples: here the data themselves are needed.
+            self._require_described("data")
+            config, _, partition, experiment, _ = self._ground
+            with silence():
+                prepared = experiment_of(config, partition, experiment, with_data=True).prepare()
+        return Result(prepared, federation, self._history, self.summary or {"rounds": self.done})
+
+
+def _at(line: Line, moment: str) -> Line | None:
+    """What was measured at a moment of a round. Where everybody trained, that is what they store."""
+    found: Line | None = line.get(moment) or (line.get("trained") if moment == "stored" else None)
+    return found

@@ -1,0 +1,62 @@
+"""The numbers of a run in one table of plain values: its summary, at its end or before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coterie.core.task import Classification, Task
+from coterie.core.task.base import LOSS
+from coterie.experiment.config import Config
+from coterie.experiment.history import History, plain_number
+from coterie.partition import Partition
+from coterie.registry import short_name
+from coterie.rounds.evaluate import MOMENTS
+
+
+def summary_of(
+    history: History,
+    partition: Partition,
+    participants: Sequence[int],
+    config: Config,
+    quality: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The summary of the rounds so far; `quality` holds the numbers that there are at the end alone."""
+    # A run that was stopped early may not have been evaluated in its last round, or at all.
+    newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
+    names = [partition.names[client] for client in participants]
+    clients = [
+        {
+            "client": name,
+            "size": int(partition.sizes[client]),
+            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
+        }
+        for row, (client, name) in enumerate(zip(participants, names, strict=True))
+    ]
+    return {
+        "method": short_name(config["method"]),
+        "rounds": len(history.lines),
+        "seconds": history.seconds(),
+        **_metrics(history, history.task),
+        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
+        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
+        **quality,
+        "clients": clients,
+        "diverged": history.diverged(dict(enumerate(names))),
+        "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
+        "bytes": history.bytes(),
+        "partition": {
+            "hash": partition.hash,
+            "whole_hash": partition.whole().hash,
+            "notes": list(partition.notes),
+        },
+        "engine": config["engine"],
+        "config": config,
+    }
+
+
+def _metrics(history: History, task: Task) -> dict[str, Any]:
+    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
+    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
+    curves = {name: history.curves(name) for name in names}
+    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}

@@ -1,0 +1,128 @@
+// Who learns from whom: the matrix of a round beside the true overlap, with a slider over the rounds.
+
+const PARTS = 10000;
+
+/** A round's weight that client i gives to client j; none if one of them took no part. */
+function weightOf(track, t, clients, i, j) {
+  const held = track.weights[t];
+  const value = held.length === clients ? held[j] : held[i * clients + j];
+  return value < 0 ? null : value / PARTS;
+}
+
+/** A square of cells in the clients' order; `value(i, j)` gives none for cells without one. */
+function matrix(width, run, { value, most, tell, rowTitle, columnTitle }) {
+  const names = run.order.map((k) => run.clients[k]);
+  const left = nameRoom(names) + 16;
+  const across = Math.min(width - left - 4, 560);
+  const step = across / names.length;
+  const sparse = Math.ceil(13 / step);
+  const below = Math.max(...names.map((name) => shortened(name, 12).length)) * 7 + 30;
+  const svg = canvas(width, across + below + 34);
+  const gap = step > 9 ? 1 : 0;
+  run.order.forEach((i, row) => {
+    if (row % sparse === 0) svg.append(draw('text', { class: 'name', x: left - 6, y: (row + 0.5) * step + 4, 'text-anchor': 'end' }, shortened(run.clients[i], 16)));
+    run.order.forEach((j, column) => {
+      const found = value(i, j);
+      const cell = draw('rect', { x: left + column * step, y: row * step, width: step - gap, height: step - gap, rx: Math.min(step / 8, 3), fill: known(found) ? heatColour(found / (most || 1)) : 'var(--absent)', 'data-cell': `${i},${j}`, 'data-value': known(found) ? found : '' });
+      svg.append(tipped(cell, () => tell(i, j, value(i, j))));
+    });
+    if (row % sparse === 0) columnName(svg, run.clients[i], left + (row + 0.5) * step, across + 6, step * sparse);
+  });
+  svg.append(draw('text', { transform: `translate(11 ${across / 2}) rotate(-90)`, 'text-anchor': 'middle' }, rowTitle));
+  svg.append(draw('text', { x: left + across / 2, y: across + below - 8, 'text-anchor': 'middle' }, columnTitle));
+  const bar = Math.min(across, 220);
+  for (let i = 0; i < 40; i += 1) svg.append(draw('rect', { x: left + (i * bar) / 40, y: across + below + 4, width: bar / 40 + 0.6, height: 9, fill: heatColour(i / 39) }));
+  ['0', (most / 2).toFixed(2), most.toFixed(2)].forEach((text, i) => svg.append(draw('text', { x: left + (bar * i) / 2, y: across + below + 27, 'text-anchor': ['start', 'middle', 'end'][i] }, text)));
+  return svg;
+}
+
+function learning(parent, run) {
+  if (!run.learning.length) {
+    const every = run.config.find(([key]) => key === 'record_every');
+    const why = every && every[1] === '0' ? 'it was not recorded (record_every = 0)' : 'nobody learned from others';
+    parent.append(make('div', { class: 'card' }, `There is no matrix to show: ${why}.`));
+    return;
+  }
+  const clients = run.clients.length;
+  const state = { track: run.learning[0], t: run.learning[0].start };
+  const slider = make('input', { type: 'range', min: 0, 'aria-label': 'round' });
+  const told = make('output');
+  const play = make('button', { type: 'button' }, '▶ play');
+  const choose = make('select', { 'aria-label': 'which weights' }, ...run.learning.map((track, i) => make('option', { value: i }, `${track.group}, into ${track.target}${track.gated ? ' (some elements only)' : ''}`)));
+  parent.append(make('div', { class: 'controls' }, ...(run.learning.length > 1 ? [choose] : []), play, slider, told));
+  const grid = make('div', { class: 'grid' });
+  parent.append(grid);
+
+  let most = 1;
+  const absent = run.learning.some((track) => track.weights.some((one) => one.includes(-1)));
+  const value = (i, j) => weightOf(state.track, state.t, clients, i, j);
+  const round = () => state.track.rounds[state.t];
+  const parts = [
+    figure(grid, {
+      title: 'Who learns from whom: the weights W of the round',
+      legend: absent ? [[areaMark('var(--absent)'), 'took no part']] : [],
+      how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws dark blocks along the diagonal. Colours follow the square root of the weight, on one scale for all rounds.',
+    }, (width) => matrix(width, run, {
+      value, most, rowTitle: 'learns', columnTitle: 'from',
+      tell: (i, j, found) => `client ${run.clients[i]} from client ${run.clients[j]}, round ${round()}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}${run.overlap ? `\ntheir classes overlap by ${(100 * run.overlap[i][j]).toFixed(1)} %` : ''}`,
+    })),
+  ];
+  if (run.overlap) {
+    figure(grid, {
+      title: 'What there is to find: how much clients’ classes overlap',
+      legend: [[areaMark('var(--w2)'), '1: the same shares of classes']],
+      how: 'How to read: the overlap of clients i and j is Σ over classes of min(share at i, share at j), from their training samples: 1 for the same mix, 0 for no class in common. No method sees this matrix; compare it with the weights.',
+    }, (width) => matrix(width, run, {
+      value: (i, j) => run.overlap[i][j], most: 1, rowTitle: 'client', columnTitle: 'client',
+      tell: (i, j, found) => `clients ${run.clients[i]} and ${run.clients[j]} overlap by ${(100 * found).toFixed(1)} %`,
+    }));
+  }
+  parts.push(graph(grid, run, value));
+  if (run.overlap) parts.push(agreementCurve(grid, run, () => state.track, round));
+  else grid.append(make('div', { class: 'card' }, `How much clients’ classes overlap is not known: ${run.why}.`));
+
+  function update() {
+    slider.value = state.t;
+    told.textContent = `round ${round()}`;
+    for (const part of parts) part.redraw();
+  }
+  function begin(track) {
+    Object.assign(state, { track, t: track.start });
+    slider.max = track.rounds.length - 1;
+    most = Math.max(...track.weights.map((one) => one.reduce((a, b) => Math.max(a, b), 0))) / PARTS;
+    slider.disabled = play.disabled = track.rounds.length < 2;
+    slider.title = track.rounds.length < track.recorded ? `${track.rounds.length} of ${track.recorded} recorded rounds are on this page` : '';
+    update();
+  }
+  let timer = null;
+  const stop = () => { clearInterval(timer); timer = null; play.textContent = '▶ play'; };
+  play.addEventListener('click', () => {
+    if (timer !== null) return stop();
+    if (state.t === state.track.rounds.length - 1) state.t = 0;
+    play.textContent = '❚❚ pause';
+    timer = setInterval(() => {
+      if (state.t >= state.track.rounds.length - 1 || !grid.isConnected) return stop();
+      state.t += 1;
+      update();
+    }, Math.max(60, Math.min(400, 12000 / state.track.rounds.length)));
+    return undefined;
+  });
+  slider.addEventListener('input', () => { stop(); state.t = Number(slider.value); update(); });
+  choose.addEventListener('change', () => { stop(); begin(run.learning[Number(choose.value)]); });
+  begin(state.track);
+}
+
+/** How well the weights follow the overlap, over the rounds. */
+function agreementCurve(parent, run, track, round) {
+  return figure(parent, {
+    title: 'How well the weights follow the overlap',
+    legend: [[lineMark('var(--s2)'), 'rank correlation of W with the overlap']],
+    how: 'How to read: Spearman’s rank correlation over all pairs of different clients. 1: whoever is more alike is learned from more; 0: no relation; below 0: the unlike are preferred. Gaps are rounds in which all weights were equal. The dashed line marks the round shown.',
+  }, (width) => {
+    const { rounds, values } = track().agreement;
+    return lines(width, Math.min(Math.max(width * 0.7, 260), 410), {
+      series: [{ label: 'rank correlation', xs: rounds, ys: values, colour: 'var(--s2)' }],
+      y: [Math.min(-0.2, ...values.filter(known)) - 0.02, 1.02], x: extent([...rounds, rounds[0] + 1]), marker: round(), xTitle: 'round', yTitle: 'rank correlation, from −1 to 1', yText: (v) => (known(v) ? String(Number(v.toFixed(2))) : 'all weights equal'),
+    });
+  });
+}

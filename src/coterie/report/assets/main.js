@@ -1,0 +1,73 @@
+// The page: a heading, the comparison if there are several runs, then one run at a time.
+
+const content = JSON.parse(document.getElementById('content').textContent);
+const place = document.getElementById('page');
+
+function schemeSwitch() {
+  const root = document.documentElement;
+  const button = make('button', { type: 'button', id: 'scheme' });
+  const dark = () => (root.dataset.scheme ? root.dataset.scheme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches);
+  const say = () => { button.textContent = dark() ? '☀ light' : '☾ dark'; };
+  button.addEventListener('click', () => { root.dataset.scheme = dark() ? 'light' : 'dark'; say(); });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', say);
+  say();
+  return button;
+}
+function section(parent, title, kind = 'grid') {
+  const grid = make('div', { class: kind });
+  parent.append(make('h2', {}, title), grid);
+  return grid;
+}
+function listed(parent, title, texts, kind = 'card wrong') {
+  if (texts.length) parent.append(make('div', { class: kind }, make('h3', {}, title), make('ul', {}, ...texts.map((text) => make('li', {}, text)))));
+}
+function tiles(parent, run) {
+  const last = (values) => values[values.length - 1];
+  const shown = [];
+  for (const [moment, one] of Object.entries(run.curves)) shown.push([score(run.metric, last(one.mean)), `${run.metric.name} ${moment}, mean of round ${last(one.rounds)} (best ${score(run.metric, one.best)})`]);
+  if (run.curves.received) shown.push([score(run.metric, last(run.curves.received.worst)), 'worst tenth of the clients, received']);
+  if (run.cost.rounds.length) {
+    shown.push([bytes(run.cost.total_bytes), 'up and down, all clients and rounds']);
+    shown.push([seconds(run.cost.total_seconds), `for ${run.cost.rounds.length} rounds`]);
+  }
+  parent.append(make('div', { class: 'tiles' }, ...shown.map(([value, text]) => make('div', { class: 'tile' }, make('b', {}, value), make('span', {}, text)))));
+}
+const table = (rows) => make('table', { class: 'texts' }, make('tbody', {}, ...rows.map((row) => make('tr', {}, ...row.map((text) => make('td', {}, text))))));
+
+function oneRun(parent, run) {
+  const options = run.options.map(([key, value]) => `${key} = ${value}`).join(', ');
+  parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.clients.length} clients`, `seed ${run.seed}`, run.state].join(' · ')));
+  tiles(parent, run);
+  listed(parent, 'What went wrong', run.wrong);
+  if (Object.keys(run.curves).length) runCurves(section(parent, 'Over the rounds', 'grid thirds'), run);
+  else parent.append(make('div', { class: 'card' }, 'No round was tested: there are no curves.'));
+  const people = section(parent, 'The clients');
+  clientRows(people, run);
+  bubbles(people, run);
+  if (run.counts === null) people.append(make('div', { class: 'card' }, `The partition by classes is not shown: ${run.why}.`));
+  parent.append(make('h2', {}, 'Who learns from whom'));
+  learning(parent, run);
+  if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
+  parent.append(make('h2', {}, 'How it was run'));
+  listed(parent, 'Notes on the partition', run.notes, 'card');
+  parent.append(make('details', { class: 'card' }, make('summary', {}, 'Configuration'), make('div', { class: 'columns' }, table([...run.options.map(([key, value]) => [`set.${key}`, value]), ...run.config]))));
+}
+
+place.replaceChildren(make('header', {}, make('div', {}, make('h1', {}, content.title), make('p', { class: 'soft' }, `Coterie ${content.version}`)), schemeSwitch()));
+listed(place, 'Not everything could be shown', content.notes);
+if (content.comparison) {
+  comparisonTable(place, content.comparison);
+  several(section(place, 'The methods compared'), content.comparison);
+  gains(section(place, 'Who gained, who lost'), content.comparison);
+}
+const run = make('section', { id: 'run' });
+if (content.runs.length > 1) {
+  const choose = make('select', { id: 'runs', 'aria-label': 'run' }, ...content.runs.map((one, i) => make('option', { value: i }, `${one.name}: ${one.method}, seed ${one.seed}`)));
+  choose.addEventListener('change', () => { run.replaceChildren(); oneRun(run, content.runs[Number(choose.value)]); });
+  place.append(make('h2', {}, 'One run'), make('div', { class: 'controls' }, choose));
+}
+place.append(run, tip);
+// The first in which clients choose whom to learn from has most to show.
+const first = Math.max(0, content.runs.findIndex((one) => one.learning.some((track) => track.chosen)));
+if (content.runs.length > 1) document.getElementById('runs').value = first;
+oneRun(run, content.runs[first]);

@@ -1,0 +1,76 @@
+// Several runs together: curves of the methods, the table, accuracy against what it cost, who gained and who lost.
+
+function several(parent, comparison) {
+  const { metric, methods } = comparison;
+  const name = capital(metric.name);
+  const look = methods.map((_, i) => ({ colour: seriesColour(i), dash: seriesDash(i) }));
+  const marks = methods.map((one, i) => [lineMark(look[i].colour, look[i].dash), one.title]);
+  const seeds = methods.some((one) => one.seeds.length > 1) ? ' Bands: the standard deviation over the seeds.' : '';
+  const better = metric.higher ? 'Higher' : 'Lower';
+  const panel = (title, moment, what, xTitle, xText, how) => {
+    const there = methods.map((one, i) => [one.curves[moment], i]).filter(([one]) => one && one.rounds.length);
+    if (!there.length) return;
+    const around = (one, sign) => one.mean.map((value, i) => value + sign * (one.std ? one.std[i] : 0));
+    const y = scoreRange(metric, there.flatMap(([one]) => [...around(one, 1), ...around(one, -1)]));
+    figure(parent, { title, legend: marks, how: `How to read: ${how}` }, (width) => lines(width, 300, {
+      series: there.map(([one, i]) => ({
+        label: methods[i].title, xs: one[what], ys: one.mean, ...look[i],
+        bands: one.std && what === 'rounds' ? [[around(one, -1), around(one, 1), 0.16]] : [],
+      })),
+      y, xTitle, xText, yTitle: titled(metric), yText: plainScore(metric),
+    }));
+  };
+  for (const moment of Object.keys(MOMENTS)) {
+    panel(`${name} ${MOMENTS[moment]}`, moment, 'rounds', 'round', undefined, `the mean over clients, averaged over seeds. ${better} is better.${seeds}`);
+  }
+  panel(`${name} as received, against bytes`, 'received', 'bytes', 'bytes up and down so far, all clients', bytes, 'how far a method has come when a network would have carried so much. Further left for the same height is cheaper.');
+  panel(`${name} as received, against seconds`, 'received', 'seconds', 'seconds of computation so far', seconds, 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.');
+}
+
+function comparisonTable(parent, { table }) {
+  const head = make('tr', {}, ...['method', 'seeds', ...table.columns].map((title) => make('th', {}, title)));
+  const rows = table.rows.map((row) => make('tr', {}, ...[row.method, row.seeds, ...row.cells].map((text) => make('td', {}, text))));
+  const notes = [table.note, table.settings].filter(Boolean).map((text) => make('p', { class: 'soft' }, text));
+  parent.append(make('div', { class: 'card' }, make('h3', {}, 'The methods in numbers'), make('div', { class: 'scroll' }, make('table', {}, make('thead', {}, head), make('tbody', {}, ...rows))), make('p', {}), ...notes));
+}
+
+/** Every client a dot: how much better or worse than by training alone. */
+function gains(parent, { gains: found, metric }) {
+  const all = Object.values(found.moments).flat().flatMap((row) => row.gains.map((one) => one.gain));
+  if (!all.length) {
+    parent.append(make('div', { class: 'card' }, `Who gained and who lost by learning from others is not shown: ${found.why}.`));
+    return;
+  }
+  const spread = extent([...all, 0], 0.06);
+  const signed = (value) => `${value > 0 ? '+' : value < 0 ? '−' : ''}${plainScore(metric)(Math.abs(value))}`;
+  for (const [moment, rows] of Object.entries(found.moments)) {
+    if (!rows.length) continue;
+    figure(parent, {
+      title: `Each client against training alone, models as ${moment}`,
+      legend: [[dotMark('var(--s0)'), 'gained'], [dotMark('var(--s1)'), 'lost'], [dotMark('var(--s5)'), 'the same']],
+      how: `How to read: a dot is a client (of one seed): its last ${metric.name} minus what Local gives it on the same samples. Right of the line it gained by learning from others, left of it, it lost. Bars are means. Point at a dot for its name.`,
+    }, (width) => {
+      const row = 74;
+      const height = rows.length * row + 44;
+      const svg = canvas(width, height);
+      const px = (value) => 14 + ((value - spread[0]) / (spread[1] - spread[0])) * (width - 28);
+      for (const at of ticks(spread, Math.max(2, width / 90))) {
+        svg.append(draw('line', { class: at === 0 ? 'axis strong' : 'axis', x1: px(at), x2: px(at), y1: 0, y2: height - 40 }));
+        svg.append(draw('text', { x: px(at), y: height - 24, 'text-anchor': 'middle' }, signed(at)));
+      }
+      svg.append(draw('text', { x: width / 2, y: height - 4, 'text-anchor': 'middle' }, `gain in ${metric.name}${metric.share ? ', percentage points' : ''}`));
+      rows.forEach((one, place) => {
+        const y = place * row;
+        svg.append(draw('text', { class: 'name', x: 4, y: y + 16 }, one.method));
+        svg.append(draw('text', { x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
+        svg.append(draw('line', { x1: px(one.mean), x2: px(one.mean), y1: y + 28, y2: y + 62, stroke: 'var(--ink)', 'stroke-width': 2.5 }));
+        one.gains.forEach((gain, i) => {
+          const colour = gain.gain > 1e-9 ? 'var(--s0)' : gain.gain < -1e-9 ? 'var(--s1)' : 'var(--s5)';
+          const dot = draw('circle', { cx: px(gain.gain), cy: y + 45 + ((i * 7) % 5 - 2) * 5, r: 4.5, fill: colour, 'fill-opacity': 0.75 });
+          svg.append(tipped(dot, () => `client ${gain.client}, seed ${gain.seed}: ${signed(gain.gain)}`));
+        });
+      });
+      return svg;
+    });
+  }
+}

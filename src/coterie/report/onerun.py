@@ -1,0 +1,232 @@
+"""What a report says of one run, as plain values: curves, clients, who learns from whom, costs, what went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coterie.core.exchange import Applied
+from coterie.errors import CoterieError
+from coterie.experiment.history import ACTIVITIES
+from coterie.methods import METHODS
+from coterie.registry import short_name
+from coterie.report.classes import ClassCounts, class_counts
+from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.reading import RunRecord
+from coterie.report.resemblance import agreement, label_overlap
+from coterie.rounds.evaluate import MOMENTS, over_rounds
+
+Content = dict[str, Any]
+
+QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
+# Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
+PARTS, ABSENT = 10_000, -1
+# Entries of all matrices on a page: some 4 bytes each.
+MOST_ENTRIES = 600_000
+
+
+def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
+    """The content of a run's part of the page, with at most so many entries of matrices."""
+    problems = [*run.skipped]
+    try:
+        classes, why_no_classes = class_counts(run), ""
+    except CoterieError as error:
+        classes, why_no_classes = None, str(error)
+    learning = _learning(run, classes, entries, problems)
+    return {
+        "name": run.name,
+        "method": spoken_method(run),
+        "options": [[key, _spoken(value)] for key, value in run.config.get("set", {}).items()],
+        "data": short_name(str(run.config["data"])),
+        "seed": run.config["seed"],
+        "state": run.state,
+        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
+        "clients": list(run.names),
+        "sizes": list(run.sizes),
+        **_class_content(run, classes, why_no_classes),
+        "curves": curves(run),
+        "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
+        "learning": learning,
+        "cost": _cost(run),
+        "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
+        "notes": list(run.partition.notes) if run.partition else [],
+        "wrong": [*problems, *_went_wrong(run)],
+    }
+
+
+def spoken_method(run: RunRecord) -> str:
+    """The method's name as its paper writes it, if it is a known one."""
+    name = str(run.config["method"])
+    return METHODS[name].__name__ if name in METHODS else short_name(name)
+
+
+def rounded(values: Floats | Sequence[float], digits: int = 5) -> list[float | None]:
+    """Numbers short enough for a page; none for what is not finite.
+
+    >>> rounded([0.123456789, float("nan")])
+    [0.12346, None]
+    """
+    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
+
+
+def curves(run: RunRecord) -> Content:
+    """By moment: the rounds, the mean over clients, the worst decile, quantiles over clients, and the best mean."""
+    found: Content = {}
+    for moment in MOMENTS:
+        tests = run.evaluations(moment)
+        if not tests:
+            continue
+        means = [test.mean for test in tests]
+        bands = zip(*(_quantiles(test.judged) for test in tests), strict=True)
+        found[moment] = {
+            "rounds": run.rounds(moment),
+            "mean": rounded(means),
+            "worst": rounded([test.worst_decile for test in tests]),
+            **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
+            "best": rounded([over_rounds(run.scale, means)["best"]])[0],
+        }
+    return found
+
+
+def _quantiles(values: Floats) -> list[float]:
+    known = values[~np.isnan(values)]
+    return np.quantile(known, list(QUANTILES.values())).tolist() if len(known) else [math.nan] * len(QUANTILES)
+
+
+def _class_content(run: RunRecord, classes: ClassCounts | None, why_not: str) -> Content:
+    if classes is None:
+        return {"classes": None, "counts": None, "overlap": None, "order": [*range(len(run.names))], "why": why_not}
+    return {
+        "classes": list(classes.names),
+        "counts": classes.counts.tolist(),
+        "overlap": [rounded(row, 4) for row in label_overlap(classes.counts)],
+        "order": label_order(classes.counts),
+        "why": "",
+    }
+
+
+@dataclass
+class _Track:
+    """The matrices of one group and target over the rounds."""
+
+    group: str
+    target: str
+    gated: bool = False
+    matrices: dict[int, Floats] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
+
+    def content(self, overlap: Floats | None, most: int) -> Content:
+        rounds = list(self.matrices)
+        # The last round in which clients chose whom to learn from; else the last.
+        first_shown = (self.chosen or rounds)[-1]
+        shown = sorted({*_spread(rounds, most), first_shown})
+        return {
+            "group": self.group,
+            "target": self.target,
+            "gated": self.gated,
+            "chosen": bool(self.chosen),
+            "rounds": shown,
+            "recorded": len(rounds),
+            "start": shown.index(first_shown),
+            "weights": [_whole_numbers(self.matrices[round]) for round in shown],
+            "agreement": None
+            if overlap is None
+            else {"rounds": rounds, "values": rounded([agreement(one, overlap) for one in self.matrices.values()], 4)},
+        }
+
+
+def _learning(run: RunRecord, classes: ClassCounts | None, entries: int, problems: list[str]) -> list[Content]:
+    """Who learns from whom, for each group and target; those in which clients choose come first."""
+    clients = len(run.names)
+    overlap = label_overlap(classes.counts) if classes is not None else None
+    tracks: dict[tuple[str, str], _Track] = {}
+    for round, mixes in run.mixes():
+        if isinstance(mixes, str):
+            problems.append(mixes)
+            continue
+        for (group, target), own in _by_target(mixes).items():
+            try:
+                matrix = learning_matrix(own, clients)
+            except (IndexError, ValueError):
+                problems.append(f"{run.name}: the mixes of round {round} are not of its {clients} clients")
+                continue
+            track = tracks.setdefault((group, target), _Track(group, target))
+            track.matrices[round] = matrix
+            track.gated |= any(mix.gated for mix in own)
+            if learn_differently(own):
+                track.chosen.append(round)
+    most = max(entries // max(len(tracks) * clients**2, 1), 2)
+    found = sorted(tracks.values(), key=lambda track: not track.chosen)
+    return [track.content(overlap, most) for track in found]
+
+
+def _by_target(mixes: Sequence[Applied]) -> dict[tuple[str, str], list[Applied]]:
+    found: dict[tuple[str, str], list[Applied]] = {}
+    for mix in mixes:
+        found.setdefault((mix.group, mix.target), []).append(mix)
+    return found
+
+
+def _spread(rounds: Sequence[int], most: int) -> list[int]:
+    """At most so many of the rounds, evenly spread, the first and the last among them.
+
+    >>> _spread([1, 2, 3, 4, 5, 6, 7], 3), _spread([1, 2], 3)
+    ([1, 4, 7], [1, 2])
+    """
+    if len(rounds) <= most:
+        return list(rounds)
+    return [rounds[round(place)] for place in np.linspace(0, len(rounds) - 1, most).tolist()]
+
+
+def _whole_numbers(matrix: Floats) -> list[int]:
+    """A matrix row by row, in PARTS; one row alone where all are alike."""
+    parts = np.where(np.isnan(matrix), ABSENT, np.round(np.nan_to_num(matrix) * PARTS)).astype(int)
+    alike = len(parts) > 1 and bool((parts == parts[:1]).all())
+    found: list[int] = (parts[0] if alike else parts.reshape(-1)).tolist()
+    return found
+
+
+def _cost(run: RunRecord) -> Content:
+    lines = run.history.lines
+    return {
+        "rounds": [line["round"] for line in lines],
+        "bytes": {way: [line["bytes"][way] for line in lines] for way in ("up", "down")},
+        "seconds": {name: rounded([line["seconds"][name] for line in lines], 4) for name in ACTIVITIES},
+        "total_bytes": run.history.bytes()["total"],
+        "total_seconds": round(run.history.seconds()["total"], 2),
+    }
+
+
+def _went_wrong(run: RunRecord) -> Iterator[str]:
+    names, done = dict(enumerate(run.names)), len(run.history.lines)
+    if not done:
+        yield f"{run.name}: no round is recorded; there are no curves"
+    if not run.directory.finished:
+        yield f"{run.name} is {run.state}; 'coterie resume {run.directory.path}' carries it on"
+    for client, rounds in run.history.diverged(names).items():
+        yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
+    for client, rounds in run.history.diverged(names, "tuning_diverged").items():
+        yield f"client {client} was tested untuned in {len(rounds)} of {done} rounds: its tuning diverged"
+    yield from run.warnings()
+
+
+def _spoken_rounds(rounds: Sequence[int]) -> str:
+    """Some rounds in words.
+
+    >>> _spoken_rounds([3]), _spoken_rounds([1, 2, 5, 6, 9])
+    ('round 3', 'rounds 1, 2, 5, … 9')
+    """
+    if len(rounds) == 1:
+        return f"round {rounds[0]}"
+    shown = ", ".join(map(str, rounds[:3])) + (f", … {rounds[-1]}" if len(rounds) > 4 else "")
+    return f"rounds {', '.join(map(str, rounds)) if len(rounds) <= 4 else shown}"
+
+
+def _spoken(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_spoken(one)}" for key, one in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

@@ -1,0 +1,93 @@
+"""The report as one HTML file that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from coterie.errors import CoterieError
+from coterie.files import write_whole
+from coterie.report.onerun import MOST_ENTRIES, Content, run_content
+from coterie.report.reading import RunRecord, read_run, run_folders
+from coterie.report.severalruns import several_content
+from coterie.version import VERSION
+
+ASSETS = files("coterie.report") / "assets"
+# In the order in which they need each other.
+SCRIPTS = ("kit.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
+
+
+def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
+    """Write the report of a run, or of several runs, into an HTML file that opens offline.
+
+    A run is a run directory, finished or not; a folder of runs stands for all of them. What cannot be read is named
+    on the page.
+    """
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    target = Path(out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, page(report_content([Path(path) for path in paths])).encode())
+    return target
+
+
+def report_content(paths: Sequence[Path]) -> Content:
+    """All that a page shows, as plain values; `notes` name what is not shown. An error if nothing can be."""
+    found: list[RunRecord] = []
+    notes: list[str] = []
+    for path in dict.fromkeys(folder for given in paths for folder in run_folders(given)):
+        try:
+            found.append(read_run(path))
+        except (CoterieError, OSError) as error:
+            notes.append(str(error))
+    if not found:
+        raise CoterieError("; ".join(notes) or "run: name at least one run directory")
+    contents = [run_content(run, MOST_ENTRIES // len(found)) for run in found]
+    notes += [note for run in found for note in run.skipped]
+    comparison, left_out = several_content(found) if len(found) > 1 else (None, [])
+    first = contents[0]
+    several = f"{len(found)} runs on {first['data']}"
+    return {
+        "title": several if len(found) > 1 else f"{first['method']} on {first['data']}",
+        "version": VERSION,
+        "runs": contents,
+        "comparison": comparison,
+        "notes": [*notes, *left_out],
+    }
+
+
+def page(content: Content) -> str:
+    """The page of a content. Its own style and script are the only ones that a browser will run."""
+    style = _asset("style.css")
+    script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(f"{content['title']} – Coterie"),
+        policy=f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:",
+        style=style,
+        script=script,
+        data=embedded(content),
+    )
+
+
+def embedded(content: Content) -> str:
+    """A content as JSON that no text in it can break out of: letters that HTML minds are written as numbers.
+
+    >>> embedded({"name": "</script>"})
+    '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    """How a page's policy names one script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,227 @@
+"""A run directory as a report reads it: whatever is whole in it, and in words what is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from coterie.core.exchange import Applied
+from coterie.core.scale import ACCURACY, Scale, judged_scale
+from coterie.core.task import TASKS, Classification
+from coterie.errors import CoterieError, require
+from coterie.experiment.config import Config
+from coterie.experiment.directory import LOG, RunDirectory
+from coterie.experiment.history import History, Line, numbers
+from coterie.experiment.kept import CONFIG, ROUNDS
+from coterie.partition import Partition
+from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
+
+WARNING = re.compile(r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$")
+# What the lines of the rounds tell better.
+TOLD_BY_ROUNDS = re.compile(r"^round \d+: client ")
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """What a run left: its configuration, its rounds, its partition; `skipped` says what could not be read.
+
+    `participants` are the clients of the partition that are not held out, `names` and `sizes` theirs. Without the
+    partition, names are numbers and there are no sizes.
+    """
+
+    directory: RunDirectory
+    config: Config
+    partition: Partition | None
+    participants: tuple[int, ...]
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    scale: Scale
+    history: History
+    state: str
+    skipped: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.directory.path.resolve().name
+
+    def rounds(self, moment: Moment) -> list[int]:
+        """The rounds in which clients were tested at a moment."""
+        return [line["round"] for line in self.history.lines if moment in line]
+
+    def scores(self, moment: Moment) -> Floats:
+        """What the run is judged by, at a moment: `[rounds, K]`."""
+        found = [numbers(line[moment][self.scale.name]) for line in self.history.lines if moment in line]
+        return np.stack(found) if found else np.empty((0, len(self.names)))
+
+    def evaluations(self, moment: Moment) -> list[Evaluation]:
+        """The same, round by round."""
+        sizes = np.array(self.history.test_sizes, np.int64)
+        return [Evaluation(self.scale, {self.scale.name: values}, sizes) for values in self.scores(moment)]
+
+    def mixes(self) -> Iterator[tuple[int, list[Applied] | str]]:
+        """Who learned from whom, by round; in words why not, where a record cannot be read."""
+        for round in self.directory.recorded_rounds():
+            try:
+                yield round, self.directory.mixes(round)
+            except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                yield round, f"{self.name}: who learned from whom in round {round} cannot be read ({error})"
+
+    def warnings(self) -> list[str]:
+        """What the log warns of, each once, without what the rounds tell."""
+        path = self.directory.path / LOG
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        said = (match[1] for line in text.splitlines() if (match := WARNING.match(line)))
+        return list(dict.fromkeys(line for line in said if not TOLD_BY_ROUNDS.match(line)))
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The runs that a path means: itself, or those right below it, such as a comparison's."""
+    if (path / CONFIG).is_file() or not path.is_dir():
+        return [path]
+    return sorted(folder for folder in path.iterdir() if (folder / CONFIG).is_file()) or [path]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run, finished or not; an error if the directory holds none."""
+    directory = RunDirectory.open(path)
+    config, skipped = directory.config(), list[str]()
+    name = path.resolve().name
+    missing = [key for key in ("method", "data", "rounds", "seed") if key not in config]
+    require(not missing, f"run = {path}: its {CONFIG} lacks {', '.join(missing)}")
+    try:
+        partition = directory.partition()
+    except CoterieError as error:
+        partition = None
+        skipped.append(f"{name}: its partition cannot be read ({error}); clients have numbers for names")
+    summary = _summary(directory, name, skipped)
+    lines = _lines(directory, name, skipped)
+    scale = _scale(summary, lines)
+    everybody, held_out = (partition.clients, partition.held_out) if partition else (_clients(lines), ())
+    participants = tuple(client for client in range(everybody) if client not in held_out)
+    whole = list(_whole(lines, scale, len(participants), name, skipped))
+    return RunRecord(
+        directory,
+        config,
+        partition,
+        participants,
+        names=tuple(partition.names[client] if partition else str(client) for client in participants),
+        sizes=tuple(int(partition.sizes[client]) for client in participants) if partition else (),
+        scale=scale,
+        # Sums of bytes and seconds alone are asked of it, which are the same for every task.
+        history=History(Classification(), [len(partition.test[k]) if partition else 1 for k in participants], whole),
+        state=_state(directory, config, summary, len(whole)),
+        skipped=tuple(skipped),
+    )
+
+
+def _summary(directory: RunDirectory, name: str, skipped: list[str]) -> dict[str, Any]:
+    if not directory.finished and not directory.stopped:
+        return {}
+    try:
+        found = json.loads(directory.summary_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        skipped.append(f"{name}: its summary cannot be read; the numbers are those of its rounds")
+        return {}
+    return found
+
+
+def _lines(directory: RunDirectory, name: str, skipped: list[str]) -> list[tuple[int, Line]]:
+    """The lines of the rounds that are JSON, each with its number in the file."""
+    path = directory.path / ROUNDS
+    if not path.is_file():
+        skipped.append(f"{name}: {ROUNDS} is missing; there are no rounds to show")
+        return []
+    texts = path.read_bytes().split(b"\n")
+    found: list[tuple[int, Line]] = []
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            found.append((number, line))
+        elif number == len(texts):
+            skipped.append(f"{name}: {ROUNDS} ends within line {number}: the run was killed while it wrote")
+        else:
+            skipped.append(f"{name}: line {number} of {ROUNDS} is damaged and was skipped")
+    return found
+
+
+def _scale(summary: dict[str, Any], lines: Sequence[tuple[int, Line]]) -> Scale:
+    """The metric that the run is judged by: the summary's, or that of the first task whose metric was measured."""
+    if summary:
+        return judged_scale(summary)
+    measured: Line = next(
+        (line[moment] for _, line in lines for moment in MOMENTS if isinstance(line.get(moment), dict)), {}
+    )
+    usual = (TASKS[name]().primary.scale for name in ("classification", "regression"))
+    return next((scale for scale in usual if scale.name in measured), ACCURACY)
+
+
+def _clients(lines: Sequence[tuple[int, Line]]) -> int:
+    """The number of clients that the first test counts."""
+    found = (line.get("received") for _, line in lines)
+    tested = next((measured for measured in found if isinstance(measured, dict)), {})
+    return max((len(values) for values in tested.values() if isinstance(values, list)), default=0)
+
+
+def _whole(
+    lines: Sequence[tuple[int, Line]], scale: Scale, clients: int, name: str, skipped: list[str]
+) -> Iterator[Line]:
+    """The lines that hold what a line must."""
+    last = 0
+    for number, line in lines:
+        fault = _fault(line, scale, clients, last)
+        if fault:
+            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({fault})")
+        else:
+            last = line["round"]
+            yield line
+
+
+def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
+    """What is wrong with a line; empty if nothing is.
+
+    >>> seconds, sums = {"train": 1, "exchange": 0, "evaluate": 0}, {"up": 0, "down": 0}
+    >>> line = {"round": 2, "cohort": [0], "diverged": [], "seconds": seconds, "bytes": sums}
+    >>> _fault(line, ACCURACY, clients=1, last=1)
+    ''
+    >>> _fault(line | {"received": {"accuracy": [0.5, 0.5]}}, ACCURACY, clients=1, last=1)
+    'received: not a number for each of the 1 clients'
+    """
+    if not isinstance(line.get("round"), int) or line["round"] <= last:
+        return f"its round is {line.get('round')!r}, after round {last}"
+    for part, keys in (("seconds", ("train", "exchange", "evaluate")), ("bytes", ("up", "down"))):
+        held = line.get(part)
+        if not isinstance(held, dict) or not all(isinstance(held.get(key), int | float) for key in keys):
+            return f"{part}: not a number for each of {', '.join(keys)}"
+    for part in ("cohort", "diverged"):
+        if not isinstance(line.get(part), list) or not all(k in range(clients) for k in line[part]):
+            return f"{part}: not a list of clients"
+    for moment in MOMENTS:
+        if moment in line:
+            values = line[moment].get(scale.name) if isinstance(line[moment], dict) else None
+            known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
+            if not known or len(values or ()) != clients:
+                return f"{moment}: not a number for each of the {clients} clients"
+    return ""
+
+
+def _state(directory: RunDirectory, config: Config, summary: dict[str, Any], done: int) -> str:
+    if directory.finished:
+        return f"finished: {done} rounds"
+    if directory.stopped:
+        return f"stopped after round {done} of {config['rounds']}: {summary.get('stopped', 'no reason is known')}"
+    return f"not finished: {done} of {config['rounds']} rounds"

@@ -1,0 +1,132 @@
+"""The page in a real browser: it draws without complaint, asks for nothing, and its controls do what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Tab, browser
+from report_tools import CLIENTS, content_of, small_run
+
+from coterie.experiment.experiment import Experiment
+from coterie.partition import Partition, Pathological
+from coterie.report import report
+from coterie.report.onerun import PARTS
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium), and there is none"),
+]
+CELLS = "[...document.querySelectorAll('#run figure')].find((one) => one.textContent.includes('weights W'))"
+VALUES = f"[...{CELLS}.querySelectorAll('rect[data-cell]')].map((cell) => [cell.dataset.cell, cell.dataset.value])"
+GROUND = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    small_run(folder / "runs" / "fedrema")
+    small_run(folder / "runs" / "local", "local")
+    report(folder / "runs" / "fedrema", folder / "one.html")
+    report(folder / "runs", folder / "several.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+def opened(tab: Tab, page: Path) -> None:
+    """Open a page, which must ask for itself alone, and complain of nothing."""
+    tab.open(page)
+    assert tab.requests() == [page.resolve().as_uri()]
+    assert tab.complaints() == []
+
+
+def turn(tab: Tab, control: str, event: str, value: int) -> None:
+    """What a visitor does with a control."""
+    found = f"document.querySelector('{control}')"
+    tab.ask(f"Object.assign({found}, {{ value: {value} }}).dispatchEvent(new Event('{event}'))")
+
+
+def shown_weights(tab: Tab) -> dict[str, float]:
+    return {cell: float(value) for cell, value in tab.ask(VALUES) if value}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_figure_is_drawn_at_any_width(tab: Tab, pages: Path, width: int) -> None:
+    tab.resize(width, 900)
+    for name, figures in (("one.html", 10), ("several.html", 16)):
+        opened(tab, pages / name)
+        assert tab.ask("document.querySelectorAll('figure').length") == figures
+        assert tab.ask("[...document.querySelectorAll('figure')].every((one) => one.querySelector('.plot svg'))")
+        # A title, a sentence on how to read it, and nothing that is no number.
+        assert tab.ask("[...document.querySelectorAll('figure')].every((one) => one.querySelector('h3').textContent)")
+        captions = tab.ask("[...document.querySelectorAll('figcaption')].map((one) => one.textContent)")
+        assert all(caption.startswith("How to read: ") for caption in captions)
+        drawn = tab.ask("document.getElementById('page').innerHTML")
+        assert "NaN" not in drawn
+        assert "undefined" not in drawn
+        assert tab.ask("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_slider_changes_the_matrix_and_play_moves_it(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "one.html")
+    track = content_of((pages / "one.html").read_text(encoding="utf-8"))["runs"][0]["learning"][0]
+    assert track["weights"][0] != track["weights"][-1]
+    for place in (0, len(track["rounds"]) - 1):
+        turn(tab, "input[type=range]", "input", place)
+        weights = track["weights"][place]
+        rows = weights * CLIENTS if len(weights) == CLIENTS else weights
+        assert shown_weights(tab) == {
+            f"{i},{j}": pytest.approx(rows[i * CLIENTS + j] / PARTS) for i in range(CLIENTS) for j in range(CLIENTS)
+        }
+        assert tab.ask("document.querySelector('output').textContent") == f"round {track['rounds'][place]}"
+    # Play begins again at the first round, and stops at the last.
+    tab.ask("document.querySelector('.controls button').click()")
+    ended = "document.querySelector('.controls button').textContent.includes('play')"
+    assert not tab.ask(ended)
+    tab.ask(f"new Promise((done) => {{ const wait = () => {ended} ? done(1) : setTimeout(wait, 20); wait(); }})")
+    assert tab.ask("document.querySelector('output').textContent") == f"round {track['rounds'][-1]}"
+    assert tab.complaints() == []
+
+
+def test_another_run_and_another_group_can_be_chosen(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "several.html")
+    before = shown_weights(tab)
+    turn(tab, "#run select", "change", 1)
+    assert shown_weights(tab) != before
+    turn(tab, "#runs", "change", 1)
+    assert "nobody learned from others" in tab.ask("document.getElementById('run').textContent")
+    assert tab.complaints() == []
+
+
+def test_both_colour_schemes(tab: Tab, pages: Path) -> None:
+    grounds = {}
+    for scheme in ("light", "dark"):
+        tab.prefer(scheme)
+        opened(tab, pages / "one.html")
+        grounds[scheme] = tab.ask(GROUND)
+    assert grounds["light"] != grounds["dark"]
+    tab.ask("document.getElementById('scheme').click()")
+    assert tab.ask(GROUND) == grounds["light"]
+    tab.ask("document.getElementById('scheme').click()")
+    assert tab.ask(GROUND) == grounds["dark"]
+
+
+def test_texts_of_a_run_stay_texts(tab: Tab, tmp_path: Path) -> None:
+    evil = "</script><script>window.sprung = 1</script><img src=x onerror='window.sprung = 2'>"
+    drawn = Pathological(clients=4)(Experiment().prepare().data, seed=0)
+    named = Partition(drawn.train, drawn.test, names=(evil, "b", "c", "d"), notes=(evil,))
+    Experiment("fedavg", partition=named, rounds=1, epochs=1, threads=1).run(tmp_path / "run")
+    counts = [[3, 1], [1, 3], [2, 2], [4, 0]]
+    (tmp_path / "run" / "about.json").write_text(json.dumps({"class_counts": counts, "class_names": [evil, "x"]}))
+    opened(tab, report(tmp_path / "run", tmp_path / "report.html"))
+    assert tab.ask("window.sprung") is None
+    assert tab.ask("document.querySelectorAll('img').length") == 0
+    assert evil in tab.ask("document.getElementById('run').textContent")

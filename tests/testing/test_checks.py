@@ -80,10 +80,20 @@ class Spreading(ct.Method):
         yield ct.Mix((apart / apart).double())
 
 
+@dataclass(frozen=True)
+class Halving(ct.Method):
+    """Mixes in the first half of the rounds, and does not say how many these are."""
+
+    def exchange(self, uploads: ct.Uploads) -> Iterable[Action]:
+        if uploads.federation.round <= uploads.federation.rounds / 2:
+            yield ct.Mix(by_size(uploads))
+
+
 BROKEN: dict[type[ct.Method], str] = {
     Peeking: "travel",
     ByPosition: "relabelling",
     Remembering: "resumption",
+    Halving: "extension",
     Spreading: "sound",
 }
 

@@ -341,6 +341,18 @@ def export(
 
 
 @app.command(group=LOOK)
+def pack(
+    *runs: Annotated[Path, Parameter(help="The directories of the runs.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The .zip file to write; it must be new.", group=OUTPUT)],
+    models: Annotated[bool, Parameter(help="Pack the clients' models too.", negative=(), group=OUTPUT)] = False,
+) -> None:
+    """Put runs into one file, to be looked at elsewhere: numbers, partition and who learned from whom."""
+    from coterie.cli.pack import pack_command
+
+    pack_command(runs, out, models)
+
+
+@app.command(group=LOOK)
 def predict(
     model: Annotated[
         Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")

@@ -12,5 +12,6 @@ def picture_command(path: Path, round: int | None, out: Path | None) -> None:
     """Draw the picture and say where it is."""
     require_matplotlib()
     learning = Learning.of_run(path, round)
-    target = picture(learning, path / f"picture-round-{learning.round}.png" if out is None else out)
+    folder = path if path.is_dir() else Path()  # into a packed run nothing is written
+    target = picture(learning, folder / f"picture-round-{learning.round}.png" if out is None else out)
     print_result(f"The picture of round {learning.round} is kept in {target}")

@@ -83,6 +83,8 @@ class KeptRun(ABC):
         """What describes the run as a whole."""
         found = self._json(ABOUT)
         require_format(f"run = {self.path}: {ABOUT}", found.get("format"), ABOUT_FORMAT, "run it again")
+        lacking = {"protocol", "data", "model", "clients", "settings", "sessions"} - found.keys()
+        require(not lacking, f"run = {self.path}: {ABOUT} is damaged (it lacks {', '.join(sorted(lacking))})")
         return found
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
 from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
 from coterie.experiment.kept import LAYOUT, KeptRun
+from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Result, metric_of
 from coterie.experiment.summary import summary_of
 from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
@@ -34,10 +35,18 @@ Status = Literal["finished", "stopped", "unfinished"]
 def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRun:
     """Open a run that is finished, was stopped or is still going, as it is at this moment.
 
+    `path` is its directory, or a file that `coterie pack` wrote (`FILE.zip`; if it holds several, `FILE.zip/NAME`).
     A run whose method, model or task was made in Python gives numbers as it is; for its models it needs the
     `experiment` again. The data set is needed by none but methods that tune before they are tested.
     """
-    return OpenedRun(RunDirectory.open(Path(path)), experiment)
+    return OpenedRun(kept_run(Path(path)), experiment)
+
+
+def kept_run(path: Path) -> KeptRun:
+    """The files of a run: a directory, a packed run `FILE.zip`, or one of several, `FILE.zip/NAME`."""
+    if path.is_file():
+        return PackedRun.open(path)
+    return PackedRun.open(path.parent, path.name) if path.parent.is_file() else RunDirectory.open(path)
 
 
 class OpenedRun:
@@ -147,7 +156,7 @@ class OpenedRun:
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
 
-        Of a run that has not ended it is that of the last checkpoint.
+        Of a run that has not ended it is that of the last checkpoint, as it was when models were first asked for.
         """
         return self.result.model(client)
 
@@ -191,8 +200,12 @@ class OpenedRun:
         """The run after the last round that was kept, as if it had just ended there."""
         prepared = prepared_without_data(*self._ground)
         federation, (state, texts) = prepared.federation(), self._kept.newest_state()
-        federation.restore(state)
-        federation.round = json.loads(texts[LAYOUT])["round"]
+        try:
+            federation.restore(state)
+            federation.round = int(json.loads(texts[LAYOUT])["round"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise CoterieError(f"run = {self.path}: its rows are damaged, or not this run's ({reason})") from None
         if prepared.method.tune(federation):
             # Clients tune on their own samples: here the data themselves are needed.
             self._require_described("data")

@@ -15,7 +15,8 @@ from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About, described_clients, described_data
 from coterie.experiment.config import Config, complete
-from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import KeptRun
+from coterie.experiment.opened import kept_run
 from coterie.experiment.prepared import Prepared
 from coterie.files import write_whole
 from coterie.methods import METHODS
@@ -71,8 +72,8 @@ class Learning:
 
     @classmethod
     def of_run(cls, run: str | Path, round: int | None = None) -> Learning:
-        """From a run directory: a recorded round; by default the last in which clients chose whom to learn from."""
-        directory = RunDirectory.open(Path(run))
+        """From a run that is kept: a recorded round; by default the last in which clients chose whom to learn from."""
+        directory = kept_run(Path(run))
         config = directory.config()
         chosen = _recorded_round(directory, config, round)
         about = directory.about()
@@ -195,7 +196,7 @@ def draw(learning: Learning) -> Figure:
     return figure
 
 
-def _recorded_round(directory: RunDirectory, config: Config, round: int | None) -> int:
+def _recorded_round(directory: KeptRun, config: Config, round: int | None) -> int:
     recorded = directory.recorded_rounds()
     if not recorded:
         reason = "record_every = 0" if config["record_every"] == 0 else "nobody has learned from others"

@@ -149,6 +149,21 @@ def check_resumption(method: Method) -> None:
         _expect(same, f"round {line['round']} is recorded otherwise after a resumption")
 
 
+def check_extension(method: Method) -> None:
+    """A run that gets more rounds ends like one that planned them, unless `resolved` says that their number counts."""
+    short, longer = (toy_experiment(method, "norm", join=JOIN, rounds=rounds) for rounds in (2, 5))
+    planned, more = (method.resolved(one.prepare().bare_federation()) for one in (short, longer))
+    if planned != more:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        short.run(Path(folder) / "run")
+        extended = resume(Path(folder) / "run", experiment=short, rounds=longer.rounds)
+    state = dict(longer.run().federation.state())
+    for name, tensor in extended.federation.state():
+        same = torch.equal(tensor.nan_to_num(), state[name].nan_to_num())
+        _expect(same, f"'{name}' depends on how many rounds were planned, of which `resolved` says nothing")
+
+
 def check_evaluation(method: Method) -> None:
     """Testing changes nothing."""
     often = toy_experiment(method, "norm", join=JOIN).run()
@@ -220,6 +235,7 @@ METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
     "sound": check_sound,
     "relabelling": check_relabelling,
     "resumption": check_resumption,
+    "extension": check_extension,
     "evaluation": check_evaluation,
     "newcomers": check_newcomers,
     "divergence": check_divergence,

@@ -22,7 +22,6 @@ from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 # Gains smaller than this are none.
 SAME = 1e-9
 LOCAL = "local"
-GAIN_MOMENTS: tuple[Moment, ...] = ("received", "trained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +201,7 @@ def _gains(found: Sequence[Contender]) -> Content:
     }
     if not alone:
         return {"moments": {}, "why": "no run of local training (coterie run local) is among the runs"}
-    moments = {moment: [row for one in found if (row := _gain_row(one, alone, moment))] for moment in GAIN_MOMENTS}
+    moments = {moment: [row for one in found if (row := _gain_row(one, alone, moment))] for moment in MOMENTS}
     if not any(moments.values()):
         return {"moments": {}, "why": "no run shares its seed and partition with a run of local training"}
     return {"moments": moments, "why": ""}
@@ -227,7 +226,7 @@ def _client_gains(run: RunRecord, alone: Mapping[tuple[int, str], RunRecord], mo
     if run.partition is None:
         return []
     local = alone.get((_seed(run), run.partition.whole().hash))
-    if local is None or local.names != run.names:
+    if local is None or local.names != run.names or not (run.rounds(moment) and local.rounds(moment)):
         return []
     ours, theirs = run.scores(moment)[-1], local.scores(moment)[-1]
     gain = ours - theirs if run.scale.higher_is_better else theirs - ours

@@ -8,6 +8,8 @@ from typing import Any
 from coterie.compare.grid import Grid
 from coterie.report.written import as_csv, as_latex, as_markdown
 
+COLUMNS = ("received.mean.best", "bytes")
+
 
 def summary_of(accuracy: float | None) -> dict[str, Any]:
     return {
@@ -18,7 +20,7 @@ def summary_of(accuracy: float | None) -> dict[str, Any]:
 
 def grid_of(**accuracies: list[float | None]) -> Grid:
     rows = {name: {seed: summary_of(one) for seed, one in enumerate(each)} for name, each in accuracies.items()}
-    return Grid(rows, ("received.mean.best", "bytes"))
+    return Grid(rows, COLUMNS)
 
 
 CLEAR = grid_of(good_one=[0.9, 0.91, 0.92], bad=[0.1, 0.2, 0.3])
@@ -47,3 +49,14 @@ def test_csv_has_all_digits_and_leaves_out_what_is_no_number() -> None:
     assert float(rows[0]["received_mean_best"]) == 1 / 3
     assert rows[0]["received_mean_best_std"] == rows[1]["received_mean_best"] == ""
     assert "–" in as_markdown(third)
+
+
+def test_only_seeds_that_two_methods_share_are_compared() -> None:
+    rows = {"a": [0.9, 0.9, 0.9, 0.0], "b": [0.1, 0.2, 0.3]}
+    grid = Grid(
+        {name: {seed: summary_of(one) for seed, one in enumerate(each)} for name, each in rows.items()}, COLUMNS
+    )
+    assert grid.winner("received_mean_best") == "a"
+    assert grid.note().endswith("Methods ran with different seeds; those that two share count.")
+    apart = Grid({"a": {0: summary_of(0.9)}, "b": {1: summary_of(0.1)}}, COLUMNS)
+    assert apart.winner("received_mean_best") is None

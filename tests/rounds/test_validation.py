@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.listening import power_cut
 
+from coterie import open_run
 from coterie.core.task import Classification
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, as_line
@@ -149,3 +150,12 @@ def test_the_summary_tells_how_many_samples_and_who_else_uses_them() -> None:
         reading = result.accuracy().received.mean["by_validation"]
         rounds = [line["validation"]["received"]["mean"] for line in result.history.lines]
         assert reading == pytest.approx(result.history.lines[int(np.argmax(rounds))]["received"]["mean"])
+
+
+def test_a_run_that_is_opened_again_has_the_same_readings(tmp_path: Path) -> None:
+    result = Experiment("fedper", validation=0.2, rounds=3, epochs=1, threads=1, join=0.5).run(tmp_path / "run")
+    opened = open_run(tmp_path / "run").accuracy()
+    for moment in ("received", "trained", "stored"):
+        ours, theirs = getattr(opened, moment), getattr(result.accuracy(), moment)
+        assert (ours.mean, ours.weighted) == (theirs.mean, theirs.weighted)
+        assert "by_validation" in ours.weighted

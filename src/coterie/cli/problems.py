@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cyclopts import (
     CoercionError,
@@ -73,12 +74,15 @@ def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
 
 def _option_of_a_method(given: str, words: Sequence[str]) -> str | None:
     """The way out if an unknown option is one of a method that the command line names."""
-    from coterie.cli.entries import OWN  # loads methods, which only a mistake needs
+    named = [word for before, word in pairwise(words) if not word.startswith("-") and not before.startswith("-")]
+    if not named:
+        return None
+    from coterie.cli.entries import OWN  # loads methods and PyTorch: for those alone who named a method
     from coterie.methods import METHODS
     from coterie.options import option_fields
 
     name = _plain(given.split("=")[0])
-    for word in words:
+    for word in named:
         found = OWN.fullmatch(word)
         method = METHODS.spelt(word if found is None else found["method"])
         if method in METHODS and name in option_fields(METHODS[method]):

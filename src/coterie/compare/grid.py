@@ -66,6 +66,10 @@ class Grid:
 
     def note(self, mark: str = "*") -> str:
         """What a mark in the table means, or why there is none."""
+        same = len({frozenset(runs) for runs in self.rows.values()}) == 1
+        return self._winners(mark) + ("" if same else " Methods ran with different seeds; those that two share count.")
+
+    def _winners(self, mark: str) -> str:
         if len(self.rows) < 2:
             return "No winner is marked: there is only one method."
         if max(map(len, self.rows.values())) < ENOUGH_SEEDS:

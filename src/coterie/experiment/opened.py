@@ -172,7 +172,9 @@ class OpenedRun:
     @property
     def _history(self) -> History:
         task = task_of(self.config, self.about["data"], self._experiment, self.path)
-        return History(task, [one["test"] for one in self.about["clients"] if one["takes_part"]], self._lines)
+        everyone = [one for one in self.about["clients"] if one["takes_part"]]
+        tested, held = ([one[part] for one in everyone] for part in ("test", "validation"))
+        return History(task, tested, self._lines, held)
 
     @property
     def _lines(self) -> list[Line]:

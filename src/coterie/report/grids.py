@@ -55,10 +55,9 @@ def grid_table(grid: Grid, columns: Sequence[Column]) -> Table:
 
 def grid_lines(grid: Grid, mark: str = "*") -> Iterator[str]:
     """What the numbers of a table are, and who wins: that is marked by a star unless told otherwise."""
-    seeds, each = ", ".join(map(str, grid.seeds)), {tuple(sorted(runs)) for runs in grid.rows.values()}
+    seeds = ", ".join(map(str, grid.seeds))
     spread = f"mean {plus_minus()} standard deviation over seeds" if len(grid.seeds) > 1 else "seed"
-    some = "" if len(each) == 1 else " (not every row has all of them)"
-    yield f"{grid.scale.title}: {spread} {seeds}{some}. {grid.note(mark)}"
+    yield f"{grid.scale.title}: {spread} {seeds}. {grid.note(mark)}"
 
 
 def _title(column: Column) -> str:

@@ -103,7 +103,7 @@ def test_damaged_files_cost_their_own_figures_alone(run: Path) -> None:
     (run / "partition.safetensors").write_bytes(b"nothing")
     without = run_content(read_run(run))
     assert without["clients"] == [str(client) for client in range(CLIENTS)]
-    assert (without["counts"], without["sizes"]) == (None, [])
+    assert (without["counts"], without["sizes"]) == (shown["counts"], [])
     assert without["curves"] == shown["curves"]
 
 
@@ -149,7 +149,7 @@ def test_what_holds_no_run_is_named_and_the_rest_is_shown(run: Path, tmp_path: P
     assert [note.partition(": ")[2] for note in content["notes"]] == ["holds no run (config.toml is missing)"] * 2
     with pytest.raises(CoterieError, match="empty: holds no run"):
         report_content([tmp_path / "empty"])
-    (run / "config.toml").write_text("format = 1\n")
+    (run / "config.toml").write_text("format = 2\n")
     with pytest.raises(CoterieError, match=r"its config.toml lacks method, data, rounds, seed"):
         report_content([run])
     (run / "config.toml").write_text("format = [")

@@ -11,7 +11,9 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Seed, Seeds, Sets, Texts
+from coterie.cli.exporting import export, pack
 from coterie.cli.federation import federation
+from coterie.cli.lists import datasets, methods, models, partitions, protocols
 from coterie.cli.problems import FailureError, InterruptionError, one_line
 from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
 from coterie.errors import CoterieError
@@ -320,38 +322,6 @@ def report(
 
 
 @app.command(group=LOOK)
-def export(
-    run: Annotated[Path, Parameter(help="The directory of a run.")],
-    /,
-    *,
-    client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
-    format: Annotated[
-        str, Parameter(help="safetensors (for 'coterie predict'), pt2 or onnx (programs).", group=OUTPUT)
-    ] = "safetensors",
-    out: Annotated[
-        Path | None,
-        Parameter(help="The file to write; it must be new.", show_default="RUN-client-N.FORMAT", group=OUTPUT),
-    ] = None,
-) -> None:
-    """Write the model that a client has got from a run as one file."""
-    from coterie.cli.export import export_command
-
-    export_command(run, client, format, out)
-
-
-@app.command(group=LOOK)
-def pack(
-    *runs: Annotated[Path, Parameter(help="The directories of the runs.")],
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The .zip file to write; it must be new.", group=OUTPUT)],
-    models: Annotated[bool, Parameter(help="Pack the clients' models too.", negative=(), group=OUTPUT)] = False,
-) -> None:
-    """Put runs into one file, to be looked at elsewhere: numbers, partition and who learned from whom."""
-    from coterie.cli.pack import pack_command
-
-    pack_command(runs, out, models)
-
-
-@app.command(group=LOOK)
 def predict(
     model: Annotated[
         Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")
@@ -371,58 +341,8 @@ def predict(
     predict_command(model, data, label, out)
 
 
-def _list(kind: str) -> None:
-    from coterie.cli.listing import listing, problems
-    from coterie.report.terminal import print_result
-
-    print_result(listing(kind))
-    for problem in problems(kind):
-        print(f"coterie: warning: {problem}", file=sys.stderr)
-
-
-@app.command(group=LOOK)
-def methods(
-    name: Annotated[str | None, Parameter(help="A method to tell all about.", show_default=False)] = None, /
-) -> None:
-    """List the methods: what is personal, what travels, what it costs, the paper; or all about one method."""
-    if name is None:
-        _list("methods")
-        return
-    from coterie.cli.listing import method_details
-
-    print(method_details(name))
-
-
-@app.command(group=LOOK)
-def protocols(
-    name: Annotated[str | None, Parameter(help="A protocol to tell all about.", show_default=False)] = None, /
-) -> None:
-    """List the papers' protocols, for --protocol; or one's settings, with what its paper does not state."""
-    if name is None:
-        _list("protocols")
-        return
-    from coterie.cli.listing import protocol_details
-    from coterie.report.terminal import print_result
-
-    print_result(*protocol_details(name))
-
-
-@app.command(group=LOOK)
-def datasets() -> None:
-    """List the data sets known by name."""
-    _list("datasets")
-
-
-@app.command(group=LOOK)
-def models() -> None:
-    """List the models."""
-    _list("models")
-
-
-@app.command(group=LOOK)
-def partitions() -> None:
-    """List the partition rules, with their options and defaults."""
-    _list("partitions")
+for _command in (export, pack, methods, protocols, datasets, models, partitions):
+    app.command(_command, group=LOOK)
 
 
 @app.command(group=ABOUT)

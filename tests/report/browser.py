@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE
+from support import PATIENCE, eventually
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -40,8 +40,12 @@ class Tab:
 
     def open(self, page: Path) -> None:
         """Open a file and wait until it is loaded and its figures are drawn."""
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        """The same for an address."""
         self.events.clear()
-        self._call("Page.navigate", url=page.resolve().as_uri())
+        self._call("Page.navigate", url=address)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._receive()
         # Figures are drawn when the browser has laid them out.
@@ -52,6 +56,10 @@ class Tab:
         answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def until(self, condition: str) -> None:
+        """Wait until a JavaScript expression holds."""
+        assert eventually(lambda: bool(self.ask(f"Boolean({condition})"))), condition
 
     def requests(self) -> list[str]:
         """The addresses that the page asked for."""

@@ -14,6 +14,7 @@ from report_tools import CLIENTS, lines_of, small_run
 from scipy.stats import spearmanr
 
 from coterie.errors import CoterieError
+from coterie.experiment.config import FORMAT
 from coterie.partition import Iid
 from coterie.report.onerun import run_content
 from coterie.report.page import page, report_content
@@ -149,7 +150,7 @@ def test_what_holds_no_run_is_named_and_the_rest_is_shown(run: Path, tmp_path: P
     assert [note.partition(": ")[2] for note in content["notes"]] == ["holds no run (config.toml is missing)"] * 2
     with pytest.raises(CoterieError, match="empty: holds no run"):
         report_content([tmp_path / "empty"])
-    (run / "config.toml").write_text("format = 2\n")
+    (run / "config.toml").write_text(f"format = {FORMAT}\n")
     with pytest.raises(CoterieError, match=r"its config.toml lacks method, data, rounds, seed"):
         report_content([run])
     (run / "config.toml").write_text("format = [")

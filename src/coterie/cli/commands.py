@@ -24,10 +24,9 @@ from coterie.experiment.protocols import find
 from coterie.experiment.resume import resume
 from coterie.methods import METHODS, Method
 from coterie.registry import short_name
+from coterie.report.grids import print_grid
 from coterie.report.terminal import (
     ComparisonProgress,
-    grid_lines,
-    grid_table,
     metric_table,
     print_result,
     summary_lines,
@@ -117,13 +116,8 @@ def print_comparison(comparison: Comparison, out: Path | None, json: bool, proto
     if json:
         print(json_format.dumps(comparison.as_dict(), indent=2))
         return
-    print_result(grid_table(comparison.grid), "", *grid_lines(comparison.grid))
-    if protocol:
-        print_result(paper_line(protocol, comparison.grid))
-    if comparison.settings_note():
-        print_result(comparison.settings_note())
-    if out is not None:
-        print_result(f"The runs are kept in {out}")
+    paper = paper_line(protocol, comparison.grid) if protocol else ""
+    print_grid(comparison.grid, paper, comparison.settings_note(), "" if out is None else f"The runs are kept in {out}")
 
 
 def paper_line(protocol: str, grid: Grid) -> str:

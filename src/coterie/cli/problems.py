@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from cyclopts import (
     CoercionError,
@@ -29,8 +30,8 @@ class FailureError(Exception):
     """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
 
 
-def one_line(error: Exception) -> str:
-    """What to print for an error.
+def one_line(error: Exception, words: Sequence[str] = ()) -> str:
+    """What to print for an error; `words` are those of the command line.
 
     >>> one_line(CoterieError("alpha = 0: must be greater than 0"))
     'alpha = 0: must be greater than 0'
@@ -38,7 +39,7 @@ def one_line(error: Exception) -> str:
     'runs: Permission denied'
     """
     if isinstance(error, CycloptsError):
-        text = _parsing(error)
+        text = _parsing(error, words)
     elif isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     else:
@@ -46,7 +47,7 @@ def one_line(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def _parsing(error: CycloptsError) -> str:
+def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
     command = " ".join(error.command_chain or ())
     manual = f"'coterie {command} --help' lists them" if command else "see 'coterie --help'"
     match error:
@@ -55,7 +56,8 @@ def _parsing(error: CycloptsError) -> str:
         case CoercionError(token=token) if token is not None and token.keyword:
             return f"{_plain(token.keyword)} = '{token.value}': must be true or false"
         case UnknownOptionError(token=token):
-            return _unknown_option(token.keyword or token.value, error, manual)
+            given = token.keyword or token.value
+            return _option_of_a_method(given, words) or _unknown_option(given, error, manual)
         case UnknownCommandError(unused_tokens=[first, *_]) if error.app is not None:
             return str(unknown("command", first, [name for name in error.app if not name.startswith("-")]))
         case MissingArgumentError(argument=argument) if argument is not None:
@@ -67,6 +69,31 @@ def _parsing(error: CycloptsError) -> str:
             return f"{token.keyword} is given twice"
     error.verbose = False
     return str(error)
+
+
+def _option_of_a_method(given: str, words: Sequence[str]) -> str | None:
+    """The way out if an unknown option is one of a method that the command line names."""
+    from coterie.cli.entries import OWN  # loads methods, which only a mistake needs
+    from coterie.methods import METHODS
+    from coterie.options import option_fields
+
+    name = _plain(given.split("=")[0])
+    for word in words:
+        found = OWN.fullmatch(word)
+        method = METHODS.spelt(word if found is None else found["method"])
+        if method in METHODS and name in option_fields(METHODS[method]):
+            return f"'{name}' is an option of {method}: use --set {name}={_value_of(given, words)}"
+    return None
+
+
+def _value_of(given: str, words: Sequence[str]) -> str:
+    """The value that an option was given; VALUE if it was given none."""
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == given.split("=")[0]:
+            following = words[place + 1] if place + 1 < len(words) else "--"
+            return value if equals else "VALUE" if following.startswith("--") else following
+    return "VALUE"
 
 
 def _unknown_option(given: str, error: UnknownOptionError, manual: str) -> str:

@@ -10,7 +10,8 @@ from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
 from coterie.compare.kept import KeptTable, kept_tables, keys_of
 from coterie.errors import CoterieError, unknown
-from coterie.report.terminal import grid_lines, grid_table, print_result
+from coterie.report.grids import grid_lines, print_grid
+from coterie.report.terminal import print_result
 from coterie.report.written import as_csv, as_latex, as_markdown
 
 FORMATS = ("text", "md", "latex", "csv")
@@ -39,13 +40,13 @@ def table_command(paths: Sequence[Path], format: str, columns: Sequence[str]) ->
 
 
 def _print(title: str, grid: Grid, table: KeptTable, format: str) -> None:
-    notes = [
-        *grid_lines(grid, "*" if format == "text" else "Bold:"),
-        *([note] if (note := settings_note(table.configs)) else []),
-    ]
+    different = settings_note(table.configs)
     if format == "text":
-        print_result(title, "", grid_table(grid), "", *notes)
-    elif format == "md":
+        print_result(title, "")
+        print_grid(grid, different)
+        return
+    notes = [*grid_lines(grid, "Bold:"), *([different] if different else [])]
+    if format == "md":
         print_result(f"**{title}**", "", as_markdown(grid), "", *notes)
     else:
         print_result(f"% {title}", as_latex(grid), *(f"% {note}" for note in notes))

@@ -23,7 +23,7 @@ from coterie.registry import short_name
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class TabledRun:
     """A finished run in a directory."""
 
     path: Path
@@ -47,7 +47,7 @@ class KeptTable:
 
     shared: Config
     partitions: dict[int, str] = field(default_factory=dict)
-    runs: dict[str, dict[int, KeptRun]] = field(default_factory=dict)
+    runs: dict[str, dict[int, TabledRun]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -89,7 +89,7 @@ def _below(path: Path) -> list[Path]:
     return [run for run in found if TUNING not in run.relative_to(path).parts]
 
 
-def read_run(path: Path) -> KeptRun:
+def read_run(path: Path) -> TabledRun:
     """A finished run; an error says in a few words what is wrong with another."""
     try:
         run = RunDirectory.open(path)
@@ -105,19 +105,19 @@ def read_run(path: Path) -> KeptRun:
         if isinstance(error, CoterieError):
             raise
         raise CoterieError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-    return KeptRun(path, config, summary)
+    return TabledRun(path, config, summary)
 
 
 def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
     """The tables that some runs make, and what was left out, a line each."""
-    runs: list[KeptRun] = []
+    runs: list[TabledRun] = []
     left_out: list[str] = []
     for path in run_directories(paths):
         try:
             runs.append(read_run(path))
         except CoterieError as error:
             left_out.append(str(error))
-    tables: list[tuple[KeptTable, list[KeptRun]]] = []
+    tables: list[tuple[KeptTable, list[TabledRun]]] = []
     for run in runs:
         _table_for(run, tables)[1].append(run)
     for table, own in tables:
@@ -125,7 +125,7 @@ def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
     return [table for table, _ in tables], left_out
 
 
-def _table_for(run: KeptRun, tables: list[tuple[KeptTable, list[KeptRun]]]) -> tuple[KeptTable, list[KeptRun]]:
+def _table_for(run: TabledRun, tables: list[tuple[KeptTable, list[TabledRun]]]) -> tuple[KeptTable, list[TabledRun]]:
     """The table of the run's data and partition; a new one if there is none, or if its partition is another."""
     shared, digest = shared_settings(run.config), whole_hash(run.summary)
     for table, own in tables:
@@ -135,9 +135,9 @@ def _table_for(run: KeptRun, tables: list[tuple[KeptTable, list[KeptRun]]]) -> t
     return tables[-1]
 
 
-def _fill(table: KeptTable, runs: Sequence[KeptRun]) -> Iterator[str]:
+def _fill(table: KeptTable, runs: Sequence[TabledRun]) -> Iterator[str]:
     """Put runs into rows: one for each configuration without seed. Gives what is left out since it is there already."""
-    groups: dict[str, list[KeptRun]] = {}
+    groups: dict[str, list[TabledRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.without_seed, sort_keys=True), []).append(run)
     names = row_names([own[0].without_seed for own in groups.values()])

@@ -29,7 +29,7 @@ from coterie.experiment.kept import (
     ROWS,
     STOPPED,
     SUMMARY,
-    RunFiles,
+    KeptRun,
     Tensors,
     mixes_name,
 )
@@ -60,7 +60,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
-class RunDirectory(RunFiles):
+class RunDirectory(KeptRun):
     """A directory that holds one run."""
 
     @classmethod

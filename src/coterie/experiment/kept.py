@@ -36,7 +36,7 @@ Tensors = tuple[dict[str, Tensor], dict[str, str]]
 """Tensors by name, and texts by name."""
 
 
-class RunFiles(ABC):
+class KeptRun(ABC):
     """The files of one run, by name."""
 
     def __init__(self, path: Path) -> None:

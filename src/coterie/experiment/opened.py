@@ -17,7 +17,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
-from coterie.experiment.kept import LAYOUT, RunFiles
+from coterie.experiment.kept import LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Result, metric_of
 from coterie.experiment.summary import summary_of
@@ -42,7 +42,7 @@ def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRu
     return OpenedRun(kept_run(Path(path)), experiment)
 
 
-def kept_run(path: Path) -> RunFiles:
+def kept_run(path: Path) -> KeptRun:
     """The files of a run: a directory, a packed run `FILE.zip`, or one of several, `FILE.zip/NAME`."""
     if path.is_file():
         return PackedRun.open(path)
@@ -55,7 +55,7 @@ class OpenedRun:
     `config` repeats it and `about` describes it. Clients count as in the run: those held out are not among them.
     """
 
-    def __init__(self, kept: RunFiles, experiment: Experiment | None = None) -> None:
+    def __init__(self, kept: KeptRun, experiment: Experiment | None = None) -> None:
         self._kept, self._experiment = kept, experiment
         self.path = kept.path
         self.config: Config = kept.config()

@@ -22,7 +22,7 @@ from coterie.experiment.kept import (
     ROWS,
     STOPPED,
     SUMMARY,
-    RunFiles,
+    KeptRun,
     Tensors,
 )
 from coterie.files import safetensors_texts
@@ -69,7 +69,7 @@ def _files(run: RunDirectory, models: bool) -> Iterator[str]:
     yield from sorted(f"{MIXES}/{name}" for name in run.names(MIXES) if name.endswith(".safetensors"))
 
 
-class PackedRun(RunFiles):
+class PackedRun(KeptRun):
     """One of the runs in a .zip. Members are read by the names that a run's files have, into memory alone."""
 
     def __init__(self, archive: Path, name: str) -> None:

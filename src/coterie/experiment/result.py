@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AtMoment:
-    """A metric at one moment: `mean` and `weighted` hold `best`, `last` and `last5`; `by_client [K]` is the last."""
+    """A metric at one moment: `mean` and `weighted` hold `best`, `last` and `last5`; `by_client [K]` is the last.
+
+    With validation samples, they hold `by_validation` too.
+    """
 
     mean: dict[str, float]
     weighted: dict[str, float]
@@ -38,7 +41,9 @@ class AtMoment:
 
     def __str__(self) -> str:
         last, best, last5 = (number_text(self.mean[at]) for at in ("last", "best", "last5"))
-        return f"mean {last} (best {best}, last five {last5})"
+        chosen = self.mean.get("by_validation")
+        by_validation = "" if chosen is None else f", best by validation {number_text(chosen)}"
+        return f"mean {last} (best {best}, last five {last5}{by_validation})"
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class _Track:
             "rounds": shown,
             "recorded": len(rounds),
             "start": shown.index(first_shown),
-            "weights": [_whole_numbers(self.matrices[round]) for round in shown],
+            "weights": [whole_numbers(self.matrices[round]) for round in shown],
             "agreement": None
             if overlap is None
             else {"rounds": rounds, "values": rounded([agreement(one, overlap) for one in self.matrices.values()], 4)},
@@ -182,7 +182,7 @@ def _spread(rounds: Sequence[int], most: int) -> list[int]:
     return [rounds[round(place)] for place in np.linspace(0, len(rounds) - 1, most).tolist()]
 
 
-def _whole_numbers(matrix: Floats) -> list[int]:
+def whole_numbers(matrix: Floats) -> list[int]:
     """A matrix row by row, in PARTS; one row alone where all are alike."""
     parts = np.where(np.isnan(matrix), ABSENT, np.round(np.nan_to_num(matrix) * PARTS)).astype(int)
     alike = len(parts) > 1 and bool((parts == parts[:1]).all())

@@ -20,7 +20,7 @@ from coterie.version import VERSION
 
 ASSETS = files("coterie.report") / "assets"
 # In the order in which they need each other.
-SCRIPTS = ("kit.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
+SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
 
 
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
@@ -61,13 +61,14 @@ def report_content(paths: Sequence[Path]) -> Content:
     }
 
 
-def page(content: Content) -> str:
-    """The page of a content. Its own style and script are the only ones that a browser will run."""
+def page(content: Content, scripts: Sequence[str] = SCRIPTS, more_policy: str = "") -> str:
+    """The page of a content. Its own style and scripts are the only ones that a browser will run."""
     style = _asset("style.css")
-    script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, scripts)) + "})();\n"
+    own = f"script-src {_digest(script)}; style-src {_digest(style)}"
     return Template(_asset("page.html")).substitute(
         title=html.escape(f"{content['title']} – Coterie"),
-        policy=f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:",
+        policy=f"default-src 'none'; {own}{more_policy}",
         style=style,
         script=script,
         data=embedded(content),

@@ -15,7 +15,7 @@ from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About, described_clients, described_data
 from coterie.experiment.config import Config, complete
-from coterie.experiment.kept import RunFiles
+from coterie.experiment.kept import KeptRun
 from coterie.experiment.opened import kept_run
 from coterie.experiment.prepared import Prepared
 from coterie.files import write_whole
@@ -196,7 +196,7 @@ def draw(learning: Learning) -> Figure:
     return figure
 
 
-def _recorded_round(directory: RunFiles, config: Config, round: int | None) -> int:
+def _recorded_round(directory: KeptRun, config: Config, round: int | None) -> int:
     recorded = directory.recorded_rounds()
     if not recorded:
         reason = "record_every = 0" if config["record_every"] == 0 else "nobody has learned from others"

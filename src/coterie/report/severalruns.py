@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from coterie.compare.cell import HOW, Summary
-from coterie.compare.table import Comparison
+from coterie.compare.differing import settings_note
+from coterie.compare.grid import Grid
 from coterie.experiment.config import PLUGINS
+from coterie.report.grids import cell_text
 from coterie.report.onerun import Content, rounded, spoken_method
 from coterie.report.reading import RunRecord
-from coterie.report.terminal import cell_text
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 
 # Gains smaller than this are none.
 SAME = 1e-9
 LOCAL = "local"
-GAIN_MOMENTS: tuple[Moment, ...] = ("received", "trained")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,26 +170,24 @@ def _summary(run: RunRecord) -> Summary:
 
 
 def _table(found: Sequence[Contender]) -> Content:
-    """The comparison's table, as `coterie compare` prints it; a winner is marked where all have the same seeds."""
-    summaries = {one.title: [_summary(run) for run in one.runs] for one in found}
-    fair = len({one.seeds for one in found}) == 1
-    whole = Comparison(found[0].seeds, summaries)
-    rows = []
-    for one in found:
-        own = whole if fair else Comparison(one.seeds, {one.title: summaries[one.title]})
-        rows.append(
-            {
-                "method": one.title,
-                "seeds": ", ".join(map(str, one.seeds)),
-                "cells": [cell_text(own.grid, one.title, column).strip() for column in own.columns.values()],
-            }
-        )
+    """The comparison's table, as `coterie compare` prints it; methods are compared by the seeds they share."""
+    grid = Grid(
+        {one.title: {seed: _summary(run) for seed, run in zip(one.seeds, one.runs, strict=True)} for one in found}
+    )
+    rows = [
+        {
+            "method": one.title,
+            "seeds": ", ".join(map(str, one.seeds)),
+            "cells": [cell_text(grid, one.title, column).strip() for column in grid.columns.values()],
+        }
+        for one in found
+    ]
     units = {"share": ", %", "bytes": "", "number": "", "seconds": ", s"}
     return {
-        "columns": [column.title + units[column.unit] for column in whole.columns.values()],
+        "columns": [column.title + units[column.unit] for column in grid.columns.values()],
         "rows": rows,
-        "note": whole.note() if fair else "No winner is marked: the methods ran with different seeds.",
-        "settings": whole.settings_note(),
+        "note": grid.note(),
+        "settings": settings_note({one.title: one.runs[0].config for one in found}),
     }
 
 
@@ -203,7 +201,7 @@ def _gains(found: Sequence[Contender]) -> Content:
     }
     if not alone:
         return {"moments": {}, "why": "no run of local training (coterie run local) is among the runs"}
-    moments = {moment: [row for one in found if (row := _gain_row(one, alone, moment))] for moment in GAIN_MOMENTS}
+    moments = {moment: [row for one in found if (row := _gain_row(one, alone, moment))] for moment in MOMENTS}
     if not any(moments.values()):
         return {"moments": {}, "why": "no run shares its seed and partition with a run of local training"}
     return {"moments": moments, "why": ""}
@@ -228,7 +226,7 @@ def _client_gains(run: RunRecord, alone: Mapping[tuple[int, str], RunRecord], mo
     if run.partition is None:
         return []
     local = alone.get((_seed(run), run.partition.whole().hash))
-    if local is None or local.names != run.names:
+    if local is None or local.names != run.names or not (run.rounds(moment) and local.rounds(moment)):
         return []
     ours, theirs = run.scores(moment)[-1], local.scores(moment)[-1]
     gain = ours - theirs if run.scale.higher_is_better else theirs - ours

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,22 +12,24 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
-from coterie.core.number import Number
-from coterie.core.scale import NO_NUMBER, judged_scale, number_text
+from coterie.core.scale import judged_scale, number_text
 from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
-    from coterie.compare.columns import Column
-    from coterie.compare.grid import Grid
     from coterie.compare.pool import Run
 
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
 
 
+def result_console() -> Console:
+    """Where results go: a terminal has a width, files and pipes have none."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
+
+
 def print_result(*parts: Table | str) -> None:
     """Tables and lines on stdout; on a terminal tables keep to its width, elsewhere lines end where their text does."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
+    console = result_console()
     for part in parts:
         if isinstance(part, str):
             print(part)
@@ -154,51 +155,6 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
     seconds = sum(summary["seconds"]["per_round"].values())
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
-
-
-def grid_table(grid: Grid) -> Table:
-    """Rows and columns, mean ± standard deviation over seeds, winners marked by a star."""
-    # Narrow columns: one word of the title a line.
-    titles = [_title(column) for column in grid.columns.values()]
-    table = plain_table("method", *titles, right=range(1, len(titles) + 1))
-    for row in grid.rows:
-        table.add_row(Text(row), *(cell_text(grid, row, column) for column in grid.columns.values()))
-    return table
-
-
-def grid_lines(grid: Grid, mark: str = "*") -> Iterator[str]:
-    """What the numbers of a table are, and who wins: that is marked by a star unless told otherwise."""
-    seeds, each = ", ".join(map(str, grid.seeds)), {tuple(sorted(runs)) for runs in grid.rows.values()}
-    spread = "mean ± standard deviation over seeds" if len(grid.seeds) > 1 else "seed"
-    some = "" if len(each) == 1 else " (not every row has all of them)"
-    yield f"{grid.scale.title}: {spread} {seeds}{some}. {grid.note(mark)}"
-
-
-def _title(column: Column) -> str:
-    words = column.title.split()
-    return "\n".join([*words, "%"] if column.unit == "share" else words)
-
-
-def cell_text(grid: Grid, row: str, column: Column) -> str:
-    """A cell of the table: the mean over seeds, with its spread and its mark, if it has them."""
-    winner = grid.winner(column.key)
-    # In a column with a star, a space takes its place, so that the numbers stand below each other.
-    mark = "" if winner is None else "*" if winner == row else " "
-    return f"{mean_and_spread(grid.number(row, column.key), column)}{mark}"
-
-
-def mean_and_spread(number: Number, column: Column) -> str:
-    """A number of a column for people: shares in per cent, with ± where several seeds have a spread to tell."""
-    mean, std = number.mean, number.std
-    if math.isnan(mean):
-        return NO_NUMBER
-    if column.unit == "bytes":
-        return spoken_bytes(mean)
-    if column.unit == "seconds":
-        return f"{mean:.2f}"
-    if column.unit == "share":
-        return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f}±{100 * std:.1f}"
-    return number_text(mean) if std is None else f"{number_text(mean)}±{number_text(std)}"
 
 
 def spoken_bytes(count: float) -> str:

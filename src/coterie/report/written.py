@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from coterie.compare.columns import Column
 from coterie.compare.grid import Grid
-from coterie.report.terminal import mean_and_spread
+from coterie.report.grids import mean_and_spread
 
 
 def as_markdown(grid: Grid) -> str:

@@ -109,7 +109,7 @@ function bubbles(parent, run) {
 /** A name below a column: across if there is room, else upright. */
 function columnName(svg, name, x, y, room) {
   const text = shortened(name, 12);
-  const upright = text.length * 7 > room;
+  const upright = text.length * 7 + 5 > room;
   const attributes = upright ? { x: 0, y: 0, 'text-anchor': 'end', transform: `translate(${x + 4} ${y}) rotate(-90)` } : { x, y: y + 8, 'text-anchor': 'middle' };
   svg.append(draw('text', { class: 'name', ...attributes }, text));
 }

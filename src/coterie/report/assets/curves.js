@@ -95,17 +95,16 @@ function stacked(width, height, { rounds, layers, yTitle, yText, told }) {
   return svg;
 }
 function costs(parent, run) {
-  const { rounds } = run.cost;
-  const kinds = [
-    ['Bytes per round', 'bytes', 'bytes, all clients of the round', run.cost.bytes, bytes, bytes(run.cost.total_bytes), 'What a network would carry: the clients’ uploads, and what the server sends them.'],
-    ['Seconds per round, by activity', 'seconds', 'seconds', run.cost.seconds, seconds, seconds(run.cost.total_seconds), 'Measured on the machine of the run, on which clients may have trained one after the other.'],
-  ];
-  for (const [title, , yTitle, parts, text, total, how] of kinds) {
-    const layers = Object.entries(parts).map(([label, values], i) => ({ label, values, colour: seriesColour([0, 4, 5][i]) }));
-    figure(parent, {
-      title: `${title}: ${total} in all`,
-      legend: layers.map((one) => [areaMark(one.colour, 0.85), one.label]),
-      how: `How to read: the height is the round’s sum. ${how}`,
-    }, (width) => stacked(width, 230, { rounds, layers, yTitle, yText: text, told: text }));
-  }
+  const { rounds, bytes: sent, seconds: taken, total_bytes: allBytes, total_seconds: allSeconds } = run.cost;
+  const colours = [0, 4, 5].map(seriesColour);
+  const panel = (title, parts, yTitle, text, how) => {
+    const layers = Object.entries(parts).map(([label, values], i) => ({ label, values, colour: colours[i] }));
+    figure(parent, { title, legend: layers.map((one) => [areaMark(one.colour, 0.85), one.label]), how: `How to read: the height is the round’s sum. ${how}` },
+      (width) => stacked(width, 230, { rounds, layers, yTitle, yText: text, told: text }));
+  };
+  if (allBytes) panel(`Bytes per round: ${bytes(allBytes)} in all`, sent, 'bytes, all clients of the round', bytes, 'What a network would carry: the clients’ uploads, and what the server sends them.');
+  else parent.append(make('div', { class: 'card' }, 'Nothing travelled: there are no bytes to show.'));
+  const [unit, size] = timeUnit(Math.max(...rounds.map((_, i) => Object.values(taken).reduce((sum, one) => sum + one[i], 0))));
+  const scaled = Object.fromEntries(Object.entries(taken).map(([name, values]) => [name, values.map((value) => value / size)]));
+  panel(`${capital(unit)} per round, by activity: ${seconds(allSeconds)} in all`, scaled, unit, plainNumber, 'Measured on the machine of the run, on which clients may have trained one after the other.');
 }

@@ -39,6 +39,9 @@ function amount(value, units) {
 }
 const bytes = (value) => amount(value, ['B', 'kB', 'MB', 'GB', 'TB']);
 const seconds = (value) => (value < 120 ? `${Number(value.toPrecision(3))} s` : value < 7200 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`);
+/** The unit in which times up to so many seconds are read: its name, and its seconds. */
+const timeUnit = (most) => (most < 180 ? ['seconds', 1] : most < 10800 ? ['minutes', 60] : ['hours', 3600]);
+const plainNumber = (value) => String(Number(value.toPrecision(3)));
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const shortened = (name, most) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
@@ -119,7 +122,8 @@ function axes(width, height, { x, y, xTitle, yTitle, xText = String, yText = Str
     svg.append(draw('line', { class: 'axis', x1: left, x2: width - right, y1: py(at), y2: py(at) }));
     svg.append(draw('text', { x: left - 8, y: py(at) + 4, 'text-anchor': 'end' }, yText(at)));
   }
-  for (const at of ticks(x, Math.max(2, (width - left) / 90))) {
+  const whole = xTitle === 'round' ? Number.isInteger : () => true;
+  for (const at of ticks(x, Math.max(2, (width - left) / 90)).filter(whole)) {
     svg.append(draw('line', { class: 'axis', x1: px(at), x2: px(at), y1: height - bottom, y2: height - bottom + 5 }));
     svg.append(draw('text', { x: px(at), y: height - bottom + 18, 'text-anchor': 'middle' }, xText(at)));
   }

@@ -9,6 +9,18 @@ function weightOf(track, t, clients, i, j) {
   return value < 0 ? null : value / PARTS;
 }
 
+/** The largest weight that a client gave to another in any round; if nobody did, the largest of all. */
+function largest(track, clients) {
+  let [others, all] = [0, 0];
+  for (const held of track.weights) {
+    held.forEach((value, at) => {
+      all = Math.max(all, value);
+      if (held.length === clients || at % clients !== Math.floor(at / clients)) others = Math.max(others, value);
+    });
+  }
+  return (others || all) / PARTS || 1;
+}
+
 /** A square of cells in the clients' order; `value(i, j)` gives none for cells without one. */
 function matrix(width, run, { value, most, tell, rowTitle, columnTitle }) {
   const names = run.order.map((k) => run.clients[k]);
@@ -32,7 +44,7 @@ function matrix(width, run, { value, most, tell, rowTitle, columnTitle }) {
   svg.append(draw('text', { x: left + across / 2, y: across + below - 8, 'text-anchor': 'middle' }, columnTitle));
   const bar = Math.min(across, 220);
   for (let i = 0; i < 40; i += 1) svg.append(draw('rect', { x: left + (i * bar) / 40, y: across + below + 4, width: bar / 40 + 0.6, height: 9, fill: heatColour(i / 39) }));
-  ['0', (most / 2).toFixed(2), most.toFixed(2)].forEach((text, i) => svg.append(draw('text', { x: left + (bar * i) / 2, y: across + below + 27, 'text-anchor': ['start', 'middle', 'end'][i] }, text)));
+  ['0', plainNumber(most / 2), plainNumber(most)].forEach((text, i) => svg.append(draw('text', { x: left + (bar * i) / 2, y: across + below + 27, 'text-anchor': ['start', 'middle', 'end'][i] }, text)));
   return svg;
 }
 
@@ -61,7 +73,7 @@ function learning(parent, run) {
     figure(grid, {
       title: 'Who learns from whom: the weights W of the round',
       legend: absent ? [[areaMark('var(--absent)'), 'took no part']] : [],
-      how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws dark blocks along the diagonal. Colours follow the square root of the weight, on one scale for all rounds.',
+      how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws dark blocks along the diagonal. Colours follow the square root of the weight; the darkest is the largest weight between different clients, of all rounds.',
     }, (width) => matrix(width, run, {
       value, most, rowTitle: 'learns', columnTitle: 'from',
       tell: (i, j, found) => `client ${run.clients[i]} from client ${run.clients[j]}, round ${round()}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}${run.overlap ? `\ntheir classes overlap by ${(100 * run.overlap[i][j]).toFixed(1)} %` : ''}`,
@@ -89,7 +101,7 @@ function learning(parent, run) {
   function begin(track) {
     Object.assign(state, { track, t: track.start });
     slider.max = track.rounds.length - 1;
-    most = Math.max(...track.weights.map((one) => one.reduce((a, b) => Math.max(a, b), 0))) / PARTS;
+    most = largest(track, clients);
     slider.disabled = play.disabled = track.rounds.length < 2;
     slider.title = track.rounds.length < track.recorded ? `${track.rounds.length} of ${track.recorded} recorded rounds are on this page` : '';
     update();

@@ -3,16 +3,6 @@
 const content = JSON.parse(document.getElementById('content').textContent);
 const place = document.getElementById('page');
 
-function schemeSwitch() {
-  const root = document.documentElement;
-  const button = make('button', { type: 'button', id: 'scheme' });
-  const dark = () => (root.dataset.scheme ? root.dataset.scheme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches);
-  const say = () => { button.textContent = dark() ? '☀ light' : '☾ dark'; };
-  button.addEventListener('click', () => { root.dataset.scheme = dark() ? 'light' : 'dark'; say(); });
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', say);
-  say();
-  return button;
-}
 function section(parent, title, kind = 'grid') {
   const grid = make('div', { class: kind });
   parent.append(make('h2', {}, title), grid);

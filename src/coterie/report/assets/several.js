@@ -7,14 +7,14 @@ function several(parent, comparison) {
   const marks = methods.map((one, i) => [lineMark(look[i].colour, look[i].dash), one.title]);
   const seeds = methods.some((one) => one.seeds.length > 1) ? ' Bands: the standard deviation over the seeds.' : '';
   const better = metric.higher ? 'Higher' : 'Lower';
-  const panel = (title, moment, what, xTitle, xText, how) => {
+  const panel = (title, moment, what, xTitle, xText, how, size = 1) => {
     const there = methods.map((one, i) => [one.curves[moment], i]).filter(([one]) => one && one.rounds.length);
     if (!there.length) return;
     const around = (one, sign) => one.mean.map((value, i) => value + sign * (one.std ? one.std[i] : 0));
     const y = scoreRange(metric, there.flatMap(([one]) => [...around(one, 1), ...around(one, -1)]));
     figure(parent, { title, legend: marks, how: `How to read: ${how}` }, (width) => lines(width, 300, {
       series: there.map(([one, i]) => ({
-        label: methods[i].title, xs: one[what], ys: one.mean, ...look[i],
+        label: methods[i].title, xs: one[what].map((value) => value / size), ys: one.mean, ...look[i],
         bands: one.std && what === 'rounds' ? [[around(one, -1), around(one, 1), 0.16]] : [],
       })),
       y, xTitle, xText, yTitle: titled(metric), yText: plainScore(metric),
@@ -24,7 +24,9 @@ function several(parent, comparison) {
     panel(`${name} ${MOMENTS[moment]}`, moment, 'rounds', 'round', undefined, `the mean over clients, averaged over seeds. ${better} is better.${seeds}`);
   }
   panel(`${name} as received, against bytes`, 'received', 'bytes', 'bytes up and down so far, all clients', bytes, 'how far a method has come when a network would have carried so much. Further left for the same height is cheaper.');
-  panel(`${name} as received, against seconds`, 'received', 'seconds', 'seconds of computation so far', seconds, 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.');
+  const most = Math.max(...methods.flatMap((one) => one.curves.received.seconds));
+  const [unit, size] = timeUnit(most);
+  panel(`${name} as received, against time`, 'received', 'seconds', `${unit} of computation so far`, plainNumber, 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.', size);
 }
 
 function comparisonTable(parent, { table }) {

@@ -1,0 +1,97 @@
+"""Tables of runs for people: a row for each method, numbers that are never broken in two."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from coterie.compare.columns import Column
+from coterie.compare.grid import Grid
+from coterie.core.number import Number
+from coterie.core.scale import NO_NUMBER, number_text
+from coterie.report.terminal import plain_table, print_result, result_console, spoken_bytes
+
+
+def print_grid(grid: Grid, *lines: str) -> None:
+    """A table on stdout, below it what its numbers are and who wins, and further lines."""
+    for table in fitting_tables(grid, result_console()):
+        print_result(table, "")
+    print_result(*grid_lines(grid), *(line for line in lines if line))
+
+
+def fitting_tables(grid: Grid, console: Console) -> list[Table]:
+    """The table; where that is wider than the console, several with some of the columns each."""
+    tables: list[Table] = []
+    left = list(grid.columns.values())
+    while left:
+        count = len(left)
+        while count > 1 and _width(grid_table(grid, left[:count]), console) > console.width:
+            count -= 1
+        tables.append(grid_table(grid, left[:count]))
+        left = left[count:]
+    return tables
+
+
+def _width(table: Table, console: Console) -> int:
+    unlimited = console.options.update(width=10 * console.width)
+    return Measurement.get(console, unlimited, table).maximum
+
+
+def grid_table(grid: Grid, columns: Sequence[Column]) -> Table:
+    """Rows and some columns, mean ± standard deviation over seeds, winners marked by a star."""
+    # Narrow columns: one word of the title a line.
+    titles = [_title(column) for column in columns]
+    table = plain_table("method", *titles, right=range(1, len(titles) + 1))
+    for row in grid.rows:
+        table.add_row(Text(row), *(cell_text(grid, row, column) for column in columns))
+    return table
+
+
+def grid_lines(grid: Grid, mark: str = "*") -> Iterator[str]:
+    """What the numbers of a table are, and who wins: that is marked by a star unless told otherwise."""
+    seeds, each = ", ".join(map(str, grid.seeds)), {tuple(sorted(runs)) for runs in grid.rows.values()}
+    spread = f"mean {plus_minus()} standard deviation over seeds" if len(grid.seeds) > 1 else "seed"
+    some = "" if len(each) == 1 else " (not every row has all of them)"
+    yield f"{grid.scale.title}: {spread} {seeds}{some}. {grid.note(mark)}"
+
+
+def _title(column: Column) -> str:
+    words = column.title.split()
+    return "\n".join([*words, "%"] if column.unit == "share" else words)
+
+
+def cell_text(grid: Grid, row: str, column: Column) -> str:
+    """A cell of the table: the mean over seeds, with its spread and its mark, if it has them."""
+    winner = grid.winner(column.key)
+    # In a column with a star, a space takes its place, so that the numbers stand below each other.
+    mark = "" if winner is None else "*" if winner == row else " "
+    return f"{mean_and_spread(grid.number(row, column.key), column, plus_minus())}{mark}"
+
+
+def plus_minus() -> str:
+    """The sign ±, or what stands for it where stdout cannot have it."""
+    try:
+        "±".encode(sys.stdout.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "+-"
+    return "±"
+
+
+def mean_and_spread(number: Number, column: Column, sign: str = "±") -> str:
+    """A number of a column for people: shares in per cent, with ± where several seeds have a spread to tell."""
+    mean, std = number.mean, number.std
+    if math.isnan(mean):
+        return NO_NUMBER
+    if column.unit == "bytes":
+        return spoken_bytes(mean)
+    if column.unit == "seconds":
+        return f"{mean:.2f}"
+    if column.unit == "share":
+        return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f}{sign}{100 * std:.1f}"
+    return number_text(mean) if std is None else f"{number_text(mean)}{sign}{number_text(std)}"

@@ -1,0 +1,213 @@
+"""Runs as they go on, read as far as they have been written and nothing twice: many can be looked at every second."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from coterie.core.scale import ACCURACY
+from coterie.errors import CoterieError, require
+from coterie.experiment.config import read_toml
+from coterie.experiment.directory import LOG, RunDirectory
+from coterie.experiment.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
+from coterie.registry import short_name
+from coterie.report.learning import learning_matrix, most_personal
+from coterie.report.onerun import Content, whole_numbers
+from coterie.rounds.evaluate import MOMENTS
+
+# Folders below the one that is watched.
+DEEPEST = 4
+# Points of a curve in the overview, bytes of the log's end.
+MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
+# What a line says of a moment besides its metrics.
+SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
+
+
+@dataclass
+class WatchedRun:
+    """What a run's rounds have told so far. `look` reads what is new."""
+
+    name: str
+    folder: Path
+    method: str
+    data: str
+    seed: int
+    planned: int
+    metric: str = ""
+    done: int = 0
+    curves: dict[str, Content] = field(default_factory=dict)
+    _read: int = 0
+    _file: int = 0
+    _overview: str = ""
+    _state: str = ""
+    _clients: list[str] | None = None
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> WatchedRun:
+        """Begin to watch a run."""
+        config = read_toml(folder / CONFIG)
+        method, data = (short_name(str(config.get(key, "?"))) for key in ("method", "data"))
+        return cls(name, folder, method, data, int(config.get("seed", 0)), int(config.get("rounds", 0)))
+
+    def look(self) -> str:
+        """The run in short, as JSON."""
+        written = self._new_rounds()
+        ends = ((SUMMARY, "finished"), (STOPPED, "stopped"))
+        state = next((word for name, word in ends if own_file(f"{self.folder}/{name}")), "")
+        if state != self._state or not self._overview:
+            self._state = state
+            curve = self.curves.get("received", {"rounds": [], "mean": []})
+            every = max(1, -(-len(curve["rounds"]) // MOST_POINTS))
+            # From the end, so that the newest round is among them.
+            points = {key: curve[key][::-1][::every][::-1] for key in ("rounds", "mean")}
+            about = {
+                "name": self.name,
+                "method": self.method,
+                "data": self.data,
+                "seed": self.seed,
+                "metric": self._scale(),
+                "done": self.done,
+                "planned": self.planned,
+                "state": state,
+                "written": written,
+                "curve": points,
+            }
+            self._overview = json.dumps(about)
+        return self._overview
+
+    def details(self) -> Content:
+        """The run at length: its curves, who learned from whom in the last recorded round, the end of its log."""
+        self._new_rounds()
+        told = {"name": self.name, "metric": self._scale(), "curves": self.curves, "log": self._log()}
+        return {**told, **self._learning()}
+
+    def _scale(self) -> Content:
+        usual = self.metric in ("", ACCURACY.name)
+        return {"name": self.metric or ACCURACY.name, "share": usual, "higher": usual}
+
+    def _new_rounds(self) -> float:
+        """Read the lines that were added; when the last one was."""
+        path = self.folder / ROUNDS
+        now = own_file(path)
+        if now is None:
+            return 0.0
+        if now.st_ino != self._file or now.st_size < self._read:
+            # A run that is carried on from a checkpoint cuts its rounds back, in a new file.
+            self._read, self._file, self.done, self.curves, self._overview = 0, now.st_ino, 0, {}, ""
+        if now.st_size == self._read:
+            return now.st_mtime
+        with path.open("rb") as file:
+            file.seek(self._read)
+            # The last line may not be whole yet.
+            new, end, _ = file.read(now.st_size - self._read).rpartition(b"\n")
+        self._read += len(new) + len(end)
+        for text in new.splitlines():
+            self._take(text)
+            self._overview = ""
+        return now.st_mtime
+
+    def _take(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+            self.done = int(line["round"])
+            for moment in MOMENTS:
+                if moment in line:
+                    told = line[moment]
+                    self.metric = self.metric or next((name for name in told if name not in SUMS), "")
+                    curve = self.curves.setdefault(moment, {"rounds": [], "mean": [], "worst": []})
+                    for key, value in (("rounds", self.done), ("mean", told["mean"]), ("worst", told["worst_decile"])):
+                        curve[key].append(round(value, 5) if value is not None else None)
+        except (ValueError, KeyError, TypeError):
+            return  # a damaged line: `coterie report` names it
+
+    def _learning(self) -> Content:
+        """The last recorded weights, where they can be read; they may be about to be written."""
+        if (self.folder / MIXES).is_symlink() or not own_file(self.folder / PARTITION):
+            return {"learning": None}
+        directory = RunDirectory(self.folder)
+        try:
+            if self._clients is None:
+                partition = directory.partition()
+                everyone = range(partition.clients)
+                self._clients = [partition.names[k] for k in everyone if k not in partition.held_out]
+            recorded = directory.recorded_rounds()
+            if not recorded or not own_file(self.folder / MIXES / f"{recorded[-1]:05d}.safetensors"):
+                return {"learning": None}
+            mixes = directory.mixes(recorded[-1])
+            mix = most_personal(mixes)
+            weights = whole_numbers(learning_matrix(mixes, len(self._clients)))
+        except (CoterieError, SafetensorError, KeyError, IndexError, ValueError, OSError):
+            return {"learning": None}
+        track = {"group": mix.group, "target": mix.target, "rounds": [recorded[-1]], "weights": [weights]}
+        return {"learning": track, "clients": self._clients}
+
+    def _log(self) -> list[str]:
+        path = self.folder / LOG
+        now = own_file(path)
+        if now is None:
+            return []
+        with path.open("rb") as file:
+            file.seek(max(0, now.st_size - LOG_END))
+            return file.read(LOG_END).decode(errors="replace").splitlines()[-LOG_LINES:]
+
+
+def own_file(path: Path | str) -> os.stat_result | None:
+    """What the system knows of a file; nothing if there is none, or a link to another place."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
+
+
+class Watch:
+    """All runs below a folder. Links are not followed, so nothing outside it is ever read."""
+
+    def __init__(self, folder: Path) -> None:
+        require(folder.is_dir(), f"folder = {folder}: there is no such folder")
+        self.folder = folder
+        self._runs: dict[str, WatchedRun] = {}
+        self._lock = threading.Lock()
+
+    def overview(self) -> str:
+        """All runs in short, as JSON, by name."""
+        with self._lock:
+            self._find()
+            found = [self._runs[name].look() for name in sorted(self._runs)]
+        return f'{{"folder": {json.dumps(str(self.folder))}, "runs": [{", ".join(found)}]}}'
+
+    def details(self, name: str) -> str | None:
+        """One run at length, as JSON; nothing if there is no run of that name."""
+        with self._lock:
+            run = self._runs.get(name)
+            return None if run is None else json.dumps(run.details())
+
+    def _find(self) -> None:
+        there = dict(run_places(self.folder))
+        self._runs = {name: run for name, run in self._runs.items() if name in there}
+        for name, folder in there.items():
+            if name not in self._runs:
+                try:
+                    self._runs[name] = WatchedRun.of(name, folder)
+                except (CoterieError, ValueError, OSError):
+                    continue  # its configuration is damaged or just being written
+
+
+def run_places(folder: Path, name: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    """The runs in a folder and below, by their path from there; runs are not searched for further ones."""
+    if own_file(f"{folder}/{CONFIG}"):
+        yield name or folder.resolve().name, folder
+        return
+    if depth > DEEPEST:
+        return
+    with os.scandir(folder) as entries:
+        below = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+    for one in below:
+        yield from run_places(folder / one, f"{name}/{one}" if name else one, depth + 1)

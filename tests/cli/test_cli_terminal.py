@@ -1,0 +1,100 @@
+"""What people see in terminals: tables that fit, plain characters where there are no others, ways out of mistakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_tools import SMALL, call
+from rich.console import Console
+
+from coterie.compare.grid import Grid
+from coterie.experiment.config import read_toml
+from coterie.report.grids import fitting_tables
+from support import PATIENCE
+
+
+def grid_of(rows: int) -> Grid:
+    def summary(value: float) -> dict[str, Any]:
+        readings = {"best": value, "last": value, "last5": value}
+        return {
+            "accuracy": {moment: {"mean": readings} for moment in ("received", "trained")},
+            "worst_decile": {"received": value},
+            "bytes": {"per_client_round": {"up": 1.0, "down": 2.0}},
+            "seconds": {"per_round": {"train": 0.5}},
+        }
+
+    named = {f"method-{row}:beta={row}": row / 10 for row in range(rows)}
+    return Grid({name: {seed: summary(value + seed / 100) for seed in range(3)} for name, value in named.items()})
+
+
+def shown(grid: Grid, width: int) -> tuple[list[str], int]:
+    console = Console(width=width, highlight=False)
+    tables = fitting_tables(grid, console)
+    with console.capture() as text:
+        for table in tables:
+            console.print(table)
+    return [line.rstrip() for line in text.get().splitlines()], len(tables)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_tables_fit_and_no_number_is_broken_in_two(width: int) -> None:
+    grid = grid_of(3)
+    lines, tables = shown(grid, width)
+    assert max(map(len, lines)) <= width
+    assert (tables == 1) == (width == 200)
+    cells = [cell for line in lines if line.startswith("method-1") for cell in line.split()[1:]]
+    assert [cell.rstrip("*") for cell in cells] == ["11.0±1.0"] * 5 + ["3", "B", "0.50"]
+    assert sum(line.startswith("method-1:beta=1 ") for line in lines) == tables
+
+
+@pytest.mark.processes
+def test_a_terminal_of_ascii_shows_a_table_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "all"
+    words = ("compare", "local", "fedavg", "--seeds", "0", "1", *SMALL, "--jobs", "1", "--out", out)
+    assert call(capsys, *words).code == 0
+    for command in (["show", str(out)], ["show", str(out / "fedavg-s0")], ["table", str(out), "--format", "md"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "coterie", *command],
+            capture_output=True,
+            timeout=PATIENCE,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        text = done.stdout.decode("ascii")
+        assert "fedavg" in text
+        assert bool(re.search(r"\d\+-\d", text)) == ("fedavg-s0" not in command[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "fedprox", "--mu", "0.1"], "'mu' is an option of fedprox: use --set mu=0.1"),
+        (["run", "FedProx", "--mu=0.1"], "'mu' is an option of fedprox: use --set mu=0.1"),
+        (["run", "fedprox", "--mu"], "'mu' is an option of fedprox: use --set mu=VALUE"),
+        (["compare", "local", "pfedcs:beta=3", "--tune-epochs", "2"], "use --set tune_epochs=2"),
+        (["run", "fedavg", "--mu", "0.1"], "unknown option '--mu'"),
+    ],
+)
+def test_an_option_of_a_method_has_a_way_out(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, *words)
+    assert answer.code == 2
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_methods_are_found_in_capitals_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, "run", "FedPROX", *SMALL, "--set", "mu=1").code == 0
+    assert read_toml(tmp_path / "runs" / "fedprox-digits-1" / "config.toml")["method"] == "fedprox"
+    answer = call(capsys, "compare", "Local", "FedProx", "--set", "FEDPROX.mu=0.5", "--seeds", "0", *SMALL, "--json")
+    assert answer.json["methods"] == ["local", "fedprox"]
+    assert answer.json["runs"]["fedprox"][0]["config"]["set"] == {"mu": 0.5}
+    assert call(capsys, "methods", "FedAvg").out.startswith("fedavg: ")

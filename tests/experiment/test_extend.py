@@ -61,9 +61,13 @@ def test_options_that_fix_the_rounds_make_it_possible(method: Method, tmp_path: 
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("validation", [None, 0.2])
 @pytest.mark.parametrize("join", [1.0, 0.5])
-def test_what_was_done_for_the_last_round_alone_is_taken_back(join: float, tmp_path: Path) -> None:
+def test_what_was_done_for_the_last_round_alone_is_taken_back(
+    join: float, validation: float | None, tmp_path: Path
+) -> None:
     every = {"evaluate_every": 2, "record_every": 2, "join": join, "schedule": "exponential", "decay": 0.9}
+    every |= {} if validation is None else {"validation": validation}
     named(rounds=3, **every).run(tmp_path / "run")
     assert open_run(tmp_path / "run").rounds == [2, 3]
     resume(tmp_path / "run", rounds=6)

@@ -22,6 +22,15 @@ def small_run(folder: Path, method: str = "fedrema", seed: int = 0, **options: A
     return folder
 
 
+def with_classes(run: Path, counts: list[list[int]], names: list[str]) -> None:
+    """Let a run say that its clients hold other classes than they do."""
+    path = run / "about.json"
+    about = json.loads(path.read_text())
+    about["clients"] = [{**about["clients"][0], "classes": row} for row in counts]
+    about["data"]["class_names"] = names
+    path.write_text(json.dumps(about))
+
+
 def content_of(page: str) -> Any:
     """The data that a page holds, as a browser would find them."""
     (block,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Tab, browser
-from report_tools import CLIENTS, content_of, small_run
+from report_tools import CLIENTS, content_of, small_run, with_classes
 
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Partition, Pathological
@@ -125,7 +124,7 @@ def test_texts_of_a_run_stay_texts(tab: Tab, tmp_path: Path) -> None:
     named = Partition(drawn.train, drawn.test, names=(evil, "b", "c", "d"), notes=(evil,))
     Experiment("fedavg", partition=named, rounds=1, epochs=1, threads=1).run(tmp_path / "run")
     counts = [[3, 1], [1, 3], [2, 2], [4, 0]]
-    (tmp_path / "run" / "about.json").write_text(json.dumps({"class_counts": counts, "class_names": [evil, "x"]}))
+    with_classes(tmp_path / "run", counts, [evil, "x"])
     opened(tab, report(tmp_path / "run", tmp_path / "report.html"))
     assert tab.ask("window.sprung") is None
     assert tab.ask("document.querySelectorAll('img').length") == 0

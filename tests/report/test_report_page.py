@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from report_tools import CLIENTS, ROUNDS, content_of, lines_of, small_run
+from report_tools import CLIENTS, ROUNDS, content_of, lines_of, small_run, with_classes
 
 from coterie.core.exchange import Applied
 from coterie.data import load
@@ -230,8 +230,7 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path: Path) -> None:
     named = Partition(drawn.train, drawn.test, names=(EVIL, "b", "c", "d"), notes=(EVIL,))
     folder = tmp_path / "<b>run"
     Experiment("fedavg", partition=named, rounds=1, epochs=1, threads=1).run(folder)
-    counts = named.class_counts(digits).tolist()
-    (folder / "about.json").write_text(json.dumps({"class_counts": counts, "class_names": [EVIL, *map(str, range(9))]}))
+    with_classes(folder, named.class_counts(digits).tolist(), [EVIL, *map(str, range(9))])
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         log.write(f"2026-01-01 00:00:00,000 WARNING {EVIL.strip()}\n")
     text = page(report_content([folder]))
@@ -246,19 +245,30 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path: Path) -> None:
     assert "\u2028" not in text
 
 
-def test_what_the_run_says_of_its_classes_comes_before_the_data_set(runs: Path, tmp_path: Path) -> None:
+def test_classes_are_what_the_run_says_they_are(runs: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(runs / "fedavg-s0", tmp_path / "run")
     config = (folder / "config.toml").read_text().replace('data = "digits"', 'data = "given (mine)"')
     (folder / "config.toml").write_text(config)
-    unknown = one(folder)
-    assert (unknown["counts"], unknown["overlap"], unknown["why"]) == (None, None, "the data set was made in Python")
-    assert unknown["learning"][0]["agreement"] is None
+    assert one(folder)["counts"] == one(runs / "fedavg-s0")["counts"], "the data set is not needed"
+    about = json.loads((folder / "about.json").read_text())
     counts = [[client + 1, 2] for client in range(CLIENTS)]
-    (folder / "about.json").write_text(json.dumps({"class_counts": counts, "class_names": ["cat", "dog"]}))
+    with_classes(folder, counts, ["cat", "dog"])
     assert (one(folder)["counts"], one(folder)["classes"]) == (counts, ["cat", "dog"])
-    for broken in ("{", "[]", '{"class_counts": 3}', '{"class_counts": [[1, 2]]}', '{"class_counts": [[-1]]}'):
-        (folder / "about.json").write_text(broken)
-        assert one(folder)["counts"] is None
+    damaged = [
+        ("{", "about.json is damaged"),
+        ("[]", "about.json is damaged"),
+        (json.dumps({**about, "clients": 3}), "cannot be read"),
+        (json.dumps({**about, "clients": [{}]}), "cannot be read"),
+        (json.dumps({**about, "clients": about["clients"][1:]}), "does not fit its clients"),
+        (json.dumps({**about, "data": {"name": "x", "class_names": ["a"]}}), "does not fit its clients"),
+        (json.dumps({**about, "data": {"name": "x", "class_names": []}}), "has no classes"),
+    ]
+    for text, why in damaged:
+        (folder / "about.json").write_text(text)
+        shown = one(folder)
+        assert (shown["counts"], shown["overlap"]) == (None, None)
+        assert why in shown["why"]
+        assert shown["learning"][0]["agreement"] is None
 
 
 def test_code_that_a_run_names_is_not_run(runs: Path, tmp_path: Path) -> None:
@@ -267,7 +277,7 @@ def test_code_that_a_run_names_is_not_run(runs: Path, tmp_path: Path) -> None:
     trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\ndef made(): pass\n")
     config = (folder / "config.toml").read_text().replace('data = "digits"', f'data = "{trap}:made"')
     (folder / "config.toml").write_text(config)
-    assert "which a report does not run" in one(folder)["why"]
+    assert one(folder)["counts"] == one(runs / "fedavg-s0")["counts"]
     assert not (tmp_path / "sprung").exists()
 
 
@@ -279,6 +289,7 @@ def test_a_long_run_makes_a_small_page(runs: Path, tmp_path: Path) -> None:
     indices = np.array_split(np.arange(1797), 2 * clients)
     partition = Partition(tuple(indices[:clients]), tuple(indices[clients:]))
     partition.save(folder / "partition.safetensors")
+    with_classes(folder, partition.class_counts(load("digits")).tolist(), list(map(str, range(10))))
     directory = RunDirectory(folder)
     (folder / "rounds.jsonl").write_text("")
     (line, *_) = lines_of(runs / "fedrema-s0")

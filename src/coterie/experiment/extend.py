@@ -9,7 +9,7 @@ from coterie.errors import CoterieError, require
 from coterie.experiment.about import effective
 from coterie.experiment.config import method_name
 from coterie.experiment.directory import RunDirectory
-from coterie.experiment.history import Line
+from coterie.experiment.history import VALIDATION, Line
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.evaluate import MOMENTS
 
@@ -51,4 +51,8 @@ def _within(line: Line, prepared: Prepared) -> Line:
     """What was a run's last round as one of its others."""
     if line["round"] % prepared.experiment.evaluate_every == 0:
         return line
-    return {key: value for key, value in line.items() if key not in MOMENTS}
+    kept, validated = (
+        {key: value for key, value in part.items() if key not in MOMENTS} for part in (line, line.get(VALIDATION, {}))
+    )
+    kept.pop(VALIDATION, None)
+    return {**kept, VALIDATION: validated} if validated else kept

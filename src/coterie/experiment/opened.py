@@ -173,8 +173,8 @@ class OpenedRun:
     def _history(self) -> History:
         task = task_of(self.config, self.about["data"], self._experiment, self.path)
         everyone = [one for one in self.about["clients"] if one["takes_part"]]
-        tested, held = ([one[part] for one in everyone] for part in ("test", "validation"))
-        return History(task, tested, self._lines, held)
+        tested, validated = ([one[part] for one in everyone] for part in ("test", "validation"))
+        return History(task, tested, self._lines, validated)
 
     @property
     def _lines(self) -> list[Line]:

@@ -10,7 +10,7 @@ from browser import CHROMIUM, Tab, browser
 from report_tools import CLIENTS, content_of, small_run, with_classes
 
 from coterie.experiment.experiment import Experiment
-from coterie.partition import Partition, Pathological
+from coterie.partition import Iid, Partition, Pathological
 from coterie.report import report
 from coterie.report.onerun import PARTS
 
@@ -103,6 +103,24 @@ def test_another_run_and_another_group_can_be_chosen(tab: Tab, pages: Path) -> N
     turn(tab, "#runs", "change", 1)
     assert "nobody learned from others" in tab.ask("document.getElementById('run').textContent")
     assert tab.complaints() == []
+
+
+def test_pointing_at_a_cell_tells_who_learns_from_whom(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "one.html")
+    cell = f"{CELLS}.querySelector('[data-cell=\"1,2\"]')"
+    tab.ask(f"{cell}.dispatchEvent(new PointerEvent('pointermove', {{ bubbles: true, clientX: 9, clientY: 9 }}))")
+    told = tab.ask("document.getElementById('tip').textContent")
+    assert told.startswith("client 1 from client 2, round ")
+    assert "their classes overlap by" in told
+
+
+@pytest.mark.parametrize("clients", [1, 2, 201])
+def test_few_clients_and_many(tab: Tab, tmp_path: Path, clients: int) -> None:
+    run = small_run(tmp_path / "run", "fedavg", rounds=1, partition=Iid(clients=clients), batch=50)
+    opened(tab, report(run, tmp_path / "report.html"))
+    shown = tab.ask("document.getElementById('run').textContent")
+    assert "NaN" not in tab.ask("document.getElementById('run').innerHTML")
+    assert ("201 clients are too many for a matrix" in shown) == (clients == 201)
 
 
 def test_both_colour_schemes(tab: Tab, pages: Path) -> None:

@@ -27,6 +27,8 @@ QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 PARTS, ABSENT = 10_000, -1
 # Entries of all matrices on a page: some 4 bytes each.
 MOST_ENTRIES = 600_000
+# With more clients, a browser would be busy with cells that nobody can see.
+MOST_CLIENTS = 200
 
 
 def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
@@ -51,6 +53,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "curves": curves(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
         "learning": learning,
+        "why_no_learning": "" if learning else _why_no_learning(run),
         "cost": _cost(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "notes": list(run.partition.notes) if run.partition else [],
@@ -103,7 +106,7 @@ def _class_content(run: RunRecord, classes: ClassCounts | None, why_not: str) ->
     return {
         "classes": list(classes.names),
         "counts": classes.counts.tolist(),
-        "overlap": [rounded(row, 4) for row in label_overlap(classes.counts)],
+        "overlap": [rounded(row, 4) for row in label_overlap(classes.counts)] if _can_be_drawn(run) else None,
         "order": label_order(classes.counts),
         "why": "",
     }
@@ -142,6 +145,8 @@ class _Track:
 def _learning(run: RunRecord, classes: ClassCounts | None, entries: int, problems: list[str]) -> list[Content]:
     """Who learns from whom, for each group and target; those in which clients choose come first."""
     clients = len(run.names)
+    if not _can_be_drawn(run):
+        return []
     overlap = label_overlap(classes.counts) if classes is not None else None
     tracks: dict[tuple[str, str], _Track] = {}
     for round, mixes in run.mixes():
@@ -162,6 +167,17 @@ def _learning(run: RunRecord, classes: ClassCounts | None, entries: int, problem
     most = max(entries // max(len(tracks) * clients**2, 1), 2)
     found = sorted(tracks.values(), key=lambda track: not track.chosen)
     return [track.content(overlap, most) for track in found]
+
+
+def _can_be_drawn(run: RunRecord) -> bool:
+    return len(run.names) <= MOST_CLIENTS
+
+
+def _why_no_learning(run: RunRecord) -> str:
+    if not _can_be_drawn(run):
+        return f"{len(run.names)} clients are too many for a matrix on a page (at most {MOST_CLIENTS})"
+    recorded = run.config.get("record_every") != 0
+    return "nobody learned from others" if recorded else "it was not recorded (record_every = 0)"
 
 
 def _by_target(mixes: Sequence[Applied]) -> dict[tuple[str, str], list[Applied]]:

@@ -36,10 +36,17 @@ function matrix(width, run, { value, most, tell, rowTitle, columnTitle }) {
     run.order.forEach((j, column) => {
       const found = value(i, j);
       const cell = draw('rect', { x: left + column * step, y: row * step, width: step - gap, height: step - gap, rx: Math.min(step / 8, 3), fill: known(found) ? heatColour(found / (most || 1)) : 'var(--absent)', 'data-cell': `${i},${j}`, 'data-value': known(found) ? found : '' });
-      svg.append(tipped(cell, () => tell(i, j, value(i, j))));
+      svg.append(cell);
     });
     if (row % sparse === 0) columnName(svg, run.clients[i], left + (row + 0.5) * step, across + 6, step * sparse);
   });
+  // One listener for all cells: there may be tens of thousands.
+  svg.addEventListener('pointermove', (event) => {
+    const cell = event.target.dataset.cell;
+    const [i, j] = cell ? cell.split(',').map(Number) : [];
+    showTip(event, cell ? tell(i, j, value(i, j)) : '');
+  });
+  svg.addEventListener('pointerleave', (event) => showTip(event, ''));
   svg.append(draw('text', { transform: `translate(11 ${across / 2}) rotate(-90)`, 'text-anchor': 'middle' }, rowTitle));
   svg.append(draw('text', { x: left + across / 2, y: across + below - 8, 'text-anchor': 'middle' }, columnTitle));
   const bar = Math.min(across, 220);
@@ -50,9 +57,7 @@ function matrix(width, run, { value, most, tell, rowTitle, columnTitle }) {
 
 function learning(parent, run) {
   if (!run.learning.length) {
-    const every = run.config.find(([key]) => key === 'record_every');
-    const why = every && every[1] === '0' ? 'it was not recorded (record_every = 0)' : 'nobody learned from others';
-    parent.append(make('div', { class: 'card' }, `There is no matrix to show: ${why}.`));
+    parent.append(make('div', { class: 'card' }, `There is no matrix to show: ${run.why_no_learning}.`));
     return;
   }
   const clients = run.clients.length;

@@ -26,7 +26,7 @@ from coterie.rounds.evaluate import MOMENTS
 DEEPEST = 4
 # Points of a curve in the overview, bytes of the log's end.
 MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
-# What a line says of a moment besides its metrics.
+# What is drawn of what a line says of a moment, and what it says besides metrics.
 POINTS = {"mean": "mean", "worst": "worst_decile"}
 SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
 

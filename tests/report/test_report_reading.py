@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -82,7 +83,15 @@ def test_damaged_lines_are_skipped_and_named(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"seconds": {}}, {"bytes": {"up": "1", "down": 0}}, {"cohort": [99]}, {"diverged": None}, {"received": [1]}],
+    [
+        {"seconds": {}},
+        {"bytes": {"up": "1", "down": 0}},
+        {"bytes": {"up": math.nan, "down": 0}},
+        {"cohort": [99]},
+        {"diverged": None},
+        {"tuning_diverged": [99]},
+        {"received": [1]},
+    ],
 )
 def test_a_line_that_lacks_a_part_is_skipped(run: Path, change: dict[str, object]) -> None:
     first, *rest = lines_of(run)
@@ -95,6 +104,8 @@ def test_a_line_that_lacks_a_part_is_skipped(run: Path, change: dict[str, object
 
 def test_damaged_files_cost_their_own_figures_alone(run: Path) -> None:
     (run / "mixes" / "00002.safetensors").write_bytes(b"nothing")
+    (run / "summary.json").write_text('{"task": {"judged_by": 3}}')
+    assert run_content(read_run(run))["metric"]["name"] == "accuracy"
     (run / "summary.json").write_text("{")
     shown = run_content(read_run(run))
     assert shown["learning"][0]["rounds"] == [1, 3, 4]
@@ -152,6 +163,9 @@ def test_what_holds_no_run_is_named_and_the_rest_is_shown(run: Path, tmp_path: P
         report_content([tmp_path / "empty"])
     (run / "config.toml").write_text(f"format = {FORMAT}\n")
     with pytest.raises(CoterieError, match=r"its config.toml lacks method, data, rounds, seed"):
+        report_content([run])
+    (run / "config.toml").write_text('format = 1\nmethod = "x"\ndata = "y"\nrounds = "z"\nseed = 0\nset = 3\n')
+    with pytest.raises(CoterieError, match=r"in its config.toml, rounds, set cannot be read"):
         report_content([run])
     (run / "config.toml").write_text("format = [")
     with pytest.raises(CoterieError, match="not a TOML file"):

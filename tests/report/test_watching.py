@@ -105,6 +105,24 @@ def test_damaged_runs_harm_nobody_and_runs_come_and_go(folder: Path) -> None:
     assert [run["name"] for run in overview(watch)] == ["deep/one"]
 
 
+def test_a_line_counts_as_a_whole_and_browsers_can_read_every_answer(folder: Path) -> None:
+    run = folder / "deep" / "one"
+    lines = lines_of(run)
+    lines[1]["received"]["worst_decile"] = "?"
+    lines[2]["received"]["mean"] = float("nan")
+    write_rounds(run, lines)
+    watch = Watch(folder)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    (seen,) = json.loads(watch.overview(), parse_constant=refuse)["runs"]
+    assert seen["curve"]["rounds"] == [1, 3, 4]
+    assert seen["curve"]["mean"][1] is None
+    curves = json.loads(watch.details("deep/one") or "", parse_constant=refuse)["curves"]
+    assert {len(values) for curve in curves.values() for values in curve.values()} == {3}
+
+
 def test_curves_of_the_overview_are_thinned_out_and_end_with_the_newest(folder: Path) -> None:
     run = folder / "deep" / "one"
     (line, *_) = lines_of(run)

@@ -31,6 +31,10 @@ class FailureError(Exception):
     """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
 
 
+# Commands that are given methods.
+TAKE_METHODS = ("run", "compare", "sweep", "check")
+
+
 def one_line(error: Exception, words: Sequence[str] = ()) -> str:
     """What to print for an error; `words` are those of the command line.
 
@@ -75,7 +79,7 @@ def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
 def _option_of_a_method(given: str, words: Sequence[str]) -> str | None:
     """The way out if an unknown option is one of a method that the command line names."""
     named = [word for before, word in pairwise(words) if not word.startswith("-") and not before.startswith("-")]
-    if not named:
+    if not named or words[0] not in TAKE_METHODS:
         return None
     from coterie.cli.entries import OWN  # loads methods and PyTorch: for those alone who named a method
     from coterie.methods import METHODS

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,9 @@ def read_run(path: Path) -> RunRecord:
     name = path.resolve().name
     missing = [key for key in ("method", "data", "rounds", "seed") if key not in config]
     require(not missing, f"run = {path}: its {CONFIG} lacks {', '.join(missing)}")
+    kinds = {"rounds": int, "seed": int, "set": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(config.setdefault(key, kind()), kind)]
+    require(not wrong, f"run = {path}: in its {CONFIG}, {', '.join(wrong)} cannot be read")
     try:
         partition = directory.partition()
     except CoterieError as error:
@@ -162,7 +167,8 @@ def _lines(directory: RunDirectory, name: str, skipped: list[str]) -> list[tuple
 def _scale(summary: dict[str, Any], lines: Sequence[tuple[int, Line]]) -> Scale:
     """The metric that the run is judged by: the summary's, or that of the first task whose metric was measured."""
     if summary:
-        return judged_scale(summary)
+        with suppress(KeyError, TypeError):  # a damaged one
+            return judged_scale(summary)
     measured: Line = next(
         (line[moment] for _, line in lines for moment in MOMENTS if isinstance(line.get(moment), dict)), {}
     )
@@ -205,10 +211,12 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         return f"its round is {line.get('round')!r}, after round {last}"
     for part, keys in (("seconds", ("train", "exchange", "evaluate")), ("bytes", ("up", "down"))):
         held = line.get(part)
-        if not isinstance(held, dict) or not all(isinstance(held.get(key), int | float) for key in keys):
+        if not isinstance(held, dict) or not all(_is_number(held.get(key)) for key in keys):
             return f"{part}: not a number for each of {', '.join(keys)}"
-    for part in ("cohort", "diverged"):
-        if not isinstance(line.get(part), list) or not all(k in range(clients) for k in line[part]):
+    # Lines of older runs do not tell of tuning.
+    for part, usual in (("cohort", None), ("diverged", None), ("tuning_diverged", [])):
+        held = line.get(part, usual)
+        if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
     for moment in MOMENTS:
         if moment in line:
@@ -217,6 +225,10 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
             if not known or len(values or ()) != clients:
                 return f"{moment}: not a number for each of the {clients} clients"
     return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _state(directory: RunDirectory, config: Config, summary: dict[str, Any], done: int) -> str:

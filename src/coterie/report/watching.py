@@ -16,6 +16,7 @@ from coterie.core.scale import ACCURACY
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import read_toml
 from coterie.experiment.directory import LOG, RunDirectory
+from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
 from coterie.registry import short_name
 from coterie.report.learning import learning_matrix, most_personal
@@ -26,7 +27,8 @@ from coterie.rounds.evaluate import MOMENTS
 DEEPEST = 4
 # Points of a curve in the overview, bytes of the log's end.
 MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
-# What a line says of a moment besides its metrics.
+# What is drawn of what a line says of a moment, and what it says besides metrics.
+POINTS = {"mean": "mean", "worst": "worst_decile"}
 SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
 
 
@@ -116,16 +118,17 @@ class WatchedRun:
     def _take(self, text: bytes) -> None:
         try:
             line = json.loads(text)
-            self.done = int(line["round"])
-            for moment in MOMENTS:
-                if moment in line:
-                    told = line[moment]
-                    self.metric = self.metric or next((name for name in told if name not in SUMS), "")
-                    curve = self.curves.setdefault(moment, {"rounds": [], "mean": [], "worst": []})
-                    for key, value in (("rounds", self.done), ("mean", told["mean"]), ("worst", told["worst_decile"])):
-                        curve[key].append(round(value, 5) if value is not None else None)
+            done = int(line["round"])
+            told = {moment: line[moment] for moment in MOMENTS if moment in line}
+            points = {m: {key: _point(one[name]) for key, name in POINTS.items()} for m, one in told.items()}
         except (ValueError, KeyError, TypeError):
             return  # a damaged line: `coterie report` names it
+        self.done = done
+        for moment, point in points.items():
+            self.metric = self.metric or next((name for name in told[moment] if name not in SUMS), "")
+            curve = self.curves.setdefault(moment, {"rounds": [], "mean": [], "worst": []})
+            for key, value in {"rounds": done, **point}.items():
+                curve[key].append(value)
 
     def _learning(self) -> Content:
         """The last recorded weights, where they can be read; they may be about to be written."""
@@ -156,6 +159,10 @@ class WatchedRun:
         with path.open("rb") as file:
             file.seek(max(0, now.st_size - LOG_END))
             return file.read(LOG_END).decode(errors="replace").splitlines()[-LOG_LINES:]
+
+
+def _point(value: float | None) -> float | None:
+    return None if value is None else plain_number(round(float(value), 5))
 
 
 def own_file(path: Path | str) -> os.stat_result | None:

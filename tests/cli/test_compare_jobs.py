@@ -20,7 +20,7 @@ import stand_in
 from cli_tools import SMALL, Answer, assert_same_run, call
 
 from coterie.compare import pool as parallel
-from coterie.compare import table as comparing
+from coterie.compare import running
 from coterie.compare.cost import expected_seconds
 from coterie.compare.pool import CannotStartError, Run, obstacle, run_in_parallel
 from coterie.compare.table import compare
@@ -141,9 +141,9 @@ def jobs_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
             partition = {"hash": run.experiment.prepare().partition.hash}
             watcher.ended(run, {"partition": partition})
 
-    monkeypatch.setattr(comparing, "run_in_parallel", note)
-    monkeypatch.setattr(comparing, "run_one_by_one", lambda runs, watcher: note(runs, 1, watcher))
-    monkeypatch.setattr(comparing, "cores", lambda: 4)
+    monkeypatch.setattr(running, "run_in_parallel", note)
+    monkeypatch.setattr(running, "run_one_by_one", lambda runs, watcher: note(runs, 1, watcher))
+    monkeypatch.setattr(running, "cores", lambda: 4)
     return used
 
 
@@ -353,7 +353,7 @@ def test_a_worker_ends_with_the_main_process(tmp_path: Path) -> None:
         "    ours, theirs = context.Pipe()\n"
         "    context.Process(target=stand_in.real_serve, args=(theirs,), daemon=True).start()\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
-        f"    ours.send_bytes({json.dumps({'config': 'rounds = 1000000', 'out': None})!r}.encode())\n"
+        f"    ours.send_bytes({json.dumps({'config': 'rounds = 1000000', 'out': None, 'until': None})!r}.encode())\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
         "    while True:\n        ours.recv_bytes()\n"
     )

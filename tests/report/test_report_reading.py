@@ -164,7 +164,7 @@ def test_what_holds_no_run_is_named_and_the_rest_is_shown(run: Path, tmp_path: P
     (run / "config.toml").write_text(f"format = {FORMAT}\n")
     with pytest.raises(CoterieError, match=r"its config.toml lacks method, data, rounds, seed"):
         report_content([run])
-    (run / "config.toml").write_text('format = 1\nmethod = "x"\ndata = "y"\nrounds = "z"\nseed = 0\nset = 3\n')
+    (run / "config.toml").write_text(f'format = {FORMAT}\nmethod = "x"\ndata = "y"\nrounds = "z"\nseed = 0\nset = 3\n')
     with pytest.raises(CoterieError, match=r"in its config.toml, rounds, set cannot be read"):
         report_content([run])
     (run / "config.toml").write_text("format = [")

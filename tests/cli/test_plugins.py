@@ -126,6 +126,7 @@ def test_resuming_uses_the_copy_and_refuses_a_changed_original(folder: Path) -> 
     assert next(written) == next(written)
 
 
+@pytest.mark.slow
 def test_comparing_methods_in_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("fedavg", "./my.py:Mine", "--model", "net.py:Net", "--classifier", "head", "--set", "Mine.beta=0.1")
     apart = command("compare", *arguments, *SMALL, "--seeds", "0", "1", "--jobs", "2", "--out", "two", "--json")
@@ -163,6 +164,7 @@ PACKAGE = (
 )
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_by_name(folder: Path, site: Path) -> None:
     install(site, "my-package", PACKAGE, my_package=METHOD + MODEL, my_engine=ENGINE)
     listed = command("methods")

@@ -346,6 +346,7 @@ def test_a_ray_that_runs_already_is_used_and_left_running(session: RaySession, p
     )
 
 
+@pytest.mark.slow
 def test_the_command_joins_an_existing_cluster(session: RaySession, pool: ActorPool, tmp_path: Path) -> None:
     """Another process's cluster: the local one of this file, which has to be addressed as what it is."""
     pool.stop()  # its actors hold the CPUs

@@ -226,7 +226,7 @@ def test_workers_of_comparisons_and_engines_take_it_too(tmp_path: Path) -> None:
 
 @requires_data("partitions")
 @requires_data("cifar10")
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "spread"), [("0.1", 487.0), ("0.5", 170.4)])
 def test_the_published_partitions_of_pfedsim(alpha: str, spread: float) -> None:
     """Table 4 of the paper: 600 samples a client, standard deviation 487 and 170."""

@@ -37,8 +37,8 @@ def code_of(error: Exception) -> int:
 def spoken_fault(code: int) -> str:
     """What a number means; those of Flower itself are about the connection.
 
-    >>> spoken_fault(DISK)
-    'the site cannot read or write a file (the site\'s log says which)'
+    >>> print(spoken_fault(DISK))
+    the site cannot read or write a file (the site's log says which)
     >>> spoken_fault(3)
     'no answer came through (code 3)'
     """

@@ -136,5 +136,5 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(archive) as members:
             yield members
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, EOFError, RuntimeError) as error:  # the last: compressed or encrypted in unknown ways
         raise CoterieError(f"run = {archive}: is no .zip of runs, or damaged ({error})") from None

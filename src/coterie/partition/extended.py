@@ -17,9 +17,9 @@ from coterie.partition.rule import (
     Shares,
     by_class,
     cut,
-    require_alpha,
     require_count,
     require_enough_samples,
+    require_skew,
 )
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
@@ -56,11 +56,8 @@ class ExtendedDirichlet(Rule):
     needs_classes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_count("clients", self.clients)
+        require_skew(self.clients, self.alpha, self.least)
         require_count("classes_per_client", self.classes_per_client)
-        require_alpha(self.alpha)
-        if self.least is not None:
-            require_count("least", self.least)
 
     def shares(self, dataset: Dataset, seed: int) -> Shares:
         """Draw the holders of each class, then its proportions over them; shuffle each class and cut it."""

@@ -14,9 +14,8 @@ from coterie.partition.rule import (
     Rule,
     Shares,
     cut,
-    require_alpha,
-    require_count,
     require_enough_samples,
+    require_skew,
 )
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
@@ -46,10 +45,7 @@ class Quantity(Rule):
     name: ClassVar[str] = "quantity"
 
     def __post_init__(self) -> None:
-        require_count("clients", self.clients)
-        require_alpha(self.alpha)
-        if self.least is not None:
-            require_count("least", self.least)
+        require_skew(self.clients, self.alpha, self.least)
 
     def shares(self, dataset: Dataset, seed: int) -> Shares:
         """Draw the sizes, shuffle everything and cut it; repair what no draw could satisfy."""

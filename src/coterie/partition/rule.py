@@ -126,6 +126,14 @@ def require_alpha(alpha: float) -> None:
     require(usable, f"alpha = {alpha}: must be greater than 0 (from 1e-06 to 1e+06)")
 
 
+def require_skew(clients: int, alpha: float, least: int | None) -> None:
+    """Raise unless these are usable options of a rule that draws sizes and lets nobody be too small."""
+    require_count("clients", clients)
+    require_alpha(alpha)
+    if least is not None:
+        require_count("least", least)
+
+
 def require_enough_samples(clients: int, dataset: Dataset) -> None:
     """Raise if there are more clients than samples."""
     require(

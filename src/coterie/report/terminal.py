@@ -105,10 +105,15 @@ def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
     return table
 
 
-def metric_table(summary: Mapping[str, Any]) -> Table:
-    """What a run is judged by: a line for each moment and mean, a column for each way to choose the round."""
+def metric_table(summary: Mapping[str, Any]) -> Table | str:
+    """What a run is judged by: a line for each moment and mean, a column for each way to choose the round.
+
+    A run that was stopped, or is shown, before its first test has no numbers yet.
+    """
     scale = judged_scale(summary)
     moments, readings = summary[scale.name], ["best", "last", "last5"]
+    if not moments:
+        return "no round has been tested yet"
     titles = ["best round", "last round", "last five"]
     if "validation" in summary:
         readings, titles = [*readings, "by_validation"], [*titles, "best by validation"]

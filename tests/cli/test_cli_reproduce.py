@@ -15,7 +15,7 @@ from coterie.reproduce.paper import paper_tables
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A toy table in place of the papers'."""
-    monkeypatch.setattr(command, "find_table", lambda key: toy_table())
+    monkeypatch.setattr(command, "find_table", lambda key, besides: toy_table())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -51,6 +51,7 @@ def test_a_budget_names_what_it_leaves_out(toy: Path, capsys: pytest.CaptureFixt
     ("words", "message"),
     [
         ("pfedsim-table4", "unknown table 'pfedsim-table4'; did you mean"),
+        ("pfedsim-table1", "pfedsim-table2"),
         ("pfedsim-table3 --columns cifar10", "unknown column of pfedsim-table3 'cifar10'; did you mean"),
         ("pfedsim-table3 --methods fedpr", "unknown method of pfedsim-table3 'fedpr'; did you mean"),
         ("pfedsim-table3 --share 2", "share = 2: must be above 0 and at most 1"),

@@ -59,9 +59,9 @@ def reproduce_command(
     require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
     require(hours is None or hours > 0, f"hours = {hours:g}: must be more than 0" if hours is not None else "")
     require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: one per core)")
+    chosen = [find_table(key, [similarities.KEY]) for key in tables if key != similarities.KEY]
     if similarities.KEY in tables:
         print(similarities.rebuild(results, seeds))
-    chosen = [find_table(key) for key in tables if key != similarities.KEY]
     if not chosen:
         return
     cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]

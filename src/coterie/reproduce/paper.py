@@ -127,10 +127,10 @@ def paper_tables() -> dict[str, PaperTable]:
     }
 
 
-def find_table(key: str) -> PaperTable:
-    """The table of that key."""
+def find_table(key: str, besides: Sequence[str] = ()) -> PaperTable:
+    """The table of that key; an error names what is allowed besides."""
     if key not in paper_tables():
-        raise unknown("table", key, paper_tables())
+        raise unknown("table", key, [*paper_tables(), *besides])
     return paper_tables()[key]
 
 

@@ -28,6 +28,7 @@ from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
+from coterie.rounds.sampling import cohort_size
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -78,6 +79,10 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "least_sites", min(most, max(2, most // 2 + 1)))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
+        self.defence.require_enough(
+            min(self.least_sites, cohort_size(self.join, self.least_sites)),
+            f"raise least_sites (it is {self.least_sites}) or join",
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
@@ -181,6 +186,7 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
+            defence=self.defence,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

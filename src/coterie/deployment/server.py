@@ -15,15 +15,17 @@ from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.downloads import begin_anew, owed
-from coterie.core.exchange import Applied, Uploads, apply
+from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
 from coterie.core.task import Task
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, one_line, read_text, unpack
-from coterie.rounds.collect import receive
+from coterie.rounds.collect import declared_columns, receive, screened
+from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
+from coterie.rounds.quarantine import Arrived, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
@@ -46,6 +48,7 @@ class Report:
     asked: list[str]
     answered: list[str] = field(default_factory=list)
     diverged: list[str] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)  # whose answers were set aside, and why
     lost: list[str] = field(default_factory=list)  # sites that had lost what they kept
     refused: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -69,6 +72,7 @@ class Server:
         agreement.kind.check(self.federation)
         self.federation.validation_sizes.zero_()
         agreement.kind.init(self.federation)
+        set_up_defences(agreement.kind, self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._begins_anew = False
@@ -258,31 +262,42 @@ class Server:
         report.answered = [name for name in report.asked if name in round.answers]
         handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
         report.missing = [name for name in report.asked if name not in handled]
-        counted = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
-        round.delivery.undo(round.cohort[~torch.isin(round.cohort, counted)])
+        answered = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
+        arrived, out = screened(federation, self._arrived(answered, [round.answers[name] for name in report.answered]))
+        for client, reason in out.items():
+            site = self.agreement.sites[client]
+            report.quarantined[site] = reason
+            report.trained.pop(site, None)
+            log.warning("round %d: the answer of site %s is set aside: %s", report.round, site, reason)
+        report.answered = [name for name in report.answered if name not in report.quarantined]
+        round.delivery.undo(round.cohort[~torch.isin(round.cohort, arrived.cohort)])
         report.mixes += round.delivery.applied
         if report.answered:
-            uploads = self._received(counted, [round.answers[name] for name in report.answered])
+            uploads = receive(federation, arrived)
             name, mark = type(method).__name__, exchange_mark(federation.round)
             report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
 
-    def _received(self, cohort: Tensor, answers: list[Parcel]) -> Uploads:
+    def _arrived(self, cohort: Tensor, answers: list[Parcel]) -> Arrived:
         """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""
         federation, method = self.federation, self.agreement.kind
         recipe, uploads = method.recipe(federation), method.uploads(federation)
+        declared = declared_columns(federation, uploads)
+        if not answers:
+            return Arrived(cohort, {}, declared, {})
         changed = {*trained_slots(recipe), *(keep.slot for keep in keeps(recipe)), *uploads}
         held = {slot: federation[slot].rows(cohort) for slot in sorted(changed)}
-        for slot, group in uploads.items():
+        for slot, columns in declared.items():
             sent = torch.stack([answer.tensors[f"slot.{slot}"] for answer in answers])
-            federation.layout.columns(group).within(federation[slot].columns).put(held[slot], sent)
+            columns.within(federation[slot].columns).put(held[slot], sent)
         names = [name for name in answers[0].tensors if name.startswith("measured.")]
         measured = {
             name.removeprefix("measured."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
         }
-        return receive(federation, uploads, cohort, held, measured)
+        losses = [mean_loss(answer.note.get("trained") or {}) for answer in answers]
+        return Arrived(cohort, held, declared, measured, losses)
 
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""

@@ -161,9 +161,10 @@ class Site:
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
         me = torch.tensor([self.client])
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
-        uploads, diverged = collect(federation, recipe, note["uploads"], me, trained)
+        collected = collect(federation, recipe, note["uploads"], me, trained)
+        uploads = collected.uploads
         answer["seconds"] = time.perf_counter() - begin
-        if diverged:
+        if collected.diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
             answer["trained"] = self._told(score)

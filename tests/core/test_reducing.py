@@ -155,7 +155,9 @@ REFUSED = ["apple", "feddistill", "feddyn", "fedfomo", "fedgen", "fedgh", "fedpa
 @pytest.mark.parametrize("method", REFUSED)
 def test_methods_whose_shares_are_not_defined_are_refused_before_anybody_trains(method: str) -> None:
     with pytest.raises(CoterieError, match=r"share_limit = 0.5: .* no share can be bounded"):
-        Experiment(method, partition=Dirichlet(clients=4, alpha=5.0), validation=0.2, rounds=1, share=0.1, share_limit=0.5).run()
+        Experiment(
+            method, partition=Dirichlet(clients=4, alpha=5.0), validation=0.2, rounds=1, share=0.1, share_limit=0.5
+        ).run()
 
 
 def test_too_few_clients_are_refused() -> None:

@@ -26,7 +26,9 @@ class Defence:
         1.0, "No other client counts for more than this share of any mix (1: no limit).", "defence"
     )
     quarantine: float = setting(
-        0.0, "Set uploads aside whose norm or loss jumps by so many robust deviations (0: never; 6 is usual).", "defence"
+        0.0,
+        "Set uploads aside whose norm or loss jumps by so many robust deviations (0: never; 6 is usual).",
+        "defence",
     )
     quarantine_rounds: int = setting(3, "Rounds without a jump after which a client's uploads count again.", "defence")
 

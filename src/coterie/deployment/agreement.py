@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import FederationTerms
+from coterie.deployment.terms import CHANGEABLE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -39,10 +39,9 @@ class Agreement(FederationTerms):
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
     of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
-    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` (a majority, and at
-    least 2, unless told otherwise) have. At the
-    start the server waits up to `gather` seconds for everybody; later it waits up to `patience` seconds for
-    `least_sites` and then gives up.
+    on without the sites that have not answered within `deadline` seconds, or sooner where they are known to be quicker,
+    as long as `least_sites` (a majority, and at least 2, unless told otherwise) have. At the start the server waits up
+    to `gather` seconds for everybody; later it waits up to `patience` seconds for `least_sites` and then gives up.
 
     >>> two = Agreement(name="trial", sites=("a", "b"), shape=(1, 8, 8), classes=10, method="fedper")
     >>> two.federation().clients, Agreement.parse(two.plain()) == two
@@ -127,8 +126,7 @@ class Agreement(FederationTerms):
     @property
     def fingerprint(self) -> str:
         """A short text that differs where anything differs on which results depend, plug-ins included."""
-        waiting = ("deadline", "least_sites", "gather", "patience")
-        values = {name: value for name, value in self.plain().items() if name not in waiting}
+        values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:

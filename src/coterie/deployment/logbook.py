@@ -69,6 +69,7 @@ class Logbook:
             "rounds": self.agreement.rounds,
             "present": sorted(present),
             "message": message,
+            **({"quarantined": server.quarantined} if server.quarantined else {}),
         }
         write_whole(self.path / STATUS, json.dumps(values).encode())
 

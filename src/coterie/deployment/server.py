@@ -25,7 +25,7 @@ from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
-from coterie.rounds.quarantine import Arrived, mean_loss
+from coterie.rounds.quarantine import LEFT, Arrived, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
@@ -176,12 +176,30 @@ class Server:
         self._open.report.seconds["tasks"] = time.perf_counter() - begin
         return tasks
 
-    def _tasks(self, delivery: Delivery) -> dict[str, Parcel]:
-        """What the delivery's clients are to do, and all that they are owed for it."""
+    def ask_more(self, names: list[str]) -> dict[str, Parcel]:
+        """The tasks of further sites in the open round, or once more of those that were asked: too few have answered.
+
+        Whoever was asked before is owed the same as then.
+        """
+        round = self._opened()
+        new = sorted(self.agreement.sites.index(name) for name in names if name not in round.report.asked)
+        if new:
+            round.delivery.undo()
+            round.cohort = torch.cat([round.cohort, torch.tensor(new)]).sort().values
+            round.delivery = Delivery(self.agreement.kind, self.federation, round.cohort)
+            round.report.asked = [self.agreement.sites[client] for client in round.cohort.tolist()]
+        found = self._tasks(round.delivery, names)
+        round.report.bytes["down"] += sum(task.bytes for task in found.values())
+        return found
+
+    def _tasks(self, delivery: Delivery, names: list[str] | None = None) -> dict[str, Parcel]:
+        """What the delivery's clients (or some) are to do, and all that they are owed for it."""
         peers = delivery.peers()
+        named = {self.agreement.sites[client]: client for client in delivery.clients.tolist()}
         return {
-            self.agreement.sites[client]: self._task(client, list(peers.get(client, ())))
-            for client in delivery.clients.tolist()
+            name: self._task(client, list(peers.get(client, ())))
+            for name, client in named.items()
+            if names is None or name in names
         }
 
     def _task(self, client: int, peers: list[int]) -> Parcel:
@@ -230,6 +248,7 @@ class Server:
             log.warning("round %d: site %s diverged; it keeps its last good model", round.report.round, name)
             return
         round.answers[name] = answer
+        round.report.refused.pop(name, None)
         round.report.bytes["up"] += packed.bytes
         for moment in ("received", "trained"):
             if answer.note.get(moment):
@@ -250,9 +269,25 @@ class Server:
         return round.expected
 
     @property
-    def answered(self) -> int:
-        """How many answers of the open round count so far."""
-        return len(self._opened().answers)
+    def asked(self) -> list[str]:
+        """The sites that were asked in the open round."""
+        return list(self._opened().report.asked)
+
+    @property
+    def answered(self) -> list[str]:
+        """The sites whose answers of the open round count so far."""
+        return list(self._opened().answers)
+
+    @property
+    def settled(self) -> list[str]:
+        """The sites that have nothing more to say in the open round: they answered, or diverged."""
+        return [*self.answered, *self._opened().report.diverged]
+
+    @property
+    def quarantined(self) -> list[str]:
+        """The sites whose answers do not count for now."""
+        left = self.federation.values.get(LEFT)
+        return [] if left is None else [self.agreement.sites[client] for client in left.nonzero()[:, 0].tolist()]
 
     def close_round(self) -> Report:
         """Mix what has come in. Sites that were asked and have not answered keep what they had."""

@@ -97,7 +97,9 @@ def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
             (away > defence.quarantine) & (jump(standing, past[:, kind]) > defence.quarantine)
         )
         for place in jumped.nonzero()[:, 0].tolist():
-            what = f"its loss is {values[place]:.3g} times" if kind else f"its {parts[place]} is {values[place]:.3g} times"
+            what = (
+                f"its loss is {values[place]:.3g} times" if kind else f"its {parts[place]} is {values[place]:.3g} times"
+            )
             reasons[place] = reasons[place] or f"{what} what is usual in the round"
         jumps |= jumped
         past[:, kind] = torch.cat([past[:, kind, 1:], standing[:, None]], 1)

@@ -135,7 +135,7 @@ def test_other_terms_cannot_change_while_it_runs(tmp_path: Path, caplog: pytest.
 
 def test_who_gives_up_says_who_is_at_work_and_who_is_not_here(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=3, deadline=30.0, gather=10.0, patience=100.0, least_sites=2)
-    trial = Trial(tmp_path, agreement, site_b=Behaviour(takes=1e6), site_c=Behaviour(goes=3.5))
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(takes=1e6), site_c=Behaviour(goes=3.0))
     with pytest.raises(
         CoterieError, match=r"round 1: 1 of at least 2 sites answered within 130 s; at work: site-b \(1"
     ):

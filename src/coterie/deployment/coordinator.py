@@ -125,12 +125,12 @@ class Coordinator:
     def _enough(self) -> dict[str, int]:
         """The sites that are here, once they are as many as a round needs."""
         begin = self._clock()
-        while len(present := self._present()) < self.agreement.least_sites:
+        while len(present := self._present()) < (least := self.agreement.least_sites):
             if self._clock() >= begin + self.agreement.patience:
+                round, others = self.server.federation.round + 1, self._others(list(present))
                 raise CoterieError(
-                    f"round {self.server.federation.round + 1}: {len(present)} of at least {self.agreement.least_sites} "
-                    f"sites were there within {self.agreement.patience:g} s{self._others(list(present))}; start the missing "
-                    "ones, then the server again: it resumes"
+                    f"round {round}: {len(present)} of at least {least} sites were there within "
+                    f"{self.agreement.patience:g} s{others}; start the missing ones, then the server again: it resumes"
                 )
             self._sleep(POLL)
         return present
@@ -179,13 +179,15 @@ class Coordinator:
 
     def _wait_on(self, needed: int) -> None:
         """Say that a round cannot go on yet, and why: nothing is done again, and nobody's work is lost."""
-        round, answered = self.server.federation.round, len(self.server.answered)
-        told = f"round {round} waits for answers: {answered} of at least {needed} have come{self._others(self.server.answered)}"
+        round, answered = self.server.federation.round, self.server.answered
+        told = (
+            f"round {round} waits for answers: {len(answered)} of at least {needed} have come{self._others(answered)}"
+        )
         log.warning("%s", told)
         self._status("running", told)
 
     def _ask_more(self) -> None:
-        """Ask whoever is here with nothing to do and has not answered yet: newcomers, and who could not do it before."""
+        """Ask whoever is here with nothing to do and has not answered: newcomers, and who could not do it before."""
         settled = self.server.settled
         present = {name: node for name, node in self._present().items() if name not in settled}
         if present:
@@ -196,9 +198,9 @@ class Coordinator:
         answered, others = len(self.server.answered), self._others(self.server.answered)
         round = self.server.abandon_round().round
         raise CoterieError(
-            f"round {round}: {answered} of at least {needed} sites answered within {seconds:.0f} s{others}; start those "
-            "that are missing, raise deadline or patience in federation.toml if they are slow, then start the server "
-            "again: it resumes, and what is trained is not trained again"
+            f"round {round}: {answered} of at least {needed} sites answered within {seconds:.0f} s{others}; start the "
+            "missing ones, raise deadline or patience in federation.toml if they are slow, then start the server again: "
+            "it resumes, and what is trained is not trained again"
         )
 
     def _others(self, done: list[str]) -> str:
@@ -235,8 +237,8 @@ class Coordinator:
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
         terms = self.agreement
-        # An answer may come after the deadline and still count, where too few others have come; later, it tells at least
-        # how long the site takes.
+        # An answer may come after the deadline and still count, where too few others have come; later it still tells how
+        # long the site takes.
         whole = terms.deadline + 2 * terms.patience
         seconds = {"hello": terms.hello, "work": whole, "finish": terms.deadline}[purpose]
         self.transport.send(node, purpose, content, seconds)

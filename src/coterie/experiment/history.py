@@ -191,7 +191,7 @@ class History:
     def diverged(
         self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged", "quarantined"] = "diverged"
     ) -> dict[str, list[int]]:
-        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by their names."""
+        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
             for client in line.get(what, ()):  # lines of older runs do not tell of everything

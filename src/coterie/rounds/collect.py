@@ -51,9 +51,9 @@ def collect(
     if diverged:
         losses = [loss for loss, good in zip(losses, finite.tolist(), strict=bool(losses)) if good]
         cohort, measured = cohort[finite], _some(measured, finite)
-    rows = _some(trained.rows, finite) if diverged else trained.rows
-    around = ClientRows(federation, cohort, rows)
-    held = {**rows, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
+    finished = _some(trained.rows, finite) if diverged else trained.rows
+    around = ClientRows(federation, cohort, finished)
+    held = {**finished, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
     kept = {measure.name for measure in measures(recipe) if measure.keep}
     sent = {name: values for name, values in measured.items() if name not in kept}
     arrived = Arrived(cohort, held, declared_columns(federation, uploads), sent, losses)

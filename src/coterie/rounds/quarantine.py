@@ -11,8 +11,8 @@ slot, a measurement) let x_pk be how far client k moved it (the norm of its chan
     b_k = (u_k − median(past u_k)) / spread(past u_k)     and from its own past
 
 with spread = max(1.4826 · median absolute deviation, 0.25), and the same for the loss on the client's own test samples
-after training, in place of r. An upload jumps if a_k > 2c, or if a_k > c and b_k > c (c is `quarantine`); a past of fewer
-than three rounds says nothing. Only upwards: who moves little does no harm.
+after training, in place of r. An upload jumps if a_k > 2c, or if a_k > c and b_k > c (c is `quarantine`); a past of
+fewer than three rounds says nothing. Only upwards: who moves little does no harm.
 
 An upload that jumps counts like one that diverged: nothing of it is kept, in nobody's mix, and its client goes on from
 its last good row. So do its next ones, until `quarantine_rounds` of them in a row have not jumped. With fewer than five
@@ -97,10 +97,8 @@ def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
             (away > defence.quarantine) & (jump(standing, past[:, kind]) > defence.quarantine)
         )
         for place in jumped.nonzero()[:, 0].tolist():
-            what = (
-                f"its loss is {values[place]:.3g} times" if kind else f"its {parts[place]} is {values[place]:.3g} times"
-            )
-            reasons[place] = reasons[place] or f"{what} what is usual in the round"
+            what = "loss" if kind else parts[place]
+            reasons[place] = reasons[place] or f"its {what} is {values[place]:.3g} times what is usual in the round"
         jumps |= jumped
         past[:, kind] = torch.cat([past[:, kind, 1:], standing[:, None]], 1)
     out = jumps | (left > 0)
@@ -126,7 +124,7 @@ def distances(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jump(standing: Tensor, past: Tensor) -> Tensor:
-    """How far each client is from where it used to stand, `past [m, n]` (NaN: unknown): `[m]`, 0 if that says nothing."""
+    """How far each client is from where it used to stand, `past [m, n]` (NaN: unknown): `[m]`, 0 if too little is."""
     usual = torch.nanquantile(past, 0.5, dim=1)
     far = (standing - usual) / _spread(past)
     known = (~past.isnan()).sum(1) >= ENOUGH

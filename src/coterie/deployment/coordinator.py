@@ -199,8 +199,8 @@ class Coordinator:
         round = self.server.abandon_round().round
         raise CoterieError(
             f"round {round}: {answered} of at least {needed} sites answered within {seconds:.0f} s{others}; start the "
-            "missing ones, raise deadline or patience in federation.toml if they are slow, then start the server again: "
-            "it resumes, and what is trained is not trained again"
+            "missing ones, raise deadline or patience in federation.toml if they are slow, then start the server "
+            "again: it resumes, and what is trained is not trained again"
         )
 
     def _others(self, done: list[str]) -> str:
@@ -237,8 +237,8 @@ class Coordinator:
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
         terms = self.agreement
-        # An answer may come after the deadline and still count, where too few others have come; later it still tells how
-        # long the site takes.
+        # An answer may come after the deadline and count, where too few others have come; later it still tells how long
+        # the site takes.
         whole = terms.deadline + 2 * terms.patience
         seconds = {"hello": terms.hello, "work": whole, "finish": terms.deadline}[purpose]
         self.transport.send(node, purpose, content, seconds)

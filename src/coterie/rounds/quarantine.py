@@ -10,9 +10,12 @@ slot, a measurement) let x_pk be how far client k moved it (the norm of its chan
     a_k = u_k / spread_j(s)                 its distance from the cohort
     b_k = (u_k − median(past u_k)) / spread(past u_k)     and from its own past
 
-with spread = max(1.4826 · median absolute deviation, 0.25), and the same for the loss on the client's own test samples
-after training, in place of r. An upload jumps if a_k > 2c, or if a_k > c and b_k > c (c is `quarantine`); a past of
-fewer than three rounds says nothing. Only upwards: who moves little does no harm.
+with spread = max(1.4826 · median absolute deviation, 0.25). An upload jumps if a_k > 2c, or if a_k > c and b_k > c (c
+is `quarantine`); a past of fewer than three rounds says nothing. Only upwards: who moves little does no harm.
+
+The loss is that on the client's own test samples after training. With l_k = loss_k + l/10, where l is the median loss
+of the first round that was judged (losses far below that are all alike), r_k = l_k / median_j l_j, and all else as
+above. But it jumps only if a_k > 2c and b_k > c: some clients' data are harder than all others', and losses are noisy.
 
 An upload that jumps counts like one that diverged: nothing of it is kept, in nobody's mix, and its client goes on from
 its last good row. So do its next ones, until `quarantine_rounds` of them in a row have not jumped. With fewer than five
@@ -37,10 +40,12 @@ from coterie.core.federation import Federation
 from coterie.core.task.base import LOSS, SAMPLES
 
 LEFT = "quarantine.left"  # value [K]: uploads that must not jump before the client's count again
+FIRST_LOSS = "quarantine.first_loss"  # value: the median loss of the first round that was judged; 0: none yet
 PAST = "quarantine.past"  # value [K, 2, REMEMBERED]: where the client stood when its uploads counted; NaN: not yet
 REMEMBERED = 20
 ENOUGH = 3  # a shorter past says nothing
 LEAST_SPREAD = 0.25
+ALIKE = 0.1  # of the first loss: smaller ones do not differ
 AS_DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
 
@@ -73,6 +78,7 @@ def begin_watch(federation: Federation) -> None:
         return
     count = federation.clients
     federation.add_value(LEFT, torch.zeros(count, dtype=torch.int64), per_client=True, held_by="server")
+    federation.add_value(FIRST_LOSS, torch.zeros((), dtype=torch.float64), held_by="server")
     nothing = torch.full((count, 2, REMEMBERED), torch.nan, dtype=torch.float64)
     federation.add_value(PAST, nothing, per_client=True, held_by="server")
 
@@ -88,14 +94,14 @@ def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
         return {int(client): why for client in cohort[left > 0]}
     past = federation.values[PAST][cohort]
     ratios, parts = _largest(len(cohort), _moved(federation, arrived))
-    losses = torch.tensor([math.nan if one is None else one for one in arrived.losses], dtype=torch.float64)
+    losses = _with_least(federation, [math.nan if one is None else one for one in arrived.losses])
     jumps = torch.zeros(len(cohort), dtype=torch.bool)
     reasons = [""] * len(cohort)
     for kind, values in enumerate((ratios, _relative(losses))):
         standing, away = distances(values)
-        jumped = (away > 2 * defence.quarantine) | (
-            (away > defence.quarantine) & (jump(standing, past[:, kind]) > defence.quarantine)
-        )
+        near, far = away > defence.quarantine, away > 2 * defence.quarantine
+        own = jump(standing, past[:, kind]) > defence.quarantine
+        jumped = far & own if kind else far | (near & own)
         for place in jumped.nonzero()[:, 0].tolist():
             what = "loss" if kind else parts[place]
             reasons[place] = reasons[place] or f"its {what} is {values[place]:.3g} times what is usual in the round"
@@ -106,6 +112,15 @@ def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
     federation.keep_value(LEFT, cohort, torch.where(jumps, defence.quarantine_rounds, (left - 1).clamp(min=0)))
     still = [f"it is still in quarantine (rounds without a jump that are left: {count - 1})" for count in left.tolist()]
     return {int(cohort[place]): reasons[place] or still[place] for place in out.nonzero()[:, 0].tolist()}
+
+
+def _with_least(federation: Federation, losses: list[float]) -> Tensor:
+    """Losses `[m]` that are lifted by a tenth of the first round's median, which is taken note of."""
+    values = torch.tensor(losses, dtype=torch.float64)
+    usual = torch.nanquantile(values, 0.5)
+    if not bool(federation.values[FIRST_LOSS]) and bool(usual.isfinite()):
+        federation.values[FIRST_LOSS] = usual
+    return values + ALIKE * federation.values[FIRST_LOSS]
 
 
 def distances(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ def test_diabetes_is_embedded_and_standardised() -> None:
         ct.load("diabetes", task="classification")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
 def test_engines_agree(method: str) -> None:
     serial, stacked, processes = (run(method, engine=engine) for engine in ("serial", "stacked", "processes"))

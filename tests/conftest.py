@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Crowded tests are one group, before pytest-xdist looks for groups; examples that check methods are long."""
     for item in items:
-        if isinstance(item, pytest.DoctestItem) and item.name.startswith("coterie.testing."):
+        if isinstance(item, pytest.DoctestItem) and item.name.startswith("coterie.testing"):
             item.add_marker(pytest.mark.thorough)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:

@@ -20,6 +20,8 @@ from coterie.methods import METHODS
 from listening import power_cut
 from support import without_times
 
+pytestmark = pytest.mark.thorough
+
 NEED_CLASSES = {"feddistill", "fedgen", "fedgh", "fedpac", "fedproto", "fedrema", "fedrod", "pfedcs"}
 QUICK: dict[str, Any] = {"data": "diabetes", "rounds": 3, "epochs": 1, "threads": 1}
 
@@ -40,7 +42,6 @@ def test_diabetes_is_embedded_and_standardised() -> None:
         ct.load("diabetes", task="classification")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
 def test_engines_agree(method: str) -> None:
     serial, stacked, processes = (run(method, engine=engine) for engine in ("serial", "stacked", "processes"))

@@ -23,6 +23,7 @@ def test_of_is_the_union_of_its_spans(found: list[tuple[int, int]]) -> None:
     assert members(Columns.of(*found)) == {column for start, stop in found for column in range(start, stop)}
 
 
+@pytest.mark.thorough
 @given(column_sets, column_sets)
 def test_algebra_is_that_of_sets(a: Columns, b: Columns) -> None:
     assert members(a | b) == members(a) | members(b)

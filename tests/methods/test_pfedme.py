@@ -106,6 +106,7 @@ def test_relaxing_leaves_statistics_as_trained() -> None:
     assert_near(far.group("parameters") - initial, 1.7 * moved)
 
 
+@pytest.mark.thorough
 def test_bytes_and_weights() -> None:
     whole = play(PFedMe(beta=0.5))
     assert_bytes(whole, up=whole.bytes_of("all"), down=whole.bytes_of("all"))

@@ -212,6 +212,7 @@ def test_a_run_carries_on_without_the_file(tmp_path: Path) -> None:
     assert torch.equal(final_rows(resume(tmp_path / "run")), final_rows(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_workers_of_comparisons_and_engines_take_it_too(tmp_path: Path) -> None:
     path = handed_over(tmp_path / "p.npz")

@@ -51,6 +51,7 @@ def some_digits() -> Dataset:
     return Dataset("some digits", digits.inputs[:300], digits.labels[:300], classes=10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_fedavg_equals_the_plain_loop(model: str, join: float) -> None:
@@ -172,6 +173,7 @@ def test_the_same_experiment_gives_the_same_bits_and_another_seed_does_not() -> 
     assert not torch.allclose(final_rows(one), final_rows(other), atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_the_global_state_as_it_was() -> None:
     torch.manual_seed(7)
     before, threads = torch.get_rng_state(), torch.get_num_threads()

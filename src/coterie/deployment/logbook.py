@@ -43,10 +43,10 @@ class Logbook:
         path = self._kept(server.federation.round)
         save_tensors(path, dict(server.federation.state()), about)
         link_whole(path, self.path / CHECKPOINT)
-        newest = [round for round in self.checkpoints() if round <= server.federation.round][
-            -self.agreement.checkpoints :
-        ]
-        for round in set(self.checkpoints()) - set(newest):  # what is later was taken back
+        counted = [round for round in self.checkpoints() if round <= server.federation.round]
+        for round in set(self.checkpoints()) - set(
+            counted[-self.agreement.checkpoints :]
+        ):  # later ones were taken back
             self._kept(round).unlink(missing_ok=True)
 
     def checkpoints(self) -> list[int]:

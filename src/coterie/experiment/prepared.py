@@ -146,11 +146,13 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
-    method.check(prepared.empty_federation())
+    begun = prepared.empty_federation()
+    method.check(begun)
     experiment.defence.require_enough(
         cohort_size(experiment.join, len(prepared.participants)), "let more clients take part in a round"
     )
-    prepared.federation()  # what cannot be set up shows before the first round
+    method.init(begun)  # what cannot be set up shows before the first round
+    set_up_defences(method, begun)
     return prepared
 
 

@@ -14,24 +14,24 @@ from tests.deployment.test_coordinator import Behaviour, KilledError, Trial
 
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
-from coterie.deployment.pace import Pace
 from coterie.deployment.server import Server
 from coterie.errors import CoterieError
 from coterie.testing.together import SITES, Together, agreed
 
 
 def test_the_deadline_is_three_times_the_slowest_of_the_last_five_answers() -> None:
-    pace = Pace()
+    times = AnswerTimes()
     for seconds in (90.0, 20.0, 11.0, 12.0, 13.0):
-        pace.took("a", seconds)
-    assert pace.deadline(["a"], 600.0) == 270.0
-    pace.took("a", 14.0)  # the first is forgotten
-    assert pace.deadline(["a"], 600.0) == 60.0
-    pace.took("b", 1.0)
-    assert pace.deadline(["b"], 600.0) == 30.0
-    assert pace.deadline(["b"], 10.0) == 10.0
-    assert pace.deadline(["a", "b", "c"], 600.0) == 600.0
+        times.took("a", seconds)
+    assert times.deadline(["a"], 600.0) == 270.0
+    times.took("a", 14.0)  # the first is forgotten
+    assert times.deadline(["a"], 600.0) == 60.0
+    times.took("b", 1.0)
+    assert times.deadline(["b"], 600.0) == 30.0
+    assert times.deadline(["b"], 10.0) == 10.0
+    assert times.deadline(["a", "b", "c"], 600.0) == 600.0
 
 
 def slow(seconds: float, **more: Any) -> dict[str, Behaviour]:

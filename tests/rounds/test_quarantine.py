@@ -24,7 +24,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.resume import resume
 from coterie.partition import Dirichlet
 from coterie.rounds.listeners import StopAfter
-from coterie.rounds.quarantine import Arrived, begin_watch, distances, jump, set_aside
+from coterie.rounds.quarantine import Incoming, begin_watch, distances, jump, set_aside
 from coterie.rounds.round import Rounds
 from coterie.testing.together import CLASSES, WIDTH, Together, TrialAgreement, simulated, site_data
 from support import tiny
@@ -63,7 +63,7 @@ def moved(federation: Federation, lengths: list[float], losses: list[float | Non
         steps[client, client] = length
     held = {"model": federation["model"].rows(ids) + steps}
     told: list[float | None] = [1.0] * len(lengths) if losses is None else losses
-    return set_aside(federation, Arrived(ids, held, {"model": everything}, {}, told))
+    return set_aside(federation, Incoming(ids, held, {"model": everything}, {}, told))
 
 
 def test_distances_worked_out_by_hand() -> None:
@@ -126,7 +126,7 @@ def test_measurements_count_and_columns_without_a_former_value_do_not() -> None:
     rows = federation["model"].rows(ids)
     told = torch.ones(CLIENTS, 3)
     told[4] = torch.tensor([1e9, torch.nan, 0.0])
-    found = set_aside(federation, Arrived(ids, {}, {}, {"means": told}, [None] * CLIENTS))
+    found = set_aside(federation, Incoming(ids, {}, {}, {"means": told}, [None] * CLIENTS))
     assert list(found) == [4]
     assert "'means'" in found[4]
     local = tiny("local", clients=CLIENTS).prepare().federation()
@@ -134,8 +134,8 @@ def test_measurements_count_and_columns_without_a_former_value_do_not() -> None:
     begin_watch(local)
     local["model"].tracks.trained(ids, Columns())  # nobody sent anything
     rows[3] += 1e6
-    arrived = Arrived(ids, {"model": rows}, {"model": everything}, {}, [None] * CLIENTS)
-    assert set_aside(local, arrived) == {}
+    incoming = Incoming(ids, {"model": rows}, {"model": everything}, {}, [None] * CLIENTS)
+    assert set_aside(local, incoming) == {}
 
 
 def test_it_counts_again_after_so_many_rounds_without_a_jump() -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.pace import Pace
 from coterie.deployment.server import Report, Server, fault_of
 from coterie.deployment.wire import Packed, Parcel, one_line, pack, read_text
 from coterie.errors import CoterieError
@@ -68,7 +68,7 @@ class Coordinator:
         self.server, self.transport, self.logbook = server, transport, logbook
         self._terms = terms or LiveTerms(server.agreement)
         self._clock, self._sleep = clock, sleep
-        self._pace = Pace()
+        self._times = AnswerTimes()
         self._sites: dict[int, str] = {}  # the site of every node that was admitted
         self._free: dict[int, str] = {}  # idle nodes, with the names they were registered by
         self._names: dict[int, str] = {}  # those names of all nodes ever seen
@@ -147,7 +147,7 @@ class Coordinator:
         while self._waiting or len(self.server.answered) < needed:
             self._listen()
             now = self._clock()
-            late = now >= begin + self._pace.deadline(self.server.asked, self.agreement.deadline)
+            late = now >= begin + self._times.deadline(self.server.asked, self.agreement.deadline)
             if len(self.server.answered) >= needed:
                 if late:
                     break
@@ -268,7 +268,7 @@ class Coordinator:
             self._free[answer.node] = self._names.get(answer.node, "")
         asked = self._at_work.pop(answer.node, None) if answer.purpose == "work" else None
         if asked is not None and not isinstance(answer.content, str):
-            self._pace.took(asked[0], self._clock() - asked[1])
+            self._times.took(asked[0], self._clock() - asked[1])
         if answer.purpose == "hello":
             self._admit(answer)
         elif answer.node in self._waiting:

@@ -25,7 +25,7 @@ from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
-from coterie.rounds.quarantine import LEFT, Arrived, mean_loss
+from coterie.rounds.quarantine import LEFT, Incoming, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
@@ -298,30 +298,32 @@ class Server:
         handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
         report.missing = [name for name in report.asked if name not in handled]
         answered = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
-        arrived, out = screened(federation, self._arrived(answered, [round.answers[name] for name in report.answered]))
+        incoming, out = screened(
+            federation, self._incoming(answered, [round.answers[name] for name in report.answered])
+        )
         for client, reason in out.items():
             site = self.agreement.sites[client]
             report.quarantined[site] = reason
             report.trained.pop(site, None)
             log.warning("round %d: the answer of site %s is set aside: %s", report.round, site, reason)
         report.answered = [name for name in report.answered if name not in report.quarantined]
-        round.delivery.undo(round.cohort[~torch.isin(round.cohort, arrived.cohort)])
+        round.delivery.undo(round.cohort[~torch.isin(round.cohort, incoming.cohort)])
         report.mixes += round.delivery.applied
         if report.answered:
-            uploads = receive(federation, arrived)
+            uploads = receive(federation, incoming)
             name, mark = type(method).__name__, exchange_mark(federation.round)
             report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
 
-    def _arrived(self, cohort: Tensor, answers: list[Parcel]) -> Arrived:
+    def _incoming(self, cohort: Tensor, answers: list[Parcel]) -> Incoming:
         """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""
         federation, method = self.federation, self.agreement.kind
         recipe, uploads = method.recipe(federation), method.uploads(federation)
         declared = declared_columns(federation, uploads)
         if not answers:
-            return Arrived(cohort, {}, declared, {})
+            return Incoming(cohort, {}, declared, {})
         changed = {*trained_slots(recipe), *(keep.slot for keep in keeps(recipe)), *uploads}
         held = {slot: federation[slot].rows(cohort) for slot in sorted(changed)}
         for slot, columns in declared.items():
@@ -332,7 +334,7 @@ class Server:
             name.removeprefix("measured."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
         }
         losses = [mean_loss(answer.note.get("trained") or {}) for answer in answers]
-        return Arrived(cohort, held, declared, measured, losses)
+        return Incoming(cohort, held, declared, measured, losses)
 
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""

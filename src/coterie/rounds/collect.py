@@ -13,7 +13,7 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
-from coterie.rounds.quarantine import Arrived, set_aside
+from coterie.rounds.quarantine import Incoming, set_aside
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ def collect(
     held = {**finished, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
     kept = {measure.name for measure in measures(recipe) if measure.keep}
     sent = {name: values for name, values in measured.items() if name not in kept}
-    arrived = Arrived(cohort, held, declared_columns(federation, uploads), sent, losses)
-    arrived, quarantined = screened(federation, arrived)
+    incoming = Incoming(cohort, held, declared_columns(federation, uploads), sent, losses)
+    incoming, quarantined = screened(federation, incoming)
     for name in kept:
-        federation.keep_value(name, arrived.cohort, measured[name][torch.isin(cohort, arrived.cohort)])
-    return Collected(receive(federation, arrived), diverged, quarantined)
+        federation.keep_value(name, incoming.cohort, measured[name][torch.isin(cohort, incoming.cohort)])
+    return Collected(receive(federation, incoming), diverged, quarantined)
 
 
 def declared_columns(federation: Federation, uploads: Mapping[str, str]) -> dict[str, Columns]:
@@ -68,23 +68,23 @@ def declared_columns(federation: Federation, uploads: Mapping[str, str]) -> dict
     return {name: federation.layout.columns(group) for name, group in uploads.items()}
 
 
-def screened(federation: Federation, arrived: Arrived) -> tuple[Arrived, dict[int, str]]:
+def screened(federation: Federation, incoming: Incoming) -> tuple[Incoming, dict[int, str]]:
     """What counts of all that came in, and whose does not, with the reason."""
-    out = set_aside(federation, arrived)
+    out = set_aside(federation, incoming)
     if not out:
-        return arrived, out
-    counts = ~torch.isin(arrived.cohort, torch.tensor(list(out)))
-    held, measured = _some(arrived.held, counts), _some(arrived.measured, counts)
-    return Arrived(arrived.cohort[counts], held, arrived.declared, measured), out
+        return incoming, out
+    counts = ~torch.isin(incoming.cohort, torch.tensor(list(out)))
+    held, measured = _some(incoming.held, counts), _some(incoming.measured, counts)
+    return Incoming(incoming.cohort[counts], held, incoming.declared, measured), out
 
 
 def _some(rows: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
     return {name: values[chosen] for name, values in rows.items()}
 
 
-def receive(federation: Federation, arrived: Arrived) -> Uploads:
+def receive(federation: Federation, incoming: Incoming) -> Uploads:
     """Take in what the cohort holds now: what was sent of it, the server knows."""
-    cohort, held, declared = arrived.cohort, arrived.held, arrived.declared
+    cohort, held, declared = incoming.cohort, incoming.held, incoming.declared
     around = ClientRows(federation, cohort, held)
     remembered = {
         name: (slot.follows(around) if callable(slot.follows) else around.after(slot.follows, slot.columns))
@@ -98,7 +98,7 @@ def receive(federation: Federation, arrived: Arrived) -> Uploads:
             slot.tracks.trained(cohort, declared.get(name, Columns()))
     federation.rounds_taken[cohort] += 1
     federation.last_round[cohort] = federation.round
-    return Uploads(federation.as_seen_by_server(), cohort, held, declared, arrived.measured)
+    return Uploads(federation.as_seen_by_server(), cohort, held, declared, incoming.measured)
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ AS_DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
 
 @dataclass(frozen=True)
-class Arrived:
+class Incoming:
     """What came in, before anything of it is kept: a row per client of the cohort."""
 
     cohort: Tensor  # [m] client ids
@@ -83,9 +83,9 @@ def begin_watch(federation: Federation) -> None:
     federation.add_value(PAST, nothing, per_client=True, held_by="server")
 
 
-def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
+def set_aside(federation: Federation, incoming: Incoming) -> dict[int, str]:
     """The clients whose uploads do not count, each with the reason; what is remembered of all is brought up to date."""
-    defence, cohort = federation.defence, arrived.cohort
+    defence, cohort = federation.defence, incoming.cohort
     if LEFT not in federation.values or not len(cohort):
         return {}
     left = federation.values[LEFT][cohort]
@@ -93,8 +93,8 @@ def set_aside(federation: Federation, arrived: Arrived) -> dict[int, str]:
         why = f"it is in quarantine, and {len(cohort)} uploads are too few to judge it by"
         return {int(client): why for client in cohort[left > 0]}
     past = federation.values[PAST][cohort]
-    ratios, parts = _largest(len(cohort), _moved(federation, arrived))
-    losses = _with_least(federation, [math.nan if one is None else one for one in arrived.losses])
+    ratios, parts = _largest(len(cohort), _moved(federation, incoming))
+    losses = _with_least(federation, [math.nan if one is None else one for one in incoming.losses])
     jumps = torch.zeros(len(cohort), dtype=torch.bool)
     reasons = [""] * len(cohort)
     for kind, values in enumerate((ratios, _relative(losses))):
@@ -158,20 +158,20 @@ def _relative(values: Tensor) -> Tensor:
     return values / usual if usual > 0 and math.isfinite(usual) else torch.full_like(values, torch.nan)
 
 
-def _moved(federation: Federation, arrived: Arrived) -> Iterator[tuple[str, Tensor]]:
+def _moved(federation: Federation, incoming: Incoming) -> Iterator[tuple[str, Tensor]]:
     """Each part of the uploads by its name, with how far every client moved it: `[m]`."""
-    for name, columns in arrived.declared.items():
-        if name not in arrived.held:
+    for name, columns in incoming.declared.items():
+        if name not in incoming.held:
             continue  # the method's mistake, which its exchange will be told of
-        slot, rows = federation[name], arrived.held[name]
+        slot, rows = federation[name], incoming.held[name]
         total = torch.zeros(len(rows), dtype=torch.float64)
         # What a client once trained and kept to itself has no former value here.
-        known = slot.tracks.known(arrived.cohort, columns)
+        known = slot.tracks.known(incoming.cohort, columns)
         for block in known.blocks(block_width(len(rows))):
-            change = block.within(slot.columns).take(rows).double() - slot.rows(arrived.cohort, block)
+            change = block.within(slot.columns).take(rows).double() - slot.rows(incoming.cohort, block)
             total += change.square().sum(1)
         yield f"change of '{name}'", total.sqrt()
-    for name, values in arrived.measured.items():
+    for name, values in incoming.measured.items():
         plain = values.double().flatten(1).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         yield f"'{name}'", torch.linalg.vector_norm(plain, dim=1)
 

@@ -10,12 +10,12 @@ SLACK = 3.0  # times the slowest of them
 LEAST = 30.0  # seconds: below that a deadline would follow every hiccup
 
 
-class Pace:
+class AnswerTimes:
     """The seconds from question to answer of every site, late answers included.
 
-    >>> pace = Pace()
-    >>> pace.took("a", 20.0)
-    >>> pace.deadline(["a"], most=600.0), pace.deadline(["a"], most=45.0), pace.deadline(["a", "b"], most=600.0)
+    >>> times = AnswerTimes()
+    >>> times.took("a", 20.0)
+    >>> times.deadline(["a"], most=600.0), times.deadline(["a"], most=45.0), times.deadline(["a", "b"], most=600.0)
     (60.0, 45.0, 600.0)
     """
 

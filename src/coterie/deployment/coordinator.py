@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
 from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Report, Server, fault_of
+from coterie.deployment.server import Report, Server
 from coterie.deployment.wire import Packed, Parcel, one_line, pack, read_text
 from coterie.errors import CoterieError
 

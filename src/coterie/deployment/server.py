@@ -17,9 +17,9 @@ from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
-from coterie.core.task import Task
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import check_answer, fault_of, says_why
 from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, one_line, read_text, unpack
 from coterie.rounds.collect import declared_columns, receive, screened
@@ -232,9 +232,9 @@ class Server:
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            bare = not packed.buffers and _says_why(read_text(packed.text)["note"])
+            bare = not packed.buffers and says_why(read_text(packed.text)["note"])
             answer = unpack(packed, {} if bare else self.expected_answer())
-            _check_answer(answer.note, round.report.round, self.agreement.task)
+            check_answer(answer.note, round.report.round, self.agreement.task)
         except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
             round.report.refused[name] = reason = fault_of(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, reason)
@@ -373,23 +373,3 @@ class _OpenRound:
     report: Report
     answers: dict[str, Parcel] = field(default_factory=dict)
     expected: dict[str, Expected] | None = None
-
-
-def fault_of(error: Exception) -> str:
-    """Why a message is refused, in a line: what was wrong with it, or which error it made."""
-    return one_line(error) if isinstance(error, RefusedError) else f"it cannot be read ({type(error).__name__})"
-
-
-def _says_why(note: Note) -> bool:
-    """Whether an answer says why it carries no tensors: training diverged, or what the site kept is lost."""
-    return note.get("diverged") is True or note.get("lost") is True
-
-
-def _check_answer(note: Note, round: int, task: Task) -> None:
-    """Refuse an answer whose note is malformed or of another round."""
-    if note.get("round") != round or type(note.get("diverged")) is not bool:
-        raise RefusedError(f"it answers round {note.get('round')}, not {round}")
-    for moment in ("received", "trained"):
-        score = note.get(moment)
-        if score is not None and not task.accepts(score):
-            raise RefusedError(f"its result '{moment}' is malformed")

@@ -19,13 +19,14 @@ except ImportError as error:
 
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
 from coterie.deployment.faults import code_of, spoken_fault
 from coterie.deployment.flower.folder import AGREEMENT
 from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Server, fault_of
+from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store

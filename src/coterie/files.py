@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from coterie.errors import require
@@ -38,6 +39,12 @@ def write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what somebody who was killed left half written in a folder of which nobody else makes use."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        path.unlink(missing_ok=True)
 
 
 def link_whole(source: Path, path: Path) -> None:
@@ -97,9 +104,9 @@ def safetensors_texts(content: bytes) -> dict[str, str]:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Keep Coterie's log in a file as well, from `INFO` upwards."""
+    """Keep Coterie's log in a file as well, from `INFO` upwards; where that is moved away, a new one is begun."""
     log = logging.getLogger("coterie")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = WatchedFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
     log.addHandler(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import Counter
 from dataclasses import replace
@@ -12,12 +13,15 @@ import pytest
 import torch
 from tests.deployment.test_coordinator import Behaviour, KilledError, Trial
 
+from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.server import Server
+from coterie.deployment.store import Store
 from coterie.errors import CoterieError
+from coterie.experiment import directory
 from coterie.testing.together import SITES, Together, agreed
 
 
@@ -206,6 +210,42 @@ def test_after_a_restart_the_server_waits_for_those_who_were_there(
     again = Trial(tmp_path, agreement, site_b=Behaviour(comes=70.0), site_c=Behaviour(comes=80.0))
     again.run()
     assert [line["answered"] for line in again.lines] == [list(SITES)] * 4
+
+
+def test_a_full_disk_is_waited_for_and_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = agreed("fedper", rounds=3, deadline=30.0, gather=10.0, patience=100.0)
+    trial, failures = Trial(tmp_path, agreement), [OSError(errno.ENOSPC, "No space left on device")] * 4
+    write = files.write_whole
+
+    def full(path: Path, content: bytes) -> None:
+        if trial.server.federation.round == 2 and failures and path.parent.name == "checkpoints":
+            raise failures.pop()
+        write(path, content)
+
+    monkeypatch.setattr(directory, "write_whole", full)
+    trial.run()
+    assert not failures
+    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert set(Counter(trial.network.asked).values()) == {1}
+    assert caplog.text.count("cannot be written to (No space left on device); make room, it goes on then") == 1
+
+
+def test_half_a_line_and_half_a_file_are_not_left_behind(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "status.json.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        files.write_whole(tmp_path / "status.json", b"x" * 10)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        directory.RunDirectory(tmp_path).add_line({"round": 1})
+    store = Store(tmp_path, "trial", "a", "fingerprint")
+    (store.path / "round-00001.safetensors.partial").touch()
+    Store(tmp_path, "trial", "a", "fingerprint")
+    assert list(store.path.iterdir()) == []
 
 
 @pytest.mark.thorough

@@ -5,10 +5,12 @@ How messages travel is the transport's business; everything that can go wrong wi
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,6 +31,7 @@ POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites
 AGAIN = 5.0  # seconds before somebody is asked again; from time to time twice as long
 SELDOM = 320.0  # seconds at most, where it does not help
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 
 
@@ -119,9 +122,25 @@ class Coordinator:
     def _round(self) -> None:
         """The next round, as soon as there are enough sites."""
         report = self._ask(self._enough())
-        self.logbook.add(report)
-        self.logbook.checkpoint(self.server)
+        self._write(lambda: self.logbook.add(report))
+        self._write(lambda: self.logbook.checkpoint(self.server))
         self._status("running")
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write to the disk; while that is full, wait: what the sites have done must not be lost for it."""
+        begin, told = self._clock(), False
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in FULL or self._clock() >= begin + self.agreement.patience:
+                    raise
+                if not told:
+                    told = True
+                    log.error(
+                        "%s cannot be written to (%s); make room, it goes on then", self.logbook.path, error.strerror
+                    )
+                self._sleep(AGAIN)
 
     def _enough(self) -> dict[str, int]:
         """The sites that are here, once they are as many as a round needs."""
@@ -306,7 +325,9 @@ class Coordinator:
 
     def _status(self, state: Literal["waiting", "running", "finished", "failed"], message: str = "") -> None:
         here = self._free.keys() | self._waiting.keys()
-        self.logbook.status(state, self.server, [site for node, site in self._sites.items() if node in here], message)
+        present = [site for node, site in self._sites.items() if node in here]
+        with suppress(OSError):  # what cannot be written down for those who watch must not end what they watch
+            self.logbook.status(state, self.server, present, message)
 
 
 @dataclass(frozen=True)

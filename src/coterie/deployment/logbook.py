@@ -16,7 +16,7 @@ from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError, require
 from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
 from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
-from coterie.files import link_whole, write_whole
+from coterie.files import link_whole, remove_partial, write_whole
 
 STATUS = "status.json"
 CHECKPOINTS = "checkpoints"
@@ -31,6 +31,8 @@ class Logbook:
         self.path, self.agreement = path, agreement
         for folder in (MIXES, CHECKPOINTS):
             (path / folder).mkdir(parents=True, exist_ok=True)
+            remove_partial(path / folder)
+        remove_partial(path)
         self._directory = RunDirectory(path)
 
     def checkpoint(self, server: Server) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.deployment.wire import Note
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors, save_tensors
-from coterie.files import require_format
+from coterie.files import remove_partial, require_format
 
 FINAL = "final.safetensors"
 ANSWER = "answer.safetensors"
@@ -34,6 +34,7 @@ class Store:
     def __init__(self, folder: Path, federation: str, site: str, fingerprint: str) -> None:
         self.path = folder / federation / site
         self.path.mkdir(parents=True, exist_ok=True)
+        remove_partial(self.path)
         self._about = {"format": str(FORMAT), "federation": federation, "site": site, "fingerprint": fingerprint}
 
     def snapshot(self, round: int) -> dict[str, Tensor] | None:

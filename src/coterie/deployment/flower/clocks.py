@@ -1,4 +1,4 @@
-"""How far this machine's clock is off the server's: Flower refuses sites whose clocks differ much, and does not say why."""
+"""How far this machine's clock is off the server's: Flower refuses sites whose clocks differ, and does not say why."""
 
 from __future__ import annotations
 

@@ -89,6 +89,7 @@ def test_an_option_of_a_method_has_a_way_out(words: list[str], said: str, capsys
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_methods_are_found_in_capitals_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
 from coterie.files import write_whole
+from coterie.typed import typed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -159,6 +160,7 @@ def _plain(value: float | None) -> float | None:
     return None if value is None else plain_number(value)
 
 
+@typed
 def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int] = (0, 1, 2),

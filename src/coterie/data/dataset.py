@@ -10,10 +10,14 @@ from torch import Tensor
 
 from coterie.core.task import Classification, Task
 from coterie.errors import CoterieError, require
+from coterie.typed import EXAMPLE, TypedOptions
+
+
+FROM_ARRAYS = "torch.as_tensor(array) (ct.from_arrays takes arrays and lists as they are)"
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(metaclass=TypedOptions):
     """All samples of a data set in memory, the official training split first.
 
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
@@ -28,8 +32,8 @@ class Dataset:
     """
 
     name: str
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
+    labels: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
     classes: int = 0
     train_size: int = -1
     owners: Tensor | None = None

@@ -17,7 +17,8 @@ from coterie.experiment.settings import Settings, make_method, make_rule, rule_o
 from coterie.files import require_format
 from coterie.partition import PARTITIONS
 from coterie.registry import PluginFile, absolute, is_reference, split_reference
-from coterie.rounds.listeners import Listener
+from coterie.rounds.listeners import GivenListener
+from coterie.typed import typed
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,13 @@ class Experiment(Settings):
     True
     """
 
-    def run(self, out: str | Path | None = None, listeners: Sequence[Listener] = (), progress: bool = False) -> Result:
+    @typed
+    def run(
+        self, out: str | Path | None = None, listeners: Sequence[GivenListener] = (), progress: bool = False
+    ) -> Result:
         """Run to the end, or until a listener stops it; with `out`, write a run directory there.
 
+        `listeners` are objects, classes or names, such as `"tensorboard"`.
         `progress` shows how far the run is: bars in a terminal or notebook, elsewhere a line about once a second.
         """
         return run(self, None if out is None else Path(out), listeners, progress)

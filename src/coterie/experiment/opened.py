@@ -19,12 +19,13 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
 from coterie.experiment.kept import LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
-from coterie.experiment.result import AtMoments, Result, metric_of
+from coterie.experiment.result import AtMoments, Inputs, Result, metric_of
 from coterie.experiment.summary import summary_of
 from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
 from coterie.files import silence
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Moment
+from coterie.typed import typed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Status = Literal["finished", "stopped", "unfinished"]
 
 
+@typed
 def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRun:
     """Open a run that is finished, was stopped or is still going, as it is at this moment.
 
@@ -89,6 +91,7 @@ class OpenedRun:
         """Who holds which samples."""
         return self._kept.partition()
 
+    @typed
     def mixes(self, round: int) -> list[Applied]:
         """Who learned from whom in a recorded round."""
         recorded = self.rounds
@@ -144,6 +147,7 @@ class OpenedRun:
         """Accuracy by moment, by mean, by round, by client, as `Result.accuracy` gives it."""
         return self.metric("accuracy")
 
+    @typed
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
         return metric_of(self._history, name)
@@ -160,13 +164,8 @@ class OpenedRun:
         """
         return self.result.model(client)
 
-    def predict(self, client: int, inputs: Tensor) -> Tensor:
+    def predict(self, client: int, inputs: Inputs) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
-        shape = tuple(self.about["data"]["shape"])
-        require(
-            tuple(inputs.shape[1:]) == shape,
-            f"inputs: samples have the shape {tuple(inputs.shape[1:])}; the model takes {shape}",
-        )
         return self.result.predict(client, inputs)
 
     @property

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,14 +20,18 @@ from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.core.scale import number_text
-from coterie.errors import require
+from coterie.data import Dataset
+from coterie.errors import CoterieError, require
 from coterie.experiment.history import History, numbers
 from coterie.experiment.prepared import Prepared
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.evaluate import MOMENTS, Floats
+from coterie.typed import fitting, shown, typed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Inputs = Tensor | npt.NDArray[Any] | Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Result:
         """Accuracy by moment, by mean, by round, by client; tasks other than classification have none."""
         return self.metric("accuracy")
 
+    @typed
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
         return metric_of(self.history, name)
@@ -114,12 +121,16 @@ class Result:
         with self._seated(client, self.prepared.problem()) as worker:
             return {slot: worker.model(slot).row.clone() for slot in self.federation.slots}
 
-    def predict(self, client: int, inputs: Tensor) -> Tensor:
-        """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
+    def predict(self, client: int, inputs: Inputs) -> Tensor:
+        """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`.
+
+        They are a tensor or an array, prepared as the data of the run were.
+        """
         return self.prepared.problem_base.task.predict(self.scores(client, inputs))
 
-    def scores(self, client: int, inputs: Tensor) -> Tensor:
+    def scores(self, client: int, inputs: Inputs) -> Tensor:
         """The method's outputs for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
+        inputs = fitting_inputs(inputs, self.prepared.data)
         labels = torch.zeros(len(inputs), dtype=self.prepared.problem_base.task.label_dtype)
         problem = replace(self.prepared.problem(), inputs=inputs, labels=labels)
         with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
@@ -132,6 +143,7 @@ class Result:
     def _seated(self, client: int, problem: Problem) -> Iterator[Worker]:
         """A worker at which a client sits with what it received and, where the method says so, tuned."""
         method, clients = self.prepared.method, self.federation.clients
+        client = fitting("client", client, int)
         require(0 <= client < clients, f"client = {client}: must lie in 0..{clients - 1}")
         worker = Worker(problem, method, self.federation.seed)
         delivered = as_delivered(method, self.federation, torch.tensor([client]))
@@ -140,6 +152,32 @@ class Result:
             with torch.enable_grad():  # whoever asks may have done without
                 tune(worker)
             yield worker
+
+
+def fitting_inputs(inputs: Inputs, data: Dataset) -> Tensor:
+    """Inputs `[n, ...]` as a model of the data takes them; an error says what else they are.
+
+    >>> from coterie.data import load
+    >>> fitting_inputs(np.zeros((2, 8, 8)), load("digits"))
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: inputs: samples have the shape (8, 8); the model takes (1, 8, 8), several at a time
+    """
+    try:
+        found = inputs.detach() if isinstance(inputs, Tensor) else torch.as_tensor(np.asarray(inputs))
+    except (TypeError, ValueError, RuntimeError):
+        raise CoterieError(f"inputs = {shown(inputs)}: must be a tensor or an array, `[n, ...]`") from None
+    require(
+        tuple(found.shape[1:]) == data.shape,
+        f"inputs: samples have the shape {tuple(found.shape[1:])}; the model takes {data.shape}, several at a time",
+    )
+    wanted = data.inputs.dtype
+    require(
+        found.is_floating_point() == wanted.is_floating_point,
+        f"inputs: are {str(found.dtype).removeprefix('torch.')}; the model takes {str(wanted).removeprefix('torch.')}, "
+        "prepared as its data were",
+    )
+    return found.to("cpu", wanted)
 
 
 def metric_of(history: History, name: str = "") -> AtMoments:

@@ -20,6 +20,7 @@ from coterie.files import safetensors_texts
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
+from coterie.typed import shown
 
 Plain = int | float | str | bool
 Part = Literal["train", "validation", "test"]
@@ -54,10 +55,10 @@ class Partition:
     keys: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        count = len(self.train)
+        count = len(_arrays_of("train", self.train))
         require(count > 0, "partition: there are no clients; at least 1 is needed")
         for part in PARTS:
-            arrays = [np.array(indices, dtype=np.int64) for indices in getattr(self, part)]
+            arrays = _arrays_of(part, getattr(self, part))
             if part == "validation" and not arrays:
                 arrays = [np.empty(0, np.int64) for _ in range(count)]
             object.__setattr__(self, part, tuple(arrays))
@@ -243,6 +244,24 @@ class Partition:
             rows: tuple[Indices, ...] = getattr(self, part)
             arrays[part], arrays[f"{part}_offsets"] = joined(rows)
         return arrays
+
+
+def _arrays_of(part: Part, given: Any) -> list[Indices]:
+    """Every client's samples of a part, however they were given."""
+    try:
+        arrays = [np.asarray(indices) for indices in given]
+    except (TypeError, ValueError):
+        arrays = [np.asarray("")]
+    numbers = not isinstance(given, str | Mapping) and all(one.ndim == 1 and _whole(one) for one in arrays)
+    require(
+        numbers,
+        f"partition: {part} = {shown(given)}: must hold the numbers of each client's samples, such as [[0, 1, 2], [5]]",
+    )
+    return [np.array(one, dtype=np.int64) for one in arrays]
+
+
+def _whole(array: Any) -> bool:
+    return len(array) == 0 or array.dtype.kind in "iu"
 
 
 def _json(value: Any) -> str:

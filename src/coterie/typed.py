@@ -150,7 +150,12 @@ class _UnfitError(Exception):
 
 @functools.cache
 def _hints(thing: Any) -> dict[str, Any]:
-    """The annotations; none where they name what only their author could see."""
+    """The annotations of arguments; none where they name what only their author could see."""
+    if isinstance(thing, types.FunctionType):
+        # What a function returns may be known to type checkers alone.
+        arguments = types.FunctionType(thing.__code__, thing.__globals__)
+        arguments.__annotations__ = {name: one for name, one in thing.__annotations__.items() if name != "return"}
+        thing = arguments
     try:
         return get_type_hints(thing)
     except NameError:

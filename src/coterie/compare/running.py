@@ -19,6 +19,9 @@ log = logging.getLogger("coterie")
 # it is a guess, and other programs may want the cores too.
 START_UP, MARGIN = 4.0, 2.0
 
+Heard = dict[tuple[str, int], dict[int, float]]
+"""Of each run by name and seed: the mean score of the received models in each round in which they were tested."""
+
 
 def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
     """An error if so many jobs cannot be; whether every experiment can run beside others."""
@@ -35,6 +38,7 @@ class Collector:
     def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
         self._partitions, self._watcher = partitions, watcher
         self.summaries: dict[tuple[str, int], Summary] = {}
+        self.heard: Heard = {}
 
     def begun(self, run: Run) -> None:
         """A run begins."""
@@ -43,6 +47,8 @@ class Collector:
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
+        if received is not None:
+            self.heard.setdefault((run.name, run.seed), {})[round] = received
         if self._watcher is not None:
             self._watcher.round_done(run, round, received)
 

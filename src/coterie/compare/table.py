@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
 from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
+from coterie.compare.running import Collector, Heard, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
 from coterie.core.scale import Scale
+from coterie.display import Displayed
 from coterie.errors import require
 from coterie.experiment.config import Config, complete
 from coterie.experiment.directory import RunDirectory
@@ -24,26 +25,40 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
 from coterie.files import write_whole
+from coterie.registry import later
 from coterie.typed import typed
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 COMPARISON = "comparison.json"
+MOST_NAMED = 6
+"""Methods that a comparison names when it is printed."""
 TUNING = "tuning"
 """The folder of a comparison that holds the runs by which its settings were chosen."""
 
+plot_comparison: Callable[..., Figure] = later("coterie.report.plots:plot_comparison")
 
-@dataclass(frozen=True)
-class Comparison:
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """The summaries of all runs, `[method][seed]`, and what they amount to; `chosen` names columns (none: the usual).
 
-    `Grid` says who wins a column.
+    `Grid` says who wins a column. `folder` is where the runs are kept, if they are; `heard` is what was heard of those
+    that are not.
     """
 
     seeds: tuple[int, ...]
     summaries: Mapping[str, Sequence[Summary]]
     chosen: tuple[str, ...] = ()
+    folder: Path | None = field(default=None, compare=False)
+    heard: Heard = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        told = self.methods if len(self.methods) <= MOST_NAMED else [*self.methods[:MOST_NAMED], "…"]
+        seeds = ", ".join(map(str, self.seeds))
+        return f"Comparison({', '.join(told)}; {'seeds' if len(self.seeds) > 1 else 'seed'} {seeds})"
 
     @property
     def methods(self) -> list[str]:
@@ -100,6 +115,16 @@ class Comparison:
             for seed, summary in runs.items()
         )
 
+    @typed
+    def plot(self, what: str = "methods") -> Figure:
+        """A figure of matplotlib: the `methods`, by their curves.
+
+        Of runs that are kept there are also `against-bytes`, `against-seconds` and `gains`, which shows each client
+        against training alone if `local` is among the methods. It needs the extra `plots`, no display, and nothing of
+        `pyplot`.
+        """
+        return plot_comparison(self, what)
+
     @property
     def _configs(self) -> dict[str, Config]:
         return {method: runs[0].get("config", {}) for method, runs in self.summaries.items()}
@@ -153,7 +178,7 @@ class Comparison:
         # Older files have keys alone, and the usual columns.
         names = tuple(about.get("name", key) for key, about in content["columns"].items())
         usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-        return cls(tuple(content["seeds"]), content["runs"], () if usual else names)
+        return cls(tuple(content["seeds"]), content["runs"], () if usual else names, folder)
 
 
 def _plain(value: float | None) -> float | None:
@@ -214,7 +239,7 @@ def compare(
     perform_all(runs, seconds, min(jobs or worthwhile_jobs(runs, seconds), len(runs)), collector)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
-    comparison = Comparison(tuple(seeds), summaries, tuple(columns))
+    comparison = Comparison(tuple(seeds), summaries, tuple(columns), folder, collector.heard)
     if folder is not None:
         write_whole(folder / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
     return comparison

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,17 +18,23 @@ from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH
 from coterie.client.trainer import tune
 from coterie.client.worker import Worker
+from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.core.scale import number_text
 from coterie.data import Dataset
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
+from coterie.experiment.config import method_name
 from coterie.experiment.history import History, numbers
+from coterie.experiment.kept import KeptRun
 from coterie.experiment.prepared import Prepared
+from coterie.registry import later
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.evaluate import MOMENTS, Floats
 from coterie.typed import fitting, shown, typed
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 Inputs = Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -65,14 +71,60 @@ class AtMoments:
         return shown if self.stored.mean == self.trained.mean else f"{shown}\n  stored: {self.stored}"
 
 
-@dataclass(frozen=True)
-class Result:
-    """A run that is finished, or was stopped by a listener: its summary then says why (`stopped`)."""
+plot_run: Callable[..., Figure] = later("coterie.report.plots:plot_run")
+plot_mixing: Callable[..., Figure] = later("coterie.report.plots:plot_mixing")
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Displayed):
+    """A run that is finished, or was stopped by a listener: its summary then says why (`stopped`).
+
+    `kept` is all that a run directory would tell of it.
+    """
 
     prepared: Prepared
     federation: Federation
     history: History
     summary: dict[str, Any]
+    kept: KeptRun
+
+    def __repr__(self) -> str:
+        method, data = method_name(self.prepared.method), self.prepared.data.name
+        done = f"round {len(self.history.lines)} of {self.prepared.experiment.rounds}"
+        newest = {moment: self.history.newest(moment) for moment in ("received", "trained")}
+        scores = [f"{number_text(at.mean)} {moment}" for moment, at in newest.items() if at is not None]
+        judged = f": {self.history.task.judged_by} {', '.join(scores)}" if scores else ""
+        return f"Result({method} on {data}, {self.federation.clients} clients, {done}{judged})"
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of which it is known who learned from whom."""
+        return self.kept.recorded_rounds()
+
+    @typed
+    def mixes(self, round: int) -> list[Applied]:
+        """Who learned from whom in a round.
+
+        Without a run directory it is the last rounds that are remembered, up to 64 MB of weights.
+        """
+        return recorded_mixes(self.kept, round)
+
+    @typed
+    def plot(self, what: str = "curves") -> Figure:
+        """A figure of matplotlib: the `curves`, or another that reports have.
+
+        These are `clients`, `partition`, `learning`, `graph`, `agreement`, `bytes` and `seconds`. It needs the extra
+        `plots`, no display, and nothing of `pyplot`.
+        """
+        return plot_run(self.kept, what)
+
+    @typed
+    def plot_mixing(self, round: int | None = None) -> Figure:
+        """Who learned from whom in a round, beside the classes that clients hold, as a figure of matplotlib.
+
+        By default it is the last round in which clients chose whom to learn from.
+        """
+        return plot_mixing(self.kept, round)
 
     def accuracy(self) -> AtMoments:
         """Accuracy by moment, by mean, by round, by client; tasks other than classification have none."""
@@ -152,6 +204,14 @@ class Result:
             with torch.enable_grad():  # whoever asks may have done without
                 tune(worker)
             yield worker
+
+
+def recorded_mixes(kept: KeptRun, round: int) -> list[Applied]:
+    """The mixes of a round; an error names the rounds that were recorded."""
+    recorded = kept.recorded_rounds()
+    known = f"{recorded[0]} to {recorded[-1]}, {len(recorded)} of them" if recorded else "none"
+    require(round in recorded, f"round = {round}: is not among the rounds that were recorded ({known})")
+    return kept.mixes(round)
 
 
 def fitting_inputs(inputs: Inputs, data: Dataset) -> Tensor:

@@ -19,6 +19,7 @@ from coterie.experiment.history import History, plain_number, plain_numbers
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
+from coterie.experiment.remembered import RememberedRun
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
@@ -132,7 +133,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise
-    return Result(prepared, federation, history, summary)
+    kept = RememberedRun(prepared, history, summary, recorder.recorded, kept_in)
+    return Result(prepared, federation, history, summary, kept)
 
 
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:

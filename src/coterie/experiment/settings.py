@@ -28,9 +28,9 @@ Arrays = tuple[Any, ...]
 """Inputs and labels, `(x, y)`."""
 
 
-def _object(default: str, example: str) -> Any:
-    """A setting that may be an object; the example is for whoever gives what it cannot be."""
-    return field(default=default, metadata={EXAMPLE: example})
+def _such_as(example: str) -> dict[str, str]:
+    """For whoever gives what a setting cannot be."""
+    return {EXAMPLE: example}
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Settings(RunOptions):
     files of your own, such as `./my.py:FedAvgM`.
 
     `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
-    latter. Data are a name, a path, a `Dataset`, or arrays or tensors `(x, y)`, also as PyTorch's `TensorDataset`, which
-    `from_arrays` then reads. A partition is a rule, by name, as a class or as an instance, a `Partition`, or the path of
-    a file that says who holds what (`FILE.npz`, see `FromFile`). `label` and `client_column` name columns of your own table, `task` what its
+    latter. Data are a name, a path, a `Dataset`, or arrays or tensors `(x, y)`, also as PyTorch's `TensorDataset`,
+    which `from_arrays` then reads. A partition is a rule, by name, as a class or as an instance, a `Partition`, or the
+    path of a file that says who holds what (`FILE.npz`, see `FromFile`). `label` and `client_column` name columns of
+    your own table, `task` what its
     labels are of (empty: classification, or the known data set's own). `stats` overrides what the method does with
     batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
     apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
@@ -56,12 +57,18 @@ class Settings(RunOptions):
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 
-    method: Method | type[Method] | str = _object(RunOptions.method, "'fedavg' or ct.FedProx(mu=0.1)")
-    data: Dataset | TensorDataset | Arrays | Path | str = _object(RunOptions.data, "'digits' or ct.from_arrays(x, y)")
-    partition: Rule | type[Rule] | Partition | Path | str = _object(
-        RunOptions.partition, "'iid' or ct.Dirichlet(clients=20, alpha=0.1)"
+    method: Method | type[Method] | str = field(
+        default=RunOptions.method, metadata=_such_as("'fedavg' or ct.FedProx(mu=0.1)")
     )
-    model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = _object(RunOptions.model, "'cnn' or a class")
+    data: Dataset | TensorDataset | Arrays | Path | str = field(
+        default=RunOptions.data, metadata=_such_as("'digits' or ct.from_arrays(x, y)")
+    )
+    partition: Rule | type[Rule] | Partition | Path | str = field(
+        default=RunOptions.partition, metadata=_such_as("'iid' or ct.Dirichlet(clients=20, alpha=0.1)")
+    )
+    model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = field(
+        default=RunOptions.model, metadata=_such_as("'cnn' or a class")
+    )
     protocol: str = field(default="", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import load as from_safetensors
 from safetensors.numpy import save as to_safetensors
 
 from coterie.data.dataset import Dataset
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.files import safetensors_texts
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
@@ -28,8 +29,8 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 FORMAT = "coterie partition 1"
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Partition(Displayed):
     """The samples of every client, and all that is needed to draw them again.
 
     `train`, `validation` and `test` hold one int64 index array per client. `parameters` holds the rule's
@@ -87,6 +88,12 @@ class Partition:
                 isinstance(value, Plain),
                 f"partition: parameter {option} = {value!r}: must be a number, a string or a bool",
             )
+
+    def __repr__(self) -> str:
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        told = [f"{count} {part}" for part, own in parts.items() if (count := sum(map(len, own)))]
+        apart = f", {len(self.held_out)} held out" if self.held_out else ""
+        return f"Partition({self.rule}, {self.clients} clients{apart}, {', '.join(told)} samples)"
 
     @property
     def clients(self) -> int:

@@ -32,13 +32,13 @@ MOST_CLIENTS = 200
 
 
 def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
-    """The content of a run's part of the page, with at most so many entries of matrices."""
+    """The content of a run's part of the page, with at most so many entries of matrices; none are read for 0."""
     problems = [*run.skipped]
     try:
         classes, why_no_classes = class_counts(run), ""
     except CoterieError as error:
         classes, why_no_classes = None, str(error)
-    learning = _learning(run, classes, entries, problems)
+    learning = _learning(run, classes, entries, problems) if entries else []
     return {
         "name": run.name,
         "method": spoken_method(run),

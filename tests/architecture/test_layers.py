@@ -29,6 +29,7 @@ LAYERS = (
     ("experiment",),
     ("compare",),
     ("report",),
+    ("loggers",),
     ("reproduce",),
     ("deployment",),
     ("testing",),

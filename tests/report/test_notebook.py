@@ -154,7 +154,8 @@ def test_figures_of_a_run_are_those_of_its_report(result: Result, kept: Path, tm
         wanted = learning_matrix(run.mixes(2), clients=4)
         assert sorted(np.ravel(image)) == pytest.approx(sorted(np.ravel(wanted)))
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    figure: Any = result.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_figures_that_there_are_not(result: Result) -> None:

@@ -12,6 +12,8 @@ from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_i
 from coterie.errors import CoterieError, require
 from coterie.experiment.experiment import Experiment
 from coterie.processes import cores
+from coterie.registry import absolute
+from coterie.rounds.listeners import made_listeners
 
 log = logging.getLogger("coterie")
 
@@ -30,6 +32,12 @@ def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
     for name, why in obstacles.items():
         require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
     return not obstacles
+
+
+def require_names(listeners: Sequence[str]) -> tuple[str, ...]:
+    """The names of listeners that can be made, such that they hold in any process; an error before the first run."""
+    made_listeners(listeners)
+    return tuple(absolute(name) for name in listeners)
 
 
 class Collector:

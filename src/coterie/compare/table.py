@@ -15,7 +15,16 @@ from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
 from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, Heard, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
+from coterie.compare.running import (
+    Collector,
+    Heard,
+    checked,
+    perform_all,
+    require_jobs,
+    require_names,
+    whole_hash,
+    worthwhile_jobs,
+)
 from coterie.core.scale import Scale
 from coterie.display import Displayed
 from coterie.errors import require
@@ -193,6 +202,7 @@ def compare(
     watcher: Watcher | None = None,
     jobs: int = 0,
     columns: Sequence[str] = (),
+    listeners: Sequence[str] = (),
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
@@ -202,7 +212,7 @@ def compare(
     With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The same again
     carries on: what is finished there is not run again. So a comparison that was interrupted is completed, and one that
     is finished can be given further experiments and seeds; those that it has must come with the settings they had. The
-    `watcher` is told of every run and round.
+    `watcher` is told of every run and round. `listeners` are names, such as `"tensorboard"`: every run has its own.
 
     `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
     (unless the experiment says otherwise): the results are those of `threads=1`, bit for bit. 0 chooses: as many as
@@ -221,11 +231,16 @@ def compare(
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
     beside_others = require_jobs(experiments, jobs)
-    folder = None if out is None else Path(out)
+    names, folder = require_names(listeners), None if out is None else Path(out)
     if folder is not None:
         experiments, seeds = _with_kept(folder, experiments, seeds)
     runs = [
-        Run(name, replace(experiment, seed=seed), None if folder is None else folder / run_folder(name, seed))
+        Run(
+            name,
+            replace(experiment, seed=seed),
+            None if folder is None else folder / run_folder(name, seed),
+            listeners=names,
+        )
         for seed in seeds
         for name, experiment in experiments.items()
     ]

@@ -125,8 +125,8 @@ def test_comparisons_and_sweeps_log_every_run(tmp_path: Path) -> None:
     assert sorted(found) == [[1], [1, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.thorough
 def test_runs_in_workers_are_logged_too(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     few: dict[str, Any] = {"rounds": 2, "epochs": 1, "partition": ct.Iid(clients=3)}

@@ -93,6 +93,17 @@ def test_wrong_settings_are_one_line(given: dict[str, Any], message: str) -> Non
         (lambda any: ct.resume("nowhere", experiment=any("fedavg")), "experiment = 'fedavg': must be an Experiment"),
         (lambda any: ct.load(any(None)), "name = None: must be text or a Path"),
         (lambda any: ct.protocol(*any(["pfedsim"])), "protocol needs method: text"),
+        (lambda any: ct.Classification(any("3")), "classes = '3': must be a whole number"),
+        (lambda any: ct.Classification(loss=any(nn.CrossEntropyLoss())), "loss = a CrossEntropyLoss: must be a Loss"),
+        (lambda any: ct.Regression(metrics=any(["mae"])), "metrics = ['mae']: must be a list, each of it a Metric"),
+        (lambda any: ct.from_arrays(*any([[[1.0]]])), "from_arrays needs y: a ndarray, a Tensor or a list"),
+        (lambda any: ct.from_arrays([[1, 2], [3]], [0, 1]), "[[1, 2], [3]] makes no array: its rows are not of one"),
+        (lambda any: ct.from_arrays([[1.0]], [0], test=any([[1.0]])), "test = [[1.0]]: must be (x, y) or (x, y, own"),
+        (lambda any: ct.from_arrays([[1.0]], [0], class_names=any("ab")), "class_names = 'ab': must be a list"),
+        (lambda any: ct.load_model(any(None)), "path = None: must be text or a Path"),
+        (lambda any: ct.Partition.load(any(None)), "path = None: must be text or a Path"),
+        (lambda any: ct.Comparison.load(any(None)), "folder = None: must be text or a Path"),
+        (lambda any: ct.Iid(clients=3)(any([1.0]), 0), "dataset = [1.0]: must be a Dataset"),
         (lambda any: ct.Experiment().run(any(3)), "out = 3: must be text, a Path or None"),
         (lambda any: ct.Experiment().run(listeners=any(["tensorbord"])), "did you mean 'tensorboard'?"),
         (lambda any: ct.compare(**any({"out": "x"})), "compare needs experiments: a table of names, each with an Exp"),
@@ -177,6 +188,16 @@ def test_predictions_take_arrays(result: Result) -> None:
 def test_inputs_that_the_model_does_not_take(result: Result, inputs: Any, message: str) -> None:
     with pytest.raises(ct.CoterieError, match=message):
         result.predict(0, inputs)
+
+
+def test_tables_name_the_columns_and_methods_that_they_have() -> None:
+    few = ct.Experiment(partition=ct.Iid(clients=3), **FEW)
+    table = ct.compare({"plain": few}, seeds=[0], jobs=1, columns=["bytes"])
+    assert table.values("plain", "bytes") == table.values("plain", "bytes_per_client_round")
+    with pytest.raises(ct.CoterieError, match="unknown column of this table 'byts'; did you mean 'bytes'"):
+        table.mean("plain", "byts")
+    with pytest.raises(ct.CoterieError, match="unknown method of this table 'fedavg'"):
+        table.std("fedavg", "bytes")
 
 
 def test_notebooks_see_what_things_are_called_with() -> None:

@@ -97,9 +97,7 @@ class TypedOptions(ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         """What the class is called with: notebooks show it, where they would show `__call__`'s."""
-        made: Any = getattr(cls, "__init__")  # noqa: B009 (mypy takes it for that of an instance)
-        own = inspect.signature(made)
-        return own.replace(parameters=list(own.parameters.values())[1:])
+        return _signature(cls)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an instance of what was given, checked."""
@@ -163,6 +161,13 @@ def _hints(thing: Any) -> dict[str, Any]:
 
 
 @functools.cache
+def _signature(cls: type) -> inspect.Signature:
+    made: Any = getattr(cls, "__init__")  # noqa: B009 (mypy takes it for that of an instance)
+    own = inspect.signature(made)
+    return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+@functools.cache
 def _options(cls: type) -> dict[str, str]:
     """The options of a dataclass, each with an example if its field has one."""
     made: Any = cls
@@ -195,7 +200,7 @@ def _misfit(
     known = signature.parameters
     for option in given:
         if option not in known:
-            return unknown(f"argument of {name}", option, known)
+            return unknown(f"argument of {name}", option, [one for one in known if one not in ("self", "cls")])
     for option, parameter in known.items():
         if f"'{option}'" in str(error) and parameter.default is inspect.Parameter.empty and "missing" in str(error):
             return CoterieError(f"{name} needs {option}: {spoken(hints.get(option, Any))}")
@@ -304,7 +309,7 @@ def _word(wanted: Any) -> str:
     if origin is tuple and inner[0] is Any:
         return "a tuple"
     if origin in (collections.abc.Sequence, list, tuple):
-        return f"a list, each of it {spoken(inner[0])}"
+        return "a list" if inner[0] is Any else f"a list, each of it {spoken(inner[0])}"
     if origin is collections.abc.Mapping:
         return f"a table of names, each with {spoken(inner[1])}"
     name = getattr(wanted, "__name__", str(wanted))

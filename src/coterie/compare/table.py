@@ -179,8 +179,10 @@ class Comparison(Displayed):
         }
 
     @classmethod
-    def load(cls, folder: Path) -> Comparison:
+    @typed
+    def load(cls, folder: str | Path) -> Comparison:
         """Read back what `compare` wrote."""
+        folder = Path(folder)
         path = folder / COMPARISON
         require(path.is_file(), f"'{path}': there is no such file")
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from coterie.files import safetensors_texts
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
-from coterie.typed import shown
+from coterie.typed import shown, typed
 
 Plain = int | float | str | bool
 Part = Literal["train", "validation", "test"]
@@ -210,6 +210,7 @@ class Partition(Displayed):
         partial.replace(target)
 
     @staticmethod
+    @typed
     def load(path: str | Path) -> Partition:
         """Read what `save` wrote; the stored hash must match. Of an `.npz`, the SHA-256 becomes a parameter."""
         if is_partition_file(path):

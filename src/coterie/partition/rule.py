@@ -14,7 +14,7 @@ from coterie.data.dataset import Dataset
 from coterie.errors import require
 from coterie.partition.partition import Partition, Plain
 from coterie.partition.split import Indices, Split
-from coterie.typed import TypedOptions
+from coterie.typed import TypedOptions, typed
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Rule(metaclass=TypedOptions):
     def shares(self, dataset: Dataset, seed: int) -> Shares:
         """Decide which samples each client holds."""
 
+    @typed
     def __call__(self, dataset: Dataset, seed: int, split: Split | None = None) -> Partition:
         """Partition the data; without `split` the rule's own default is used.
 

@@ -10,7 +10,7 @@ from coterie.compare.table import Comparison, run_folder
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.kept import KeptRun
 from coterie.report.figures import OF_A_RUN, OF_SEVERAL
-from coterie.report.onerun import MOST_ENTRIES, Content, rounded, run_content
+from coterie.report.onerun import MOST_ENTRIES, Content, basic_content, rounded, run_content
 from coterie.report.pictures import Learning, draw, require_matplotlib
 from coterie.report.reading import read_run
 from coterie.report.severalruns import Contender, contenders_content, metric_content
@@ -18,18 +18,21 @@ from coterie.report.severalruns import Contender, contenders_content, metric_con
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Figures for which all recorded weights are read.
-OF_WEIGHTS = ("learning", "graph", "agreement")
+# Figures that take no time, however many clients there are, and those for which all recorded weights are read.
+BASIC, OF_WEIGHTS = ("curves", "bytes", "seconds"), ("learning", "graph", "agreement")
 
 
 def plot_run(kept: KeptRun, what: str) -> Figure:
     """One of the figures of a run."""
     _require_known(what, OF_A_RUN)
-    content = run_content(read_run(kept), MOST_ENTRIES if what in OF_WEIGHTS else 0)
+    run = read_run(kept)
+    content = basic_content(run) if what in BASIC else run_content(run, MOST_ENTRIES if what in OF_WEIGHTS else 0)
     figure = OF_A_RUN[what](content)
     if figure is None:
-        reasons = {"curves": "no round was tested", "clients": "no round was tested", "partition": content["why"]}
-        raise CoterieError(f"{what}: there is nothing to draw ({reasons.get(what) or content['why_no_learning']})")
+        lacking = (
+            content["why_no_learning"] if what in OF_WEIGHTS else content.get("why") if what == "partition" else ""
+        )
+        raise CoterieError(f"{what}: there is nothing to draw ({lacking or 'no round was tested'})")
     return figure
 
 

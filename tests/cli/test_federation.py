@@ -59,12 +59,14 @@ def test_every_option_is_explained(command: str) -> None:
             assert argument.parameter.help, argument.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["--help"], ["server", "--help"], ["client", "--nmae", "x"]])
 def test_help_and_typing_errors_load_nothing_heavy(arguments: list[str]) -> None:
     after = "print([name for name in ('torch', 'numpy', 'flwr', 'cryptography') if name in sys.modules])"
     assert finish(start("federation", *arguments, after=after)).out.splitlines()[-1] == "[]"
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_runs_for_days_loads_no_pytorch(folder: Path) -> None:
     after = "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
     line = "federation client --name a --data good.npz --insecure --commands"

@@ -27,13 +27,13 @@ from coterie.compare.running import (
 )
 from coterie.core.scale import Scale
 from coterie.display import Displayed
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config, complete
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
-from coterie.files import write_whole
+from coterie.files import require_format, write_whole
 from coterie.registry import later
 from coterie.typed import typed
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 COMPARISON = "comparison.json"
+FORMAT = 1
 MOST_NAMED = 6
 """Methods that a comparison names when it is printed."""
 TUNING = "tuning"
@@ -154,6 +155,7 @@ class Comparison(Displayed):
     def as_dict(self) -> dict[str, Any]:
         """Plain values: the table, the winners, and every run's summary."""
         return {
+            "format": FORMAT,
             "methods": self.methods,
             "seeds": list(self.seeds),
             "partitions": {str(seed): digest for seed, digest in self.partitions().items()},
@@ -185,11 +187,17 @@ class Comparison(Displayed):
         folder = Path(folder)
         path = folder / COMPARISON
         require(path.is_file(), f"'{path}': there is no such file")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        # Older files have keys alone, and the usual columns.
-        names = tuple(about.get("name", key) for key, about in content["columns"].items())
-        usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-        return cls(tuple(content["seeds"]), content["runs"], () if usual else names, folder)
+        way_out = "delete it and compare again: runs that are finished are kept"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            require_format(f"comparison = {path}", content.get("format"), FORMAT, way_out)
+            names = tuple(about["name"] for about in content["columns"].values())
+            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
+            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names, folder)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, CoterieError):
+                raise
+            raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
 
 
 def _plain(value: float | None) -> float | None:

@@ -29,10 +29,8 @@ def plot_run(kept: KeptRun, what: str) -> Figure:
     content = basic_content(run) if what in BASIC else run_content(run, MOST_ENTRIES if what in OF_WEIGHTS else 0)
     figure = OF_A_RUN[what](content)
     if figure is None:
-        lacking = (
-            content["why_no_learning"] if what in OF_WEIGHTS else content.get("why") if what == "partition" else ""
-        )
-        raise CoterieError(f"{what}: there is nothing to draw ({lacking or 'no round was tested'})")
+        reasons = {**dict.fromkeys(OF_WEIGHTS, content.get("why_no_learning")), "partition": content.get("why")}
+        raise CoterieError(f"{what}: there is nothing to draw ({reasons.get(what) or 'no round was tested'})")
     return figure
 
 

@@ -52,28 +52,12 @@ def write_figures(content: Content, folder: Path) -> list[Path]:
 
 def method_figures(comparison: Content) -> dict[str, Figure]:
     """The figures of several runs, by name."""
-    found = {
-        "methods": method_curves(comparison),
-        "against-bytes": against(comparison, "bytes"),
-        "against-seconds": against(comparison, "seconds"),
-        "gains": gains(comparison),
-    }
-    return {name: figure for name, figure in found.items() if figure is not None}
+    return {name: figure for name, draw in OF_SEVERAL.items() if (figure := draw(comparison)) is not None}
 
 
 def run_figures(run: Content) -> dict[str, Figure]:
     """The figures of one run, by name; those for which it has no numbers are left out."""
-    drawn: dict[str, Callable[[Content], Figure | None]] = {
-        "curves": _curves,
-        "clients": _clients,
-        "partition": _partition,
-        "learning": _learning,
-        "graph": _graph,
-        "agreement": _agreement,
-        "bytes": lambda run: _costs(run, "bytes"),
-        "seconds": lambda run: _costs(run, "seconds"),
-    }
-    return {name: figure for name, draw in drawn.items() if (figure := draw(run)) is not None}
+    return {name: figure for name, draw in OF_A_RUN.items() if (figure := draw(run)) is not None}
 
 
 def _write(figures: dict[str, Figure], folder: Path) -> list[Path]:
@@ -293,3 +277,23 @@ def _costs(run: Content, what: str) -> Figure | None:
         below = below + np.array(values)
     legend(figure, axes)
     return figure
+
+
+OF_A_RUN: dict[str, Callable[[Content], Figure | None]] = {
+    "curves": _curves,
+    "clients": _clients,
+    "partition": _partition,
+    "learning": _learning,
+    "graph": _graph,
+    "agreement": _agreement,
+    "bytes": lambda run: _costs(run, "bytes"),
+    "seconds": lambda run: _costs(run, "seconds"),
+}
+"""The figures of one run, by name; nothing is drawn where it has no numbers for one."""
+OF_SEVERAL: dict[str, Callable[[Content], Figure | None]] = {
+    "methods": method_curves,
+    "against-bytes": lambda comparison: against(comparison, "bytes"),
+    "against-seconds": lambda comparison: against(comparison, "seconds"),
+    "gains": gains,
+}
+"""Those of several runs."""

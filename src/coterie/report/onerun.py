@@ -32,32 +32,39 @@ MOST_CLIENTS = 200
 
 
 def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
-    """The content of a run's part of the page, with at most so many entries of matrices."""
+    """The content of a run's part of the page, with at most so many entries of matrices; none are read for 0."""
     problems = [*run.skipped]
     try:
         classes, why_no_classes = class_counts(run), ""
     except CoterieError as error:
         classes, why_no_classes = None, str(error)
-    learning = _learning(run, classes, entries, problems)
+    learning = _learning(run, classes, entries, problems) if entries else []
     return {
-        "name": run.name,
-        "method": spoken_method(run),
+        **basic_content(run),
         "options": [[key, _spoken(value)] for key, value in run.config.get("set", {}).items()],
-        "data": short_name(str(run.config["data"])),
         "seed": run.config["seed"],
         "state": run.state,
-        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
-        "clients": list(run.names),
         "sizes": list(run.sizes),
         **_class_content(run, classes, why_no_classes),
-        "curves": curves(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
-        "cost": _cost(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "notes": list(run.partition.notes) if run.partition else [],
         "wrong": [*problems, *_went_wrong(run)],
+    }
+
+
+def basic_content(run: RunRecord) -> Content:
+    """The part of it that takes no time, however many clients there are: names, curves, costs."""
+    return {
+        "name": run.name,
+        "method": spoken_method(run),
+        "data": short_name(str(run.config["data"])),
+        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
+        "clients": list(run.names),
+        "curves": curves(run),
+        "cost": _cost(run),
     }
 
 

@@ -16,6 +16,7 @@ from coterie.files import write_whole
 from coterie.report.onerun import MOST_ENTRIES, Content, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
 from coterie.report.severalruns import several_content
+from coterie.typed import typed
 from coterie.version import VERSION
 
 ASSETS = files("coterie.report") / "assets"
@@ -23,6 +24,7 @@ ASSETS = files("coterie.report") / "assets"
 SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
 
 
+@typed
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
     """Write the report of a run, or of several runs, into an HTML file that opens offline.
 

@@ -13,6 +13,7 @@ import numpy as np
 from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
+from coterie.core.scale import Scale
 from coterie.experiment.config import PLUGINS
 from coterie.report.grids import cell_text
 from coterie.report.onerun import Content, rounded, spoken_method
@@ -79,13 +80,22 @@ def several_content(runs: Sequence[RunRecord]) -> tuple[Content | None, list[str
                 f"the runs with seed {seed} are on {len(partitions)} different partitions: their differences are not "
                 "the methods' alone"
             )
-    scale = kept[0].scale
+    return contenders_content(found, notes), notes
+
+
+def contenders_content(found: Sequence[Contender], notes: list[str]) -> Content:
+    """The content of a comparison of some methods; what is to be minded is added to the notes."""
     return {
-        "metric": {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better},
+        "metric": metric_content(found[0].runs[0].scale),
         "methods": [_method(one, notes) for one in found],
         "table": _table(found),
         "gains": _gains(found),
-    }, notes
+    }
+
+
+def metric_content(scale: Scale) -> Content:
+    """What figures need to know of a metric."""
+    return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
 
 
 def _seed(run: RunRecord) -> int:

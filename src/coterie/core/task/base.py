@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.core.scale import Scale
 from coterie.errors import require, unknown
+from coterie.typed import TypedOptions
 
 Sums = Mapping[str, int | float | None]
 """Sums over some samples by quantity, and under `samples` how many those are; none for what is not finite."""
@@ -106,7 +107,7 @@ def merged(parts: Sequence[Sums]) -> dict[str, int | float | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(metaclass=TypedOptions):
     """What a label is, the loss, the prediction and the metrics, in one object.
 
     `metrics` holds the task's own metrics first, then those that were asked for besides. `judged_by` names the one

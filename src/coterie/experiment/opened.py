@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
+from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
 from coterie.experiment.config import Config
@@ -21,6 +22,7 @@ from coterie.experiment.kept import LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Result, metric_of
 from coterie.experiment.summary import summary_of
+from coterie.experiment.training import last_training, training_frame, training_mean
 from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
 from coterie.files import silence
 from coterie.partition import Partition
@@ -100,24 +102,28 @@ class OpenedRun:
     def history(self) -> DataFrame:
         """What the run is judged by, a line for each evaluated round and moment: its means and spread over clients.
 
-        `seconds` and `bytes` are those of the whole round, up and down together.
+        `training_loss` is the mean over the clients that trained in the round, `seconds` and `bytes` are those of the
+        whole round, up and down together.
         """
         from pandas import DataFrame
 
-        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "seconds", "bytes")
+        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "training_loss", "seconds", "bytes")
         return DataFrame(self._moments(), columns=columns)
 
     def _moments(self) -> Iterator[tuple[Any, ...]]:
         for line in self._lines:
-            cost = sum(line["seconds"].values()), sum(line["bytes"].values())
+            training, cost = training_mean(line, LOSS), (sum(line["seconds"].values()), sum(line["bytes"].values()))
             for moment in MOMENTS:
                 if (found := _at(line, moment)) is not None:
                     scores = (found[name] for name in ("mean", "weighted", "std", "worst_decile"))
-                    yield line["round"], moment, *scores, *cost
+                    yield line["round"], moment, *scores, training, *cost
 
     @property
     def clients(self) -> DataFrame:
-        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class."""
+        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class.
+
+        `training_loss` and its like are those of the last round in which it trained.
+        """
         from pandas import DataFrame
 
         everyone = [one for one in self.about["clients"] if one["takes_part"]]
@@ -125,11 +131,22 @@ class OpenedRun:
         for moment in MOMENTS:
             newest = self.newest(moment)
             columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
+        for metric in dict.fromkeys((LOSS, self.judged_by)):
+            columns[f"training_{metric}"] = last_training(self._lines, metric, len(everyone)).tolist()
         for number, name in enumerate(self.about["data"]["class_names"]):
             columns[f"class {name}"] = [one["classes"][number] for one in everyone]
         table = DataFrame(columns)
         table.index.name = "client"
         return table
+
+    @property
+    def training(self) -> DataFrame:
+        """How clients did on the samples they trained on, as they did: a line for each round and client of its cohort.
+
+        Its columns are `round`, `client` and the task's metrics, such as `accuracy` and `loss`.
+        """
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]]
+        return training_frame(self._lines, names, list(self.about["data"]["task"]["metrics"]))
 
     @property
     def judged_by(self) -> str:

@@ -65,6 +65,7 @@ def run_figures(run: Content) -> dict[str, Figure]:
     """The figures of one run, by name; those for which it has no numbers are left out."""
     drawn: dict[str, Callable[[Content], Figure | None]] = {
         "curves": _curves,
+        "training": _training,
         "clients": _clients,
         "partition": _partition,
         "learning": _learning,
@@ -109,6 +110,21 @@ def _curves(run: Content) -> Figure | None:
         axes.plot(rounds, values["worst"], color=SERIES[1], lw=1.2, ls="--", label="worst tenth, mean")
         axes.set_title(MOMENTS[moment], fontsize=9, color=INK, loc="left")
     legend(figure, places[0])
+    return figure
+
+
+def _training(run: Content) -> Figure | None:
+    one = run["training"]
+    if one is None:
+        return None
+    values = {name: scores({"share": False}, one[name]) for name in ("mean", "tested", "q10", "q25", "q75", "q90")}
+    figure = new_figure(5.6, 3.4, f"{run['method']} on {run['data']}: training loss")
+    axes, rounds = style(figure.subplots(), "round", "loss"), one["rounds"]
+    axes.fill_between(rounds, values["q10"], values["q90"], color=SERIES[2], alpha=0.16, lw=0, label="10–90 %")
+    axes.fill_between(rounds, values["q25"], values["q75"], color=SERIES[2], alpha=0.28, lw=0, label="25–75 %")
+    axes.plot(rounds, values["mean"], color=SERIES[2], lw=1.8, label="mean over clients")
+    axes.plot(rounds, values["tested"], color=SERIES[5], lw=1.2, ls="--", label="on test samples, right after")
+    legend(figure, axes)
     return figure
 
 

@@ -18,7 +18,7 @@ from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
-from coterie.rounds.evaluate import MOMENTS, over_rounds
+from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 Content = dict[str, Any]
 
@@ -51,6 +51,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "sizes": list(run.sizes),
         **_class_content(run, classes, why_no_classes),
         "curves": curves(run),
+        "training": training_curve(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
@@ -93,6 +94,20 @@ def curves(run: RunRecord) -> Content:
             "best": rounded([over_rounds(run.scale, means)["best"]])[0],
         }
     return found
+
+
+def training_curve(run: RunRecord) -> Content | None:
+    """The loss on training samples by round: its mean over the clients that trained, its quantiles, the test loss."""
+    found = run.training_losses()
+    if not found:
+        return None
+    bands = zip(*(_quantiles(values) for _, values, _ in found), strict=True)
+    return {
+        "rounds": [round for round, _, _ in found],
+        "mean": rounded([mean_over_clients(values) for _, values, _ in found]),
+        "tested": rounded([mean_over_clients(tested) for _, _, tested in found]),
+        **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
+    }
 
 
 def _quantiles(values: Floats) -> list[float]:

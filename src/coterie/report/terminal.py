@@ -148,6 +148,9 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if "training" in summary:
+        fit = ", ".join(f"{name} {number_text(value)}" for name, value in summary["training"].items())
+        yield f"on the samples trained on, last round, mean over its clients: {fit}"
     if summary.get("validation", {}).get("used_by_method"):
         yield f"{summary['method']} learns from the validation samples itself: they do not choose a round independently"
     if "newcomers" in summary:

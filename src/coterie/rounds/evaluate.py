@@ -52,8 +52,15 @@ class Evaluation:
             return replace(
                 cls.of(task, [tested for tested, _ in parts]), validation=cls.of(task, [held for _, held in parts])
             )
-        sums = [score.sums() for score in scores]
-        values = {metric.scale.name: np.array([metric.value(own) for own in sums]) for metric in task.metrics}
+        return cls.of_sums(task, [score.sums() for score in scores])
+
+    @classmethod
+    def of_sums(cls, task: Task, sums: Sequence[Mapping[str, int | float]]) -> Evaluation:
+        """The evaluation that sums over each client's samples amount to; without samples there is no number."""
+        values = {
+            metric.scale.name: np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
+            for metric in task.metrics
+        }
         return cls(task.primary.scale, values, np.array([own[SAMPLES] for own in sums], np.int64))
 
     @classmethod

@@ -90,6 +90,8 @@ class Rounds:
             trained = self.engine.train(federation, work, cohort)
             clock.lap("train")
             clock.move("train", "evaluate", trained.test_seconds)
+            if trained.training:
+                report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
         uploads, report.diverged = collect(federation, work.recipe, method.uploads(federation), cohort, trained)
         delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))

@@ -29,8 +29,10 @@ function oneRun(parent, run) {
   parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.clients.length} clients`, `seed ${run.seed}`, run.state].join(' · ')));
   tiles(parent, run);
   listed(parent, 'What went wrong', run.wrong);
-  if (Object.keys(run.curves).length) runCurves(section(parent, 'Over the rounds', 'grid thirds'), run);
-  else parent.append(make('div', { class: 'card' }, 'No round was tested: there are no curves.'));
+  const rounds = section(parent, 'Over the rounds', 'grid thirds');
+  if (Object.keys(run.curves).length) runCurves(rounds, run);
+  else rounds.append(make('div', { class: 'card' }, 'No round was tested: there are no curves of scores.'));
+  trainingCurve(rounds, run);
   const people = section(parent, 'The clients');
   clientRows(people, run);
   bubbles(people, run);

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
 from coterie.core.task.base import LOSS
+from coterie.core.task.quality import calibration_errors, recalls
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
 from coterie.experiment.config import Config
@@ -147,6 +148,27 @@ class OpenedRun:
         """
         names = [one["name"] for one in self.about["clients"] if one["takes_part"]]
         return training_frame(self._lines, names, list(self.about["data"]["task"]["metrics"]))
+
+    @property
+    def quality(self) -> DataFrame:
+        """The clients' finished models beyond their score, a line each: `macro_f1`, `auc`, `ece`, `recall …` by class.
+
+        NaN stands where a client has no test samples of a class, or of one class alone (AUC). Runs that have not ended,
+        and tasks without classes, have no lines.
+        """
+        from pandas import DataFrame
+
+        kept = {name: values.numpy() for name, values in self._kept.quality().items()}
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]] if kept else []
+        columns: dict[str, Any] = {"name": names}
+        if {"macro_f1", "auc", "hits", "support", "bin_samples"} <= kept.keys():
+            columns |= {"macro_f1": kept["macro_f1"], "auc": kept["auc"], "ece": calibration_errors(kept)}
+            shares = recalls(kept)
+            classes = self.about["data"]["class_names"]
+            columns |= {f"recall {name}": shares[:, place] for place, name in enumerate(classes)}
+        table = DataFrame(columns)
+        table.index.name = "client"
+        return table
 
     @property
     def judged_by(self) -> str:

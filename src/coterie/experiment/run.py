@@ -24,7 +24,7 @@ from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
 from coterie.files import log_to
 from coterie.methods import METHODS
-from coterie.rounds.evaluate import Evaluation, final_metrics
+from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
 from coterie.rounds.round import Rounds
 
@@ -113,9 +113,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
-            quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
+            finished = Finished.of(problem.task, rounds.scores_received(keep_scores=True), labels)
         config = complete(experiment)
-        at_the_end = {**quality, **_validation(prepared, history)}
+        at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
         summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
@@ -127,7 +127,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 }
                 for moment, scores in onboard(prepared, federation).items()
             }
-        tell.end(Outcome(len(history.lines), summary, stopped))
+        tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,13 @@ from coterie.report.drawing import (
     scores,
     style,
 )
+from coterie.report.figures_quality import methods_quality_figures, quality_figures
 from coterie.report.figures_several import against, gains, method_curves
 from coterie.report.learning import Floats
-from coterie.report.onerun import ABSENT, PARTS, Content
+from coterie.report.onerun import ABSENT, PARTS
 from coterie.report.pictures import ABSENT as ABSENT_COLOUR
 from coterie.report.pictures import DPI, FORMATS, GAMMA, WEIGHTS
+from coterie.report.rounding import Content
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,16 +39,16 @@ if TYPE_CHECKING:
 SOURCES = 3
 
 
-def write_figures(content: Content, folder: Path) -> list[Path]:
-    """Write every figure that the content has numbers for, in every format; those of several runs in folders each."""
+def write_figures(content: Content, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every figure that the content has numbers for, in each format; those of several runs in folders each."""
     written: list[Path] = []
     if content["comparison"] is not None:
-        written += _write(method_figures(content["comparison"]), folder)
+        written += save_figures(method_figures(content["comparison"]), folder, formats)
     taken: set[str] = set()
     for number, run in enumerate(content["runs"], 1):
         name = run["name"] if run["name"] not in taken else f"{run['name']}-{number}"
         taken.add(name)
-        written += _write(run_figures(run), folder if len(content["runs"]) == 1 else folder / name)
+        written += save_figures(run_figures(run), folder if len(content["runs"]) == 1 else folder / name, formats)
     return written
 
 
@@ -57,6 +59,7 @@ def method_figures(comparison: Content) -> dict[str, Figure]:
         "against-bytes": against(comparison, "bytes"),
         "against-seconds": against(comparison, "seconds"),
         "gains": gains(comparison),
+        **methods_quality_figures(comparison),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -68,6 +71,7 @@ def run_figures(run: Content) -> dict[str, Figure]:
         "training": _training,
         "clients": _clients,
         "partition": _partition,
+        **quality_figures(run),
         "learning": _learning,
         "graph": _graph,
         "agreement": _agreement,
@@ -77,21 +81,40 @@ def run_figures(run: Content) -> dict[str, Figure]:
     return {name: figure for name, draw in drawn.items() if (figure := draw(run)) is not None}
 
 
-def _write(figures: dict[str, Figure], folder: Path) -> list[Path]:
-    import matplotlib
-
+def save_figures(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write figures by name, each in every format; the same numbers give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, figure in figures.items():
-        for suffix in FORMATS:
-            out = io.BytesIO()
-            # Without the salt and with a date, two drawings of the same numbers differ.
-            with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-                dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
-                figure.savefig(out, format=suffix[1:], dpi=DPI, metadata=dated)
-            write_whole(folder / f"{name}{suffix}", out.getvalue())
+        # Finding room for everything takes longer than drawing, and is the same for all formats.
+        figure.dpi = DPI
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for suffix in formats:
             written.append(folder / f"{name}{suffix}")
+            write_whole(written[-1], _drawn(figure, suffix, name))
     return written
+
+
+def _drawn(figure: Figure, suffix: str, name: str) -> bytes:
+    """A figure as a file. `savefig` would draw it twice."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()
+    figure.dpi = DPI
+    canvas: Any = {".png": FigureCanvasAgg, ".pdf": FigureCanvasPdf, ".svg": FigureCanvasSVG}[suffix](figure)
+    # Without the salt and with a date, two drawings of the same numbers differ.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        if suffix == ".png":
+            canvas.print_png(out)
+        elif suffix == ".pdf":
+            canvas.print_pdf(out, metadata={"CreationDate": None})
+        else:
+            canvas.print_svg(out, metadata={"Date": None})
+    return out.getvalue()
 
 
 def _curves(run: Content) -> Figure | None:

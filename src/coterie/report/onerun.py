@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +15,11 @@ from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
+from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
-
-Content = dict[str, Any]
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 # Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
@@ -53,6 +52,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "curves": curves(run),
         "training": training_curve(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
+        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "cost": _cost(run),
@@ -66,15 +66,6 @@ def spoken_method(run: RunRecord) -> str:
     """The method's name as its paper writes it, if it is a known one."""
     name = str(run.config["method"])
     return METHODS[name].__name__ if name in METHODS else short_name(name)
-
-
-def rounded(values: Floats | Sequence[float], digits: int = 5) -> list[float | None]:
-    """Numbers short enough for a page; none for what is not finite.
-
-    >>> rounded([0.123456789, float("nan")])
-    [0.12346, None]
-    """
-    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
 
 
 def curves(run: RunRecord) -> Content:

@@ -13,10 +13,14 @@ import numpy as np
 from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
+from coterie.errors import CoterieError
 from coterie.experiment.config import PLUGINS
+from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
-from coterie.report.onerun import Content, rounded, spoken_method
+from coterie.report.onerun import spoken_method
+from coterie.report.quality import methods_quality
 from coterie.report.reading import RunRecord
+from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 
 # Gains smaller than this are none.
@@ -85,7 +89,15 @@ def several_content(runs: Sequence[RunRecord]) -> tuple[Content | None, list[str
         "methods": [_method(one, notes) for one in found],
         "table": _table(found),
         "gains": _gains(found),
+        "quality": methods_quality({one.title: one.runs for one in found}, _class_names(kept[0])),
     }, notes
+
+
+def _class_names(run: RunRecord) -> Sequence[str] | None:
+    try:
+        return class_counts(run).names
+    except CoterieError:
+        return None
 
 
 def _seed(run: RunRecord) -> int:

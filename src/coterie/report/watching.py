@@ -20,7 +20,8 @@ from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
 from coterie.registry import short_name
 from coterie.report.learning import learning_matrix, most_personal
-from coterie.report.onerun import Content, whole_numbers
+from coterie.report.onerun import whole_numbers
+from coterie.report.rounding import Content
 from coterie.rounds.evaluate import MOMENTS
 
 # Folders below the one that is watched.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
@@ -33,6 +35,7 @@ class Outcome:
     summary: Mapping[str, Any] | None = None  # unless there was an error
     stopped: str | None = None
     error: BaseException | None = None
+    quality: Mapping[str, Tensor] = field(default_factory=dict)  # what the task says of every client's finished model
 
 
 class Listener:

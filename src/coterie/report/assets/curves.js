@@ -84,7 +84,7 @@ function trainingCurve(parent, run) {
       [lineMark('var(--s2)'), 'mean over clients'],
       [areaMark('var(--s2)', 0.38), 'middle half of the clients'],
       [areaMark('var(--s2)', 0.16), 'all but the outer tenths'],
-      ...(tested ? [[lineMark('var(--s5)', '5 4'), 'mean on test samples, right after']] : []),
+      ...(tested ? [[lineMark('var(--s5)', '5 4'), 'on test samples, right after']] : []),
     ],
     how: 'How to read: the task’s loss on the clients’ own training samples in their last epoch, as training met them. Lower is better; a test loss that rises while this one falls tells of overfitting.',
   }, (width) => lines(width, 280, {

@@ -37,6 +37,7 @@ function oneRun(parent, run) {
   clientRows(people, run);
   bubbles(people, run);
   if (run.counts === null) people.append(make('div', { class: 'card' }, `The partition by classes is not shown: ${run.why}.`));
+  runQuality(section(parent, 'The finished models'), run);
   parent.append(make('h2', {}, 'Who learns from whom'));
   learning(parent, run);
   if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
@@ -51,6 +52,7 @@ if (content.comparison) {
   comparisonTable(place, content.comparison);
   several(section(place, 'The methods compared'), content.comparison);
   gains(section(place, 'Who gained, who lost'), content.comparison);
+  methodsQuality(section(place, 'The finished models compared'), content.comparison);
 }
 const run = make('section', { id: 'run' });
 if (content.runs.length > 1) {

@@ -97,7 +97,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         history.lines = directory.cut_back(federation.round)
         directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
-    start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared)
+    moved = history.bytes()["total"]
+    start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared, moved)
     recorder = Recorder(prepared, history, directory)
     tell = Listeners((recorder, *listeners))
     if experiment.optimizer != "sgd":

@@ -25,6 +25,7 @@ class Start:
     first_round: int  # 1, or where a resumed run carries on
     federation: Federation  # the live state, to be read between rounds
     prepared: Any = None  # the experiment's `Prepared`: data, partition, model
+    moved: int = 0  # bytes up and down in the rounds before
 
 
 @dataclass(frozen=True)

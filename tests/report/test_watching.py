@@ -212,6 +212,7 @@ def test_what_cannot_be_served_says_why(folder: Path, tmp_path: Path, server: Wa
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium), and there is none")
 def test_the_page_follows_a_run(server: WatchServer, folder: Path, tmp_path: Path) -> None:
     run = folder / "deep" / "one"

@@ -150,7 +150,7 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
     if "training" in summary:
         fit = ", ".join(f"{name} {number_text(value)}" for name, value in summary["training"].items())
-        yield f"on the samples trained on, last round, mean over its clients: {fit}"
+        yield f"training samples, last round, mean over clients: {fit}"
     if summary.get("validation", {}).get("used_by_method"):
         yield f"{summary['method']} learns from the validation samples itself: they do not choose a round independently"
     if "newcomers" in summary:

@@ -4,7 +4,7 @@ const percent = (value) => (known(value) ? `${Number((100 * value).toFixed(1))} 
 const RECALL = 'How to read: the share of a class’s test samples that the finished models recognise, as received after the last round.';
 const RELIABLE = 'Bins with less than 1 % of the samples are dots alone. The dashed line is perfect calibration: of the predictions made with 80 % confidence, 80 % are right. Below it, models are surer than they should be. The expected calibration error (ECE) is the mean distance from the line, by samples.';
 
-/** Rows × columns of shares, darker for more; the number stands in the cell where there is room. */
+/** Rows × columns of shares, stronger for more; the number stands in the cell where there is room. */
 function shareGrid(width, { rows, columns, value, tell, columnTitle }) {
   const left = nameRoom(rows);
   const step = Math.min((width - left - 4) / columns.length, 140);
@@ -62,7 +62,7 @@ function runQuality(parent, run) {
     figure(parent, {
       title: 'Recall: which classes each client’s model recognises', wide: true,
       legend: [[areaMark('var(--absent)'), 'no test samples of the class']],
-      how: `${RECALL} Numbers are per cent. A pale cell in a row of dark ones is a class that the client’s model gave up.`,
+      how: `${RECALL} Numbers are per cent. A low number in a row of high ones is a class that the client’s model gave up.`,
     }, (width) => shareGrid(width, {
       rows: names, columns: quality.classes, columnTitle: 'class',
       value: (i, j) => quality.recall[run.order[i]][j],
@@ -133,7 +133,7 @@ function methodDots(parent, methods, what, title, how) {
       svg.append(draw('text', { class: 'name', x: 4, y: y + 15 }, one.title));
       if (!there.length) return;
       const mean = there.reduce((sum, dot) => sum + dot[what], 0) / there.length;
-      svg.append(draw('text', { x: width - 4, y: y + 15, 'text-anchor': 'end' }, `mean ${percent(mean)}`));
+      svg.append(draw('text', { class: 'told', x: width - 4, y: y + 15, 'text-anchor': 'end' }, `mean ${percent(mean)}`));
       there.forEach((dot, i) => {
         const mark = draw('circle', { cx: px(dot[what]), cy: y + 40 + ((i * 7) % 5 - 2) * 4.5, r: 4.5, fill: seriesColour(place), 'fill-opacity': 0.65 });
         svg.append(tipped(mark, () => `${one.title}: client ${dot.client}, seed ${dot.seed}: ${percent(dot[what])}`));

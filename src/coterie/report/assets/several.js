@@ -81,7 +81,7 @@ function gains(parent, { gains: found, metric }) {
       rows.forEach((one, place) => {
         const y = place * row;
         svg.append(draw('text', { class: 'name', x: 4, y: y + 16 }, one.method));
-        svg.append(draw('text', { x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
+        svg.append(draw('text', { class: 'told', x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
         svg.append(draw('line', { x1: px(one.mean), x2: px(one.mean), y1: y + 28, y2: y + 62, stroke: 'var(--ink)', 'stroke-width': 2.5 }));
         one.gains.forEach((gain, i) => {
           const colour = gain.gain > 1e-9 ? 'var(--s0)' : gain.gain < -1e-9 ? 'var(--s1)' : 'var(--s5)';

@@ -61,14 +61,24 @@ class TrainingScores:
             self.add(np.repeat(clients, counts), outputs, labels)
         self._waiting, self._owners, self._numbers = [], [], 0
 
-    def add(self, owners: npt.NDArray[np.int64], outputs: Tensor, labels: Tensor) -> None:
-        """Score samples at once: `owners [n]` are places in the cohort, `outputs [n, C]`, `labels [n]`."""
+    def add(
+        self,
+        owners: npt.NDArray[np.int64],
+        outputs: Tensor,
+        labels: Tensor,
+        real: npt.NDArray[np.bool_] | slice = slice(None),
+    ) -> None:
+        """Score samples at once: `owners [n]` are places in the cohort, `outputs [n, C]`, `labels [n]`.
+
+        `real [n]` says which of them count; to leave the others out beforehand would take as long as scoring them.
+        """
         with torch.no_grad():
             found = self._task.scores(outputs, labels)
+        owners = owners[real]
         self._samples += np.bincount(owners, minlength=self._clients)
         for name, values in found.items():
             total = self._totals.setdefault(name, np.zeros(self._clients))
-            total += np.bincount(owners, values.double().cpu().numpy(), self._clients)
+            total += np.bincount(owners, values.double().cpu().numpy()[real], self._clients)
 
     def sums(self) -> list[TrainingSums]:
         """Every client's sums; `samples` is 0 for one whose steps put nothing out."""

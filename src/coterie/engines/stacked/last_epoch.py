@@ -40,9 +40,9 @@ class LastEpoch:
         clients = torch.arange(schedule.shares.shape[1])
         whose = (clients >= early) & (clients < active)  # [n, m]
         real = schedule.shares[steps][whose] > 0  # [r, B], what is not padding
-        owners = whose.nonzero()[:, 1:].expand(-1, real.shape[1])[real]
+        owners = whose.nonzero()[:, 1].numpy().repeat(real.shape[1])
         device = self._samples.device
-        chosen = self._samples[steps.to(device)][whose.to(device)][real.to(device)]
-        outputs = torch.cat([one.flatten(0, 1) for one in self._outputs])[real.flatten().to(device)]
-        self._training.add(owners.numpy(), outputs, self._labels[chosen])
+        chosen = self._samples[steps.to(device)][whose.to(device)].flatten()
+        outputs = torch.cat([one.flatten(0, 1) for one in self._outputs])
+        self._training.add(owners, outputs, self._labels[chosen], real.flatten().numpy())
         self._steps, self._outputs, self._numbers = [], [], 0

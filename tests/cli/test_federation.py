@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -59,12 +60,14 @@ def test_every_option_is_explained(command: str) -> None:
             assert argument.parameter.help, argument.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["--help"], ["server", "--help"], ["client", "--nmae", "x"]])
 def test_help_and_typing_errors_load_nothing_heavy(arguments: list[str]) -> None:
     after = "print([name for name in ('torch', 'numpy', 'flwr', 'cryptography') if name in sys.modules])"
     assert finish(start("federation", *arguments, after=after)).out.splitlines()[-1] == "[]"
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_runs_for_days_loads_no_pytorch(folder: Path) -> None:
     after = "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
     line = "federation client --name a --data good.npz --insecure --commands"
@@ -278,7 +281,13 @@ def test_a_failed_run_is_a_failure(folder: Path) -> None:
 
 def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.cli.following.SILENCE", 0.1)
+    (folder / "status.json").write_text(
+        '{"state": "running", "round": 1, "rounds": 2, "present": ["a"], "message": "round 1 is under way"}'
+    )
     with pytest.raises(
         FailureError, match=r"the run ended \(finished:failed: no heartbeat\) before the federation did"
     ):
         follower(folder).follow(StandInLink("finished:failed"), "1")
+    left = json.loads((folder / "status.json").read_text())
+    assert (left["state"], left["round"]) == ("failed", 1)
+    assert "the same command resumes" in left["message"]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import FederationTerms
+from coterie.deployment.terms import CHANGEABLE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -28,6 +28,7 @@ from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
+from coterie.rounds.sampling import cohort_size
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -38,10 +39,9 @@ class Agreement(FederationTerms):
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
     of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
-    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` (a majority, and at
-    least 2, unless told otherwise) have. At the
-    start the server waits up to `gather` seconds for everybody; later it waits up to `patience` seconds for
-    `least_sites` and then gives up.
+    on without the sites that have not answered within `deadline` seconds, or sooner where they are known to be quicker,
+    as long as `least_sites` (a majority, and at least 2, unless told otherwise) have. At the start the server waits up
+    to `gather` seconds for everybody; later it waits up to `patience` seconds for `least_sites` and then gives up.
 
     >>> two = Agreement(name="trial", sites=("a", "b"), shape=(1, 8, 8), classes=10, method="fedper")
     >>> two.federation().clients, Agreement.parse(two.plain()) == two
@@ -78,6 +78,10 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "least_sites", min(most, max(2, most // 2 + 1)))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
+        self.defence.require_enough(
+            min(self.least_sites, cohort_size(self.join, self.least_sites)),
+            f"raise least_sites (it is {self.least_sites}) or join",
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
@@ -86,7 +90,7 @@ class Agreement(FederationTerms):
         named = str(given.pop("method", "fedavg"))
         cls._require_installed("method", named)  # before anything of it is loaded
         method = make_method(named, dict(given.pop("set", {})))
-        hints = get_type_hints(cls)
+        hints = options.field_types(cls)
         known = {item.name for item in fields(cls)}
         for key in given:
             if key not in known:
@@ -122,8 +126,7 @@ class Agreement(FederationTerms):
     @property
     def fingerprint(self) -> str:
         """A short text that differs where anything differs on which results depend, plug-ins included."""
-        waiting = ("deadline", "least_sites", "gather", "patience")
-        values = {name: value for name, value in self.plain().items() if name not in waiting}
+        values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:
@@ -181,6 +184,7 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
+            defence=self.defence,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

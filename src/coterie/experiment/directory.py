@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +145,15 @@ class RunDirectory(KeptRun):
 
     def add_line(self, line: Line) -> None:
         """Append a round to the metrics."""
-        with (self.path / ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with (self.path / ROUNDS).open("ab") as file:
+            begin = file.seek(0, os.SEEK_END)
+            try:
+                file.write((json.dumps(line) + "\n").encode())
+                file.flush()
+            except OSError:  # a full disk: half a line would make the next one unreadable
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), begin)
+                raise
 
     def cut_back(self, last: int) -> list[Line]:
         """Forget the rounds after `last`, which will be run again; those that are left."""

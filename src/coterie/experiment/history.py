@@ -28,6 +28,7 @@ def as_line(report: RoundReport) -> Line:
         "round": report.round,
         "cohort": report.cohort,
         "diverged": report.diverged,
+        **({"quarantined": list(report.quarantined)} if report.quarantined else {}),
         "tuning_diverged": report.tuning_diverged,
         "seconds": report.seconds,
         "bytes": report.bytes,
@@ -192,12 +193,12 @@ class History:
         }
 
     def diverged(
-        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged"] = "diverged"
+        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged", "quarantined"] = "diverged"
     ) -> dict[str, list[int]]:
-        """The rounds in which clients (or their tuning before a test) diverged, by client name."""
+        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
-            for client in line.get(what, ()):  # lines of older runs do not tell of tuning
+            for client in line.get(what, ()):  # lines of older runs do not tell of everything
                 found.setdefault(names[client], []).append(line["round"])
         return found
 

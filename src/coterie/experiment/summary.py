@@ -46,6 +46,7 @@ def summary_of(
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
         "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
+        **({"quarantined": history.diverged(dict(enumerate(names)), "quarantined")} if config["quarantine"] else {}),
         "bytes": history.bytes(),
         "partition": {
             "hash": partition.hash,

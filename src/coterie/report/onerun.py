@@ -231,6 +231,8 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
         yield f"{run.name} is {run.state}; 'coterie resume {run.directory.path}' carries it on"
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
+    for client, rounds in run.history.diverged(names, "quarantined").items():
+        yield f"client {client} was in quarantine in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
     for client, rounds in run.history.diverged(names, "tuning_diverged").items():
         yield f"client {client} was tested untuned in {len(rounds)} of {done} rounds: its tuning diverged"
     yield from run.warnings()

@@ -158,6 +158,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
+    for client, rounds in summary.get("quarantined", {}).items():
+        yield f"client {client} was in quarantine in {len(rounds)} of {summary['rounds']} rounds"
     for client, rounds in summary.get("tuning_diverged", {}).items():
         yield f"client {client} was tested untuned in {len(rounds)} of {summary['rounds']} rounds: its tuning diverged"
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"

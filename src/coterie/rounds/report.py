@@ -21,6 +21,7 @@ class RoundReport:
     training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
     mixes: list[Applied] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
+    quarantined: dict[int, str] = field(default_factory=dict)  # whose uploads were set aside, and why
     tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)

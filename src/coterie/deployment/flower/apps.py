@@ -19,11 +19,14 @@ except ImportError as error:
 
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
 from coterie.deployment.faults import code_of, spoken_fault
+from coterie.deployment.flower.folder import AGREEMENT
 from coterie.deployment.flower.node import UNANSWERED
+from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Server, fault_of
+from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
@@ -136,7 +139,9 @@ def server_app(agreement_path: Path) -> ServerApp:
         with log_to(directory / LOG):
             server = Server(agreement)
             transport = FlowerTransport(grid, most_bytes(server.federation))
-            Coordinator(server, transport, Logbook(directory, agreement)).run()
+            # Flower runs a copy of the folder; what its owner changes while it runs stands beside the server's files.
+            terms = LiveTerms(agreement, directory.parent / AGREEMENT)
+            Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 
     return app
 

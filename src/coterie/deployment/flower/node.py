@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -144,8 +145,10 @@ class Node:
         if any(sign in said for sign in PORT_TAKEN) and not self._wished:
             self.port = free_port()
             return refused
+        clock = clock_problem(self.server, self.authority)
         if not refused:
             why = "its key is not known yet, or its last connection still counts" if REFUSED in said else words
+            why = clock or why
             tell(f"the server at {self.server} does not take this site yet ({why}); trying on for {FORGOTTEN:g} s")
             return time.monotonic()
         if time.monotonic() - refused > FORGOTTEN:
@@ -153,6 +156,8 @@ class Node:
             if REFUSED in said:
                 why = "it refuses this site for good: the key is not registered there, or was withdrawn"
                 way_out = "have a key made with 'coterie federation keys' where the server runs, and start that again"
+            if clock:
+                why, way_out = clock, "then start this again"
             raise CoterieError(f"server = {self.server}: {why}; {way_out}")
         return refused
 

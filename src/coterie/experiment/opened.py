@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
+from coterie.core.task.base import LOSS
+from coterie.core.task.quality import calibration_errors, recalls
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
@@ -22,6 +24,7 @@ from coterie.experiment.kept import LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Inputs, Result, metric_of, plot_mixing, plot_run, recorded_mixes
 from coterie.experiment.summary import summary_of
+from coterie.experiment.training import last_training, training_frame, training_mean
 from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
 from coterie.files import silence
 from coterie.partition import Partition
@@ -112,20 +115,21 @@ class OpenedRun(Displayed):
     def history(self) -> DataFrame:
         """What the run is judged by, a line for each evaluated round and moment: its means and spread over clients.
 
-        `seconds` and `bytes` are those of the whole round, up and down together.
+        `training_loss` is the mean over the clients that trained in the round, `seconds` and `bytes` are those of the
+        whole round, up and down together.
         """
         from pandas import DataFrame
 
-        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "seconds", "bytes")
+        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "training_loss", "seconds", "bytes")
         return DataFrame(self._moments(), columns=columns)
 
     def _moments(self) -> Iterator[tuple[Any, ...]]:
         for line in self._lines:
-            cost = sum(line["seconds"].values()), sum(line["bytes"].values())
+            training, cost = training_mean(line, LOSS), (sum(line["seconds"].values()), sum(line["bytes"].values()))
             for moment in MOMENTS:
                 if (found := _at(line, moment)) is not None:
                     scores = (found[name] for name in ("mean", "weighted", "std", "worst_decile"))
-                    yield line["round"], moment, *scores, *cost
+                    yield line["round"], moment, *scores, training, *cost
 
     @property
     def bytes(self) -> int:
@@ -139,7 +143,10 @@ class OpenedRun(Displayed):
 
     @property
     def clients(self) -> DataFrame:
-        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class."""
+        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class.
+
+        `training_loss` and its like are those of the last round in which it trained.
+        """
         from pandas import DataFrame
 
         everyone = [one for one in self.about["clients"] if one["takes_part"]]
@@ -147,8 +154,40 @@ class OpenedRun(Displayed):
         for moment in MOMENTS:
             newest = self.newest(moment)
             columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
+        for metric in dict.fromkeys((LOSS, self.judged_by)):
+            columns[f"training_{metric}"] = last_training(self._lines, metric, len(everyone)).tolist()
         for number, name in enumerate(self.about["data"]["class_names"]):
             columns[f"class {name}"] = [one["classes"][number] for one in everyone]
+        table = DataFrame(columns)
+        table.index.name = "client"
+        return table
+
+    @property
+    def training(self) -> DataFrame:
+        """How clients did on the samples they trained on, as they did: a line for each round and client of its cohort.
+
+        Its columns are `round`, `client` and the task's metrics, such as `accuracy` and `loss`.
+        """
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]]
+        return training_frame(self._lines, names, list(self.about["data"]["task"]["metrics"]))
+
+    @property
+    def quality(self) -> DataFrame:
+        """The clients' finished models beyond their score, a line each: `macro_f1`, `auc`, `ece`, `recall …` by class.
+
+        NaN stands where a client has no test samples of a class, or of one class alone (AUC). Runs that have not ended,
+        and tasks without classes, have no lines.
+        """
+        from pandas import DataFrame
+
+        kept = {name: values.numpy() for name, values in self._kept.quality().items()}
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]] if kept else []
+        columns: dict[str, Any] = {"name": names}
+        if {"macro_f1", "auc", "hits", "support", "bin_samples"} <= kept.keys():
+            columns |= {"macro_f1": kept["macro_f1"], "auc": kept["auc"], "ece": calibration_errors(kept)}
+            shares = recalls(kept)
+            classes = self.about["data"]["class_names"]
+            columns |= {f"recall {name}": shares[:, place] for place, name in enumerate(classes)}
         table = DataFrame(columns)
         table.index.name = "client"
         return table

@@ -92,6 +92,7 @@ class Recorder(Listener):
         """Record how the run ended."""
         if self._directory is None:
             return
+        self._directory.write_quality(outcome.quality)
         if outcome.summary is None:
             self.save()
         elif outcome.stopped is not None:

@@ -28,6 +28,7 @@ from coterie.experiment.config import method_name
 from coterie.experiment.history import History, numbers
 from coterie.experiment.kept import KeptRun
 from coterie.experiment.prepared import Prepared
+from coterie.experiment.training import training_frame
 from coterie.registry import later
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.evaluate import MOMENTS, Floats
@@ -155,6 +156,20 @@ class Result(Displayed):
             for round, found in self.history.measured(moment)
             for row, name in enumerate(names)
         )
+
+    def training(self) -> DataFrame:
+        """How clients did on the samples they trained on, while they did, as a pandas frame.
+
+        A row for each round and each client that trained in it; columns `round`, `client` and the task's metrics.
+
+        >>> from coterie.experiment.experiment import Experiment
+        >>> frame = Experiment(rounds=2, epochs=1).run().training()
+        >>> list(frame.columns), bool(frame["loss"].iloc[-1] < frame["loss"].iloc[0])
+        (['round', 'client', 'accuracy', 'loss'], True)
+        """
+        names = [client["client"] for client in self.summary["clients"]]
+        metrics = [metric.scale.name for metric in self.history.task.metrics]
+        return training_frame(self.history.lines, names, metrics)
 
     def model(self, client: int) -> nn.Module:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.

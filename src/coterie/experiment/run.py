@@ -25,7 +25,7 @@ from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
 from coterie.files import log_to
 from coterie.methods import METHODS
-from coterie.rounds.evaluate import Evaluation, final_metrics
+from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
 from coterie.rounds.round import Rounds
 
@@ -99,7 +99,16 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     kept_in = None if directory is None else directory.path
-    start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared, kept_in)
+    start = Start(
+        method_name(method),
+        names,
+        experiment.rounds,
+        first_round=federation.round + 1,
+        federation=federation,
+        prepared=prepared,
+        directory=kept_in,
+        moved=history.bytes()["total"],
+    )
     recorder = Recorder(prepared, history, directory)
     tell = Listeners((recorder, *listeners))
     if experiment.optimizer != "sgd":
@@ -115,9 +124,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
-            quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
+            finished = Finished.of(problem.task, rounds.scores_received(keep_scores=True), labels)
         config = complete(experiment)
-        at_the_end = {**quality, **_validation(prepared, history)}
+        at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
         summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
@@ -129,7 +138,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 }
                 for moment, scores in onboard(prepared, federation).items()
             }
-        tell.end(Outcome(len(history.lines), summary, stopped))
+        tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise

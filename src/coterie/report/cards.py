@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie.compare.table import Comparison
-from coterie.core.scale import number_text
+from coterie.core.scale import number_text, spoken_bytes
 from coterie.data import Dataset
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import WHAT, Experiment
@@ -21,7 +21,6 @@ from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.report.grids import mean_and_spread
 from coterie.report.sparks import BLUE, ORANGE, Curve, bars, curves
-from coterie.report.terminal import spoken_bytes
 
 CARD = "font:13px/1.5 system-ui,sans-serif;max-width:60rem;overflow-x:auto"
 CELL = "padding:1px 12px 1px 0;text-align:{};vertical-align:top;border:0;background:transparent"

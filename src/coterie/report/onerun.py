@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +15,11 @@ from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
-from coterie.rounds.evaluate import MOMENTS, over_rounds
-
-Content = dict[str, Any]
+from coterie.report.rounding import Content, rounded
+from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 # Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
@@ -46,7 +45,9 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "state": run.state,
         "sizes": list(run.sizes),
         **_class_content(run, classes, why_no_classes),
+        "training": training_curve(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
+        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
@@ -74,15 +75,6 @@ def spoken_method(run: RunRecord) -> str:
     return METHODS[name].__name__ if name in METHODS else short_name(name)
 
 
-def rounded(values: Floats | Sequence[float], digits: int = 5) -> list[float | None]:
-    """Numbers short enough for a page; none for what is not finite.
-
-    >>> rounded([0.123456789, float("nan")])
-    [0.12346, None]
-    """
-    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
-
-
 def curves(run: RunRecord) -> Content:
     """By moment: the rounds, the mean over clients, the worst decile, quantiles over clients, and the best mean."""
     found: Content = {}
@@ -100,6 +92,20 @@ def curves(run: RunRecord) -> Content:
             "best": rounded([over_rounds(run.scale, means)["best"]])[0],
         }
     return found
+
+
+def training_curve(run: RunRecord) -> Content | None:
+    """The loss on training samples by round: its mean over the clients that trained, its quantiles, the test loss."""
+    found = run.training_losses()
+    if not found:
+        return None
+    bands = zip(*(_quantiles(values) for _, values, _ in found), strict=True)
+    return {
+        "rounds": [round for round, _, _ in found],
+        "mean": rounded([mean_over_clients(values) for _, values, _ in found]),
+        "tested": rounded([mean_over_clients(tested) for _, _, tested in found]),
+        **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
+    }
 
 
 def _quantiles(values: Floats) -> list[float]:

@@ -10,9 +10,11 @@ from coterie.compare.table import Comparison, run_folder
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.kept import KeptRun
 from coterie.report.figures import OF_A_RUN, OF_SEVERAL
-from coterie.report.onerun import MOST_ENTRIES, Content, basic_content, rounded, run_content
+from coterie.report.figures_quality import QUALITY_OF_A_RUN, QUALITY_OF_SEVERAL
+from coterie.report.onerun import MOST_ENTRIES, basic_content, run_content
 from coterie.report.pictures import Learning, draw, require_matplotlib
 from coterie.report.reading import read_run
+from coterie.report.rounding import Content, rounded
 from coterie.report.severalruns import Contender, contenders_content, metric_content
 
 if TYPE_CHECKING:
@@ -29,7 +31,11 @@ def plot_run(kept: KeptRun, what: str) -> Figure:
     content = basic_content(run) if what in BASIC else run_content(run, MOST_ENTRIES if what in OF_WEIGHTS else 0)
     figure = OF_A_RUN[what](content)
     if figure is None:
-        reasons = {**dict.fromkeys(OF_WEIGHTS, content.get("why_no_learning")), "partition": content.get("why")}
+        reasons = {
+            **dict.fromkeys(OF_WEIGHTS, content.get("why_no_learning")),
+            **dict.fromkeys(QUALITY_OF_A_RUN, content.get("quality", {}).get("why")),
+            "partition": content.get("why"),
+        }
         raise CoterieError(f"{what}: there is nothing to draw ({reasons.get(what) or 'no round was tested'})")
     return figure
 
@@ -57,7 +63,8 @@ def plot_comparison(comparison: Comparison, what: str) -> Figure:
         )
     figure = OF_SEVERAL[what](content)
     if figure is None:
-        why = content["gains"]["why"] if what == "gains" else "no round was tested"
+        about = "gains" if what == "gains" else "quality"
+        why = content[about]["why"] if what in ("gains", *QUALITY_OF_SEVERAL) else "no round was tested"
         raise CoterieError(f"{what}: there is nothing to draw ({why})")
     return figure
 

@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from coterie.core.exchange import Applied
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
+from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config
 from coterie.experiment.directory import LOG, RunDirectory
-from coterie.experiment.history import History, Line, numbers
+from coterie.experiment.history import COHORT, TRAINING, History, Line, numbers
 from coterie.experiment.kept import CONFIG, ROUNDS, KeptRun
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
@@ -67,6 +68,16 @@ class RunRecord:
         """The same, round by round."""
         sizes = np.array(self.history.test_sizes, np.int64)
         return [Evaluation(self.scale, {self.scale.name: values}, sizes) for values in self.scores(moment)]
+
+    def training_losses(self) -> list[tuple[int, Floats, Floats]]:
+        """By round: the cohort's losses on the samples it trained on, and those on its test samples right after."""
+        found = []
+        for line in self.history.lines:
+            if TRAINING in line:
+                # Where some rest, `trained` is of everybody.
+                tested = line.get(COHORT) or line.get("trained") or {}
+                found.append((line["round"], numbers(line[TRAINING][LOSS]), numbers(tested.get(LOSS, []))))
+        return found
 
     def mixes(self) -> Iterator[tuple[int, list[Applied] | str]]:
         """Who learned from whom, by round; in words why not, where a record cannot be read."""
@@ -216,12 +227,13 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         held = line.get(part, usual)
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
-    for moment in MOMENTS:
-        if moment in line:
-            values = line[moment].get(scale.name) if isinstance(line[moment], dict) else None
+    trained = len(line["cohort"])
+    for part, name, count in (*((moment, scale.name, clients) for moment in MOMENTS), (TRAINING, LOSS, trained)):
+        if part in line:
+            values = line[part].get(name) if isinstance(line[part], dict) else None
             known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
-            if not known or len(values or ()) != clients:
-                return f"{moment}: not a number for each of the {clients} clients"
+            if not known or len(values or ()) != count:
+                return f"{part}: not a number for each of the {count} clients"
     return ""
 
 

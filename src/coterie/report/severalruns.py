@@ -14,10 +14,14 @@ from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
 from coterie.core.scale import Scale
+from coterie.errors import CoterieError
 from coterie.experiment.config import PLUGINS
+from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
-from coterie.report.onerun import Content, rounded, spoken_method
+from coterie.report.onerun import spoken_method
+from coterie.report.quality import methods_quality
 from coterie.report.reading import RunRecord
+from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 
 # Gains smaller than this are none.
@@ -90,12 +94,20 @@ def contenders_content(found: Sequence[Contender], notes: list[str]) -> Content:
         "methods": [_method(one, notes) for one in found],
         "table": _table(found),
         "gains": _gains(found),
+        "quality": methods_quality({one.title: one.runs for one in found}, _class_names(found[0].runs[0])),
     }
 
 
 def metric_content(scale: Scale) -> Content:
     """What figures need to know of a metric."""
     return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
+
+
+def _class_names(run: RunRecord) -> Sequence[str] | None:
+    try:
+        return class_counts(run).names
+    except CoterieError:
+        return None
 
 
 def _seed(run: RunRecord) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
@@ -26,6 +28,7 @@ class Start:
     federation: Federation  # the live state, to be read between rounds
     prepared: Any = None  # the experiment's `Prepared`: data, partition, model
     directory: Path | None = None  # where the run is kept, if it is
+    moved: int = 0  # bytes up and down in the rounds before
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Outcome:
     summary: Mapping[str, Any] | None = None  # unless there was an error
     stopped: str | None = None
     error: BaseException | None = None
+    quality: Mapping[str, Tensor] = field(default_factory=dict)  # what the task says of every client's finished model
 
 
 class Listener:

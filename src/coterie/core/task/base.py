@@ -185,10 +185,15 @@ class Task(metaclass=TypedOptions):
         """What the final metrics need of every sample besides sums: `[n, ...]`, or nothing."""
         return None
 
-    def final_metrics(
-        self, sums: Sequence[Sums], kept: Sequence[Tensor | None], labels: Sequence[Tensor]
-    ) -> dict[str, float | None]:
-        """Numbers for the end of a run that sums do not give, of all clients; none where there is no such number."""
+    def quality(self, kept: Sequence[Tensor | None], labels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What a run keeps of every client's finished model, by name, a row for each client; nothing by default.
+
+        `kept` is what `kept` made of each client's outputs for its test samples, `labels` are theirs.
+        """
+        return {}
+
+    def final_metrics(self, sums: Sequence[Sums], quality: Mapping[str, Tensor]) -> dict[str, float | None]:
+        """Numbers of all clients for the end of a run, from their sums and `quality`; none where there is no number."""
         return {}
 
     def accepts(self, sums: object) -> bool:

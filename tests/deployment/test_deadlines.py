@@ -27,13 +27,13 @@ from coterie.testing.together import SITES, Together, agreed
 
 def test_the_deadline_is_three_times_the_slowest_of_the_last_five_answers() -> None:
     times = AnswerTimes()
-    for seconds in (90.0, 20.0, 11.0, 12.0, 13.0):
+    for seconds in (90.0, 25.0, 11.0, 12.0, 13.0):
         times.took("a", seconds)
     assert times.deadline(["a"], 600.0) == 270.0
     times.took("a", 14.0)  # the first is forgotten
-    assert times.deadline(["a"], 600.0) == 60.0
+    assert times.deadline(["a"], 600.0) == 75.0
     times.took("b", 1.0)
-    assert times.deadline(["b"], 600.0) == 30.0
+    assert times.deadline(["b"], 600.0) == 60.0
     assert times.deadline(["b"], 10.0) == 10.0
     assert times.deadline(["a", "b", "c"], 600.0) == 600.0
 
@@ -78,10 +78,10 @@ def test_a_slow_hello_is_waited_for_and_one_without_an_answer_asked_again(
 
 def test_a_dead_site_costs_a_round_what_sites_usually_take_and_not_the_whole_deadline(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=4, deadline=600.0, gather=10.0)
-    trial = Trial(tmp_path, agreement, site_c=Behaviour(goes=7.0))
+    trial = Trial(tmp_path, agreement, site_c=Behaviour(goes=7.0, noticed=300.0))
     trial.run()
     assert trial.lines[2]["missing"] == ["site-c"]
-    assert 30 <= trial.lines[2]["seconds"]["round"] < 31
+    assert 60 <= trial.lines[2]["seconds"]["round"] < 61
     assert trial.status["state"] == "finished"
 
 
@@ -89,7 +89,7 @@ def test_a_dead_site_costs_a_round_what_sites_usually_take_and_not_the_whole_dea
 def test_a_site_that_becomes_slower_is_missed_once(tmp_path: Path) -> None:
     """Its late answer tells how slow it is now."""
     agreement = agreed("fedper", rounds=20, epochs=1, deadline=600.0, gather=10.0)
-    trial = Trial(tmp_path, agreement, site_b=Behaviour(slow=dict.fromkeys(range(3, 21), 50.0)))
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(slow=dict.fromkeys(range(3, 21), 80.0)))
     trial.run()
     missed = [line["round"] for line in trial.lines if "site-b" in line.get("missing", ())]
     asked = [round for name, round in trial.network.asked if name == "site-b"]

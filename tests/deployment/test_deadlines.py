@@ -66,14 +66,30 @@ def test_a_late_answer_counts_where_too_few_others_have_come(tmp_path: Path) -> 
     assert torch.equal(trial.server.federation["model"].shared, whole.server.federation["model"].shared)
 
 
+def test_a_round_of_few_needs_no_more_than_it_asked(tmp_path: Path) -> None:
+    agreement = agreed("fedper", rounds=3, join=0.34, deadline=30.0, gather=10.0, patience=100.0, least_sites=2)
+    trial = Trial(tmp_path, agreement)
+    trial.run()
+    assert [len(line["answered"]) for line in trial.lines] == [1, 1, 1]
+
+
+def test_an_agreement_whose_rounds_may_be_too_small_for_its_share_limit_is_refused() -> None:
+    terms: dict[str, Any] = {"name": "trial", "sites": SITES, "shape": (4,), "classes": 2}
+    with pytest.raises(CoterieError, match=r"share_limit = 0.4: a mix of 2 .*raise least_sites \(it is 2\) or join"):
+        Agreement(**terms, share_limit=0.4)
+    assert Agreement(**terms, share_limit=0.4, least_sites=3).defence.bounds
+
+
 def test_a_slow_hello_is_waited_for_and_one_without_an_answer_asked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agreement = agreed("fedper", rounds=3, deadline=10.0, hello=100.0, gather=300.0)
-    trial = Trial(tmp_path, agreement, site_a=Behaviour(hellos=(90.0,)), site_b=Behaviour(hellos=(101.0, 1.0)))
+    trial = Trial(tmp_path, agreement, site_a=Behaviour(hellos=(90.0,)), site_b=Behaviour(hellos=(101.0, 101.0, 1.0)))
     trial.run()
     assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
-    assert "a site did not say who it is (it did not answer in time); it is asked again in 5 s" in caplog.text
+    for seconds in (5, 10):
+        said = f"a site did not say who it is (it did not answer in time); it is asked again in {seconds} s"
+        assert caplog.text.count(said) == 1
 
 
 def test_a_dead_site_costs_a_round_what_sites_usually_take_and_not_the_whole_deadline(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from coterie.experiment.kept import (
     LAYOUT,
     MIXES,
     PARTITION,
+    QUALITY,
     ROUNDS,
     ROWS,
     STOPPED,
@@ -199,6 +200,7 @@ class RunDirectory(KeptRun):
         if self.has(ROWS):
             (self.path / ROWS).replace(self.path / CHECKPOINT)
         (self.path / SUMMARY).unlink(missing_ok=True)
+        (self.path / QUALITY).unlink(missing_ok=True)
 
     def remove_mixes(self, round: int) -> None:
         """Forget who learned from whom in a round."""
@@ -212,6 +214,11 @@ class RunDirectory(KeptRun):
         federation.restore(state)
         federation.round = int(json.loads(metadata[LAYOUT])["round"])
 
+    def write_quality(self, quality: Mapping[str, Tensor]) -> None:
+        """Keep what the task says of the clients' finished models, if it says anything."""
+        if quality:
+            save_tensors(self.path / QUALITY, quality, {})
+
     def finish(self, federation: Federation, tested: str, summary: Mapping[str, Any]) -> None:
         """Save the final rows and the summary."""
         self._save_state(ROWS, federation, tested)
@@ -224,6 +231,7 @@ class RunDirectory(KeptRun):
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""
         (self.path / STOPPED).unlink(missing_ok=True)
+        (self.path / QUALITY).unlink(missing_ok=True)
 
 
 def copy_name(original: str, digest: str) -> str:

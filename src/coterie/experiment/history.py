@@ -16,6 +16,8 @@ from coterie.rounds.report import RoundReport
 Line = dict[str, Any]
 ACTIVITIES = ("train", "exchange", "evaluate")
 COHORT = "cohort_trained"
+TRAINING = "training"
+"""Where a line holds how the cohort did on the samples that it trained on, while it did."""
 VALIDATION = "validation"
 """Where a line holds the same as for test samples of the validation samples, if there are any."""
 
@@ -31,6 +33,8 @@ def as_line(report: RoundReport) -> Line:
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    if report.training is not None:
+        line[TRAINING] = _by_client(report.training)
     validation: Line = {}
     if report.cohort_trained is not None:
         line[COHORT] = _by_client(report.cohort_trained)

@@ -121,6 +121,7 @@ def prepare(experiment: Settings) -> Prepared:
     data = experiment.data
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    assert isinstance(data, Dataset)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
     if experiment.share < 1:
         require(

@@ -93,6 +93,8 @@ class Rounds:
             trained = self.engine.train(federation, work, cohort)
             clock.lap("train")
             clock.move("train", "evaluate", trained.test_seconds)
+            if trained.training:
+                report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
         losses = self._losses(cohort, trained.scores)
         collected = collect(federation, work.recipe, method.uploads(federation), cohort, trained, losses)

@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import FederationTerms
+from coterie.deployment.terms import WAITING, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -122,8 +122,7 @@ class Agreement(FederationTerms):
     @property
     def fingerprint(self) -> str:
         """A short text that differs where anything differs on which results depend, plug-ins included."""
-        waiting = ("deadline", "least_sites", "gather", "patience")
-        values = {name: value for name, value in self.plain().items() if name not in waiting}
+        values = {name: value for name, value in self.plain().items() if name not in WAITING}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:

@@ -10,6 +10,9 @@ from coterie.errors import require
 from coterie.experiment.run_options import RunOptions
 from coterie.options import same_setting, setting
 
+# What the server may change in the course of a federation; no result depends on it.
+WAITING = ("deadline", "least_sites", "gather", "patience")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FederationTerms(JointTraining):

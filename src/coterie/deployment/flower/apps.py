@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, one_line, pack, read_text, unpack
+from coterie.errors import require
 from coterie.experiment.directory import LOG
-from coterie.files import log_to
+from coterie.files import log_to, private_folder
 
 log = logging.getLogger("coterie")
 
@@ -85,14 +87,17 @@ def _plain_bytes(kind: str, array: Array) -> bytes:
 class FlowerTransport:
     """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
 
-    def __init__(self, grid: Grid, most_bytes: int) -> None:
+    def __init__(self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None) -> None:
         self._grid, self._most_bytes = grid, most_bytes
+        self._sites = sites  # whose keys are registered; without keys anybody may come
         self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
 
     def nodes(self) -> dict[int, str]:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
         busy = {node for node, _, _ in self._open.values()}
-        return {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        # A node whose key has no name of ours is not even asked.
+        return {node: name for node, name in found.items() if self._sites is None or name in self._sites}
 
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
         """Push a message."""
@@ -125,20 +130,35 @@ class FlowerTransport:
 
 
 def server_app(agreement_path: Path) -> ServerApp:
-    """The Flower ServerApp of a federation; its run configuration names the server's folder (`directory`)."""
+    """The Flower ServerApp of a federation.
+
+    Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
+    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        agreement = Agreement.read(agreement_path)
-        directory = Path(str(context.run_config["directory"]))
-        directory.mkdir(parents=True, exist_ok=True)
+        given = context.run_config
+        agreement = servers_agreement(agreement_path, str(given["agreement"]))
+        directory = private_folder(Path(str(given["directory"])))
         with log_to(directory / LOG):
             server = Server(agreement)
-            transport = FlowerTransport(grid, most_bytes(server.federation))
+            sites = agreement.sites if given["keyed"] else None
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites)
             Coordinator(server, transport, Logbook(directory, agreement)).run()
 
     return app
+
+
+def servers_agreement(packed: Path, own: str) -> Agreement:
+    """The server's own agreement, which says how long to wait; in all else it must be that of the app."""
+    agreement = Agreement.read(packed)
+    if not own:
+        return agreement
+    servers = Agreement.read(Path(own))
+    require(servers.fingerprint == agreement.fingerprint, f"{own}: was changed after this app was packed; start again")
+    return servers
 
 
 def client_app(agreement_path: Path) -> ClientApp:

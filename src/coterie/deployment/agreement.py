@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import WAITING, FederationTerms
+from coterie.deployment.terms import CHANGEABLE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -122,7 +122,7 @@ class Agreement(FederationTerms):
     @property
     def fingerprint(self) -> str:
         """A short text that differs where anything differs on which results depend, plug-ins included."""
-        values = {name: value for name, value in self.plain().items() if name not in WAITING}
+        values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:

@@ -65,6 +65,8 @@ class Coordinator:
         self._names: dict[int, str] = {}  # those names of all nodes ever seen
         self._refused: set[int] = set()
         self._waiting: set[int] = set()  # nodes of the open round that have not answered
+        self._busy: set[int] = set()  # nodes that owe an answer
+        self._doubles: dict[int, int] = {}  # refused nodes, each with the live node whose name it wants
         self._looked = -LISTEN
 
     def run(self) -> None:
@@ -149,6 +151,7 @@ class Coordinator:
 
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
+        self._busy.add(node)
         self.transport.send(node, purpose, content, self.agreement.deadline)
 
     def _await_answers(self, end: float) -> None:
@@ -170,12 +173,16 @@ class Coordinator:
             return
         self._looked = self._clock()
         self._free = self.transport.nodes()
+        self._busy -= self._free.keys()
         self._names |= self._free
         self._refused &= self._free.keys()  # whoever comes back is asked anew
+        for node in self._freed_doubles():
+            self._refused.discard(node)
         for node in self._free.keys() - self._sites.keys() - self._refused:
             self._send(node, "hello", pack(Parcel()))
 
     def _handle(self, answer: Answer) -> None:
+        self._busy.discard(answer.node)
         if not isinstance(answer.content, str):
             self._free[answer.node] = self._names.get(answer.node, "")
         if answer.purpose == "hello":
@@ -196,7 +203,9 @@ class Coordinator:
         try:
             if isinstance(answer.content, str):
                 raise RefusedError(answer.content)
-            name = self.server.admit(read_text(answer.content.text)["note"], self._names.get(answer.node, ""))
+            note = read_text(answer.content.text)["note"]
+            self._require_single(note.get("site"), answer.node)
+            name = self.server.admit(note, self._names.get(answer.node, ""))
         except Exception as error:  # whatever a message does to us is its sender's fault
             self._refused.add(answer.node)
             log.warning("a site is refused: %s", fault_of(error))
@@ -204,6 +213,23 @@ class Coordinator:
         self._sites = {node: site for node, site in self._sites.items() if site != name} | {answer.node: name}
         log.info("site %s is here", name)
         self._status("running" if self.server.federation.round else "waiting")
+
+    def _require_single(self, name: object, node: int) -> None:
+        """Refuse a name that a live node has: without keys anybody can claim it, and the first one stays."""
+        for other, site in self._sites.items():
+            if site == name and other != node and self._is_live(other):
+                self._doubles[node] = other
+                raise RefusedError(f"site {site} is here already, as another node; only one may be")
+
+    def _is_live(self, node: int) -> bool:
+        return node in self._free or node in self._busy
+
+    def _freed_doubles(self) -> list[int]:
+        """Refused nodes whose name has become free: they are asked again."""
+        freed = [node for node, other in self._doubles.items() if not self._is_live(other)]
+        for node in freed:
+            del self._doubles[node]
+        return freed
 
     def _status(self, state: Literal["waiting", "running", "finished", "failed"], message: str = "") -> None:
         here = self._free.keys() | self._waiting

@@ -10,8 +10,8 @@ from coterie.errors import require
 from coterie.experiment.run_options import RunOptions
 from coterie.options import same_setting, setting
 
-# What the server may change in the course of a federation; no result depends on it.
-WAITING = ("deadline", "least_sites", "gather", "patience")
+# Results do not depend on these, so that they may change at any time.
+CHANGEABLE = ("deadline", "least_sites", "gather", "patience")
 
 
 @dataclass(frozen=True, kw_only=True)

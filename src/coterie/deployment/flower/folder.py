@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from coterie.deployment.terms import WAITING
+from coterie.deployment.terms import CHANGEABLE
 from coterie.errors import require
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def write_app(folder: Path, agreement: Agreement) -> list[Path]:
     How long the server waits may change in the course of a federation and is no business of the sites: the app holds
     the defaults, and the server gets its own terms by another way.
     """
-    defaults: dict[str, Any] = {item.name: item.default for item in fields(agreement) if item.name in WAITING}
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(agreement) if item.name in CHANGEABLE}
     agreed = replace(agreement, **defaults)
     contents = {
         AGREEMENT: agreed.toml(),

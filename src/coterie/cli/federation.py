@@ -20,7 +20,7 @@ Insecure = Annotated[
     bool, Parameter(help="No encryption and no keys: for trials on one machine only.", negative=(), group=NETWORK)
 ]
 Commands = Annotated[
-    bool, Parameter(help="Print the plain Flower commands and start nothing.", negative=(), group=NETWORK)
+    bool, Parameter(help="Print the commands behind this one, and start nothing.", negative=(), group=NETWORK)
 ]
 
 
@@ -50,7 +50,7 @@ def init(
     label: Annotated[str | None, option("The label column of that data, if it is a table.", "label", SITES)] = None,
     terms: Terms = Terms(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write the folder of a new federation: what its sites agree on, as a Flower app that is ready to run."""
+    """Write the folder of a new federation: what its sites agree on."""
     from coterie.cli.federation_files import init_command
 
     init_command(folder, method, set or [], like, label, terms.given())
@@ -168,7 +168,7 @@ def client(
     label: Annotated[str | None, option("The label column of a table.", "label", OWN)] = None,
     state: Annotated[
         Path | None,
-        _path("The folder in which the site keeps its model and logs.", "DIR/sites, or federation-state", OWN),
+        _path("The folder in which the site keeps its key, model and logs.", "DIR/sites, or federation-state", OWN),
     ] = None,
     agreement: Annotated[
         Path | None, _path("The federation.toml that the site accepts.", "what 'federation join' kept", OWN)

@@ -7,8 +7,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.cli.federation_join import AUTHORITY, KEY, STATE
 from coterie.cli.federation_shared import (
+    AUTHORITY,
+    KEY,
+    STATE,
     by_signal,
     insecure_warning,
     print_commands,
@@ -88,7 +90,7 @@ def _agreement(given: ClientOptions, own: Path) -> Path:
     if given.agreement is not None:
         require(given.agreement.is_file(), f"agreement = {given.agreement}: there is no such file")
         return given.agreement
-    if given.folder is not None:
+    if given.folder is not None and not (own / AGREEMENT).is_file():
         return require_folder(given.folder)
     way_out = f"accept one with 'coterie federation join FILE --name {given.name}', or name it with --agreement FILE"
     require((own / AGREEMENT).is_file(), f"agreement: none is given, and there is no file {own / AGREEMENT}; {way_out}")

@@ -6,15 +6,12 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from coterie.cli.federation_shared import require_flower, tell
+from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower, tell
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import CoterieError, require, unknown
 from coterie.files import private_folder, write_whole
 from coterie.report.terminal import print_result
-
-STATE = Path("federation-state")
-KEY, AUTHORITY = "key", "ca.pem"
 
 
 def join_command(

@@ -48,7 +48,11 @@ def server_command(folder: Path, host: str, port: int, insecure: bool, keep_runn
             _require_sites(keys, facts, folder)
         link = Link(folder / SERVER, keys, host, port)
         _warn_of_network(link, folder)
-        config: Values = {"directory": str(link.folder), "agreement": str(agreement.resolve()), "keyed": keys is not None}
+        config: Values = {
+            "directory": str(link.folder),
+            "agreement": str(agreement.resolve()),
+            "keyed": keys is not None,
+        }
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP
         print_commands(

@@ -20,6 +20,9 @@ from rich.text import Text
 
 from coterie.errors import require
 
+STATE = Path("federation-state")  # a site's, where nothing else is named
+KEY, AUTHORITY = "key", "ca.pem"  # in a site's folder there
+
 
 def require_flower() -> None:
     """Refuse to go on without Flower, or on a system without the means to end its processes for sure."""

@@ -152,6 +152,10 @@ class Link:
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         write_secret(self.secret)
 
+    def process(self, name: str) -> Process:
+        """One of the processes: superlink, superexec or front."""
+        return self._processes[name]
+
     def ended(self) -> str | None:
         """The first process that has ended by itself, if any: its name, its last words and its log."""
         for name, process in self._processes.items():

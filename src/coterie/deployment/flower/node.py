@@ -244,9 +244,9 @@ class Node:
             began = time.monotonic()
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
-                self._pass_on(tell)
+                self.pass_on(tell)
                 time.sleep(0.5)
-            self._pass_on(tell)
+            self.pass_on(tell)
             if time.monotonic() - began > FORGOTTEN:
                 pause = AGAIN
             tell(f"{gone}; it is started again in {pause:g} s")
@@ -262,7 +262,8 @@ class Node:
                 return f"the {name} ended with code {process.code} ({process.last_words()})"
         return None
 
-    def _pass_on(self, tell: Tell) -> None:
+    def pass_on(self, tell: Tell) -> None:
+        """Tell what has happened since this was last asked."""
         for line in self.relay.news():
             tell(line)
         for line in self.process.news():

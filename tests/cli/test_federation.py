@@ -255,7 +255,7 @@ MISTAKES = {
     "federation keys fed --accept site-a": "accept = site-a: must be SITE=KEY",
     "federation join nowhere.toml --name site-a": "agreement = nowhere.toml: there is no such file",
     "federation join fed --name site-x": "unknown site of fed 'site-x'; did you mean 'site-b'?",
-    "federation join fed/federation.toml --name site-a --root-certificate no.pem": "root_certificate = no.pem: there is",
+    "federation join fed --name site-a --root-certificate no.pem": "root_certificate = no.pem: there is no such file",
     "federation server nowhere": "folder = nowhere: holds no federation.toml",
     "federation server fed": "is missing; 'coterie federation keys fed' makes it",
     "federation server fed --insecure --port 99999": "port = 99999: must lie in 0..65535",

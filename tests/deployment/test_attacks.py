@@ -7,6 +7,7 @@ import json
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,8 @@ def test_half_a_gigabyte_is_refused(ground: Ground, path: str) -> None:
             yield piece
             sent += len(piece)
 
-    with pytest.raises((OSError, http.client.HTTPException)):
+    with suppress(OSError):  # the connection is closed under its hands
         connection.request("POST", path, body(), headers, encode_chunked=True)
-        connection.getresponse().read()
-        raise http.client.HTTPException
     connection.close()
     assert sent < 10 * MOST_BYTES
     reasons = [line["reason"] for line in ground.refusals(ground.link.audit) if line["path"] == path]

@@ -317,6 +317,55 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
         assert setting.ask(PULL, b"x", **signed(tmp_path / "site-a"))[0] == 502
 
 
+class Outbound(BaseHTTPRequestHandler):
+    """A proxy such as hospitals have: it connects, and knows nothing more."""
+
+    asked: list[str]
+
+    def do_CONNECT(self) -> None:
+        self.asked.append(f"{self.path} {self.headers.get('proxy-authorization', '')}")
+        host, port = self.path.split(":")
+        with socket.create_connection((host, int(port))) as far:
+            self.send_response(200)
+            self.end_headers()
+            back = threading.Thread(target=_pass_bytes, args=(far, self.connection))
+            back.start()
+            _pass_bytes(self.connection, far)
+            back.join()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _pass_bytes(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := source.recv(65536):
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path / "keys")
+    asked: list[str] = []
+    outbound = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Outbound,), {"asked": asked}))
+    threading.Thread(target=outbound.serve_forever, args=(0.01,)).start()
+    body = os.urandom(3_000_000)
+    try:
+        with Setting(tmp_path, Front(None), Keys(tmp_path / "keys")).running() as setting:
+            monkeypatch.setenv("https_proxy", f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}")
+            assert setting.ask(PULL, b"x") == (200, b"x")
+            assert asked == [], "not to this machine"
+            monkeypatch.setattr(streams, "is_loopback", lambda host: False)
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            assert setting.ask(PULL, body) == (200, body)
+            login = base64.b64encode(b"me:my self").decode()
+            assert asked == [f"{setting.proxy.target} Basic {login}"]
+    finally:
+        outbound.shutdown()
+        outbound.server_close()
+
+
 def signed(path: Path) -> dict[str, str]:
     key = load_ssh_private_key(path.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)

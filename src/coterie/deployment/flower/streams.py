@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import resource
 import socket
 import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import h11
 
-from coterie.deployment.flower.processes import joined
+from coterie.deployment.flower.processes import is_loopback, joined
 
 HEAD_BYTES = 16 << 10  # of a request's or answer's head
 PIECE = 64 << 10  # read and passed on at once
@@ -102,12 +105,43 @@ async def accepted_stream(accepted: socket.socket, served: ssl.SSLContext | None
 
 
 async def reached_stream(target: Target) -> Stream:
-    """A connection to a target."""
+    """A connection to a target, by the proxy that leads out of here if there is one (`https_proxy`, `no_proxy`)."""
     name = None if target.trust is None else target.host
-    reader, writer = await asyncio.open_connection(
-        target.host, target.port, ssl=target.trust, server_hostname=name, limit=PIECE
-    )
+    proxy = outbound_proxy(target)
+    if proxy is None:
+        reader, writer = await asyncio.open_connection(
+            target.host, target.port, ssl=target.trust, server_hostname=name, limit=PIECE
+        )
+        return Stream(h11.CLIENT, reader, writer)
+    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=PIECE)
+    try:
+        await _pass_proxy(Stream(h11.CLIENT, reader, writer), proxy, target)
+        if target.trust is not None:
+            await writer.start_tls(target.trust, server_hostname=name)
+    except BaseException:
+        writer.transport.abort()
+        raise
     return Stream(h11.CLIENT, reader, writer)
+
+
+def outbound_proxy(target: Target) -> SplitResult | None:
+    """The proxy by which a target is reached; this machine is always reached without one."""
+    address = getproxies().get("https" if target.trust is not None else "http")
+    if not address or is_loopback(target.host) or proxy_bypass(target.host):
+        return None
+    return urlsplit(address if "://" in address else f"http://{address}")
+
+
+async def _pass_proxy(stream: Stream, proxy: SplitResult, target: Target) -> None:
+    headers = [("host", str(target))]
+    if proxy.username is not None:
+        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        headers.append(("proxy-authorization", f"Basic {base64.b64encode(login.encode()).decode()}"))
+    await stream.send(h11.Request(method="CONNECT", target=str(target), headers=headers), h11.EndOfMessage())
+    answer = await stream.next(HANDSHAKE)
+    if not isinstance(answer, h11.Response) or not 200 <= answer.status_code < 300:
+        said = answer.status_code if isinstance(answer, h11.Response) else "nothing"
+        raise ConnectionError(f"the proxy {proxy.hostname} answers {said}")
 
 
 def raised_file_limit(wanted: int) -> int:

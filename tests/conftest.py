@@ -49,7 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Crowded tests are one group, before pytest-xdist looks for groups."""
+    """Crowded tests are one group, before pytest-xdist looks for groups; examples that check methods are long."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.startswith("coterie.testing"):
+            item.add_marker(pytest.mark.thorough)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if any(item.get_closest_marker(name) for name in CROWDED):

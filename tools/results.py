@@ -34,7 +34,7 @@ def list_of_tables(results: Path) -> Iterator[str]:
     for rebuilt in rebuilt_tables(results):
         table = rebuilt.table
         yield f"- [{table.title}](../results/{table.key}.md)"
-        for part in rebuilt.parts():
+        for part in rebuilt.parts:
             seeds = max(len(own) for own in part.records.values())
             about = f"{part.amount}, {len(part.rows)} methods, {seeds} seed{'s' if seeds > 1 else ''}"
             lead = part.verdicts()[0] if part.verdicts() else None
@@ -46,7 +46,7 @@ def rows_of_method(method: str, tables: Sequence[Rebuilt]) -> Iterator[str]:
     """The rows of a method in all rebuilt tables."""
     rows = []
     for rebuilt in tables:
-        for part in rebuilt.parts():
+        for part in rebuilt.parts:
             for row in part.rows:
                 if row.method_name == method and part.column.measure == "score":
                     paper = part.paper(row)

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
@@ -36,6 +37,14 @@ def option_fields(cls: type) -> dict[str, Field[Any]]:
     return {item.name: item for item in fields(cls) if item.init}
 
 
+_type_hints = cache(get_type_hints)  # annotations are texts, and take a while to read
+
+
+def field_types(cls: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    return _type_hints(cls)
+
+
 def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
     """An instance of a dataclass from plain values, each checked against the type of its field.
 
@@ -47,7 +56,7 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
     ...
     coterie.errors.CoterieError: unknown option of fedprox 'mo' (allowed: mu)
     """
-    known, hints = option_fields(cls), get_type_hints(cls)
+    known, hints = option_fields(cls), field_types(cls)
     for option in values:
         if option not in known:
             raise unknown(f"option of {name}", option, known)

@@ -117,6 +117,7 @@ def test_modules_are_loaded_by_their_names_in_the_listed_places_only() -> None:
     assert calls <= {"", "registry", "engines.ray.session"}, "import Ray and plug-ins by string, nothing else"
 
 
+@pytest.mark.thorough
 def test_a_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in modules().items():

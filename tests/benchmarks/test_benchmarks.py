@@ -101,6 +101,7 @@ def test_exponents_are_slopes_on_logarithmic_scales() -> None:
     assert not growth("x", "clients", [1, 2], [[1.0], [2.5]], bar=1.15).met
 
 
+@pytest.mark.slow
 def test_bare_processes_do_the_work_of_the_bare_loop() -> None:
     """A single batch a client: what is computed does not depend on the order of samples."""
     problem = prepared("fedavg", "mlp", 1000, 2, 3, 0).problem()

@@ -205,6 +205,30 @@ def test_comparison_survives_a_round_trip_through_json(tmp_path: Path) -> None:
     assert all(again.winner(key) == comparison.winner(key) for key in comparison.columns)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, "newer version of Coterie"),
+        ({"format": None}, "older version of Coterie"),
+        ({"columns": None}, "is damaged; delete it"),
+        ({"runs": 3}, "is damaged; delete it"),
+    ],
+)
+def test_a_comparison_of_another_version_or_a_damaged_one_is_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    content = comparison_of(a=[0.5, 0.6], b=[0.1, 0.2]).as_dict()
+    (tmp_path / "comparison.json").write_text(json.dumps(content | change))
+    with pytest.raises(CoterieError, match=words):
+        Comparison.load(tmp_path)
+
+
+def test_half_a_comparison_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text('{"format": 1, "seeds": [0')
+    with pytest.raises(CoterieError, match="is damaged"):
+        Comparison.load(tmp_path)
+
+
 PROTOCOL = ["--protocol", "fedtc", "--data", "digits", "--model", "mlp", "--rounds", "1", "--epochs", "1"]
 
 

@@ -13,6 +13,7 @@ from cli_tools import SMALL, call
 from coterie import load, open_run
 
 
+@pytest.mark.thorough
 def test_an_exported_model_predicts_as_the_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,6 +32,7 @@ def test_an_exported_model_predicts_as_the_run_does(
     assert f"accuracy {float((wanted == data.labels[:30]).float().mean()):.4f}" in answer.out
 
 
+@pytest.mark.thorough
 def test_a_run_that_has_not_ended_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

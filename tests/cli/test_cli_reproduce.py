@@ -27,6 +27,7 @@ def test_the_list_names_every_table(capsys: pytest.CaptureFixture[str], tmp_path
         assert f"\n{key} " in shown
 
 
+@pytest.mark.thorough
 def test_a_table_is_run_printed_and_written(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["reproduce", "toy-table1", "--columns", "half", "--methods", "local,pfedsim", "--jobs", "1"]
     assert main(words) == 0

@@ -58,6 +58,7 @@ def test_another_method_or_rule_leaves_the_file_options_of_the_old_one_aside() -
     assert config["set"] == {}
 
 
+@pytest.mark.thorough
 def test_written_configuration_repeats_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--alpha", "0.3", "--no-cap", "--join", "0.5", "--held-out", "0.25", "--momentum", "0.5", "--seed", "5")
     assert call(capsys, "run", "fedprox", *SMALL, *options, "--set", "mu=0.3", "--out", "first").code == 0
@@ -71,6 +72,7 @@ def test_written_configuration_repeats_the_run(capsys: pytest.CaptureFixture[str
     assert Path("first/rows.safetensors").read_bytes() != Path("third/rows.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_partition_from_a_file_and_seeds_of_their_own_repeat_too(capsys: pytest.CaptureFixture[str]) -> None:
     Dirichlet(clients=3)(load("digits"), 4).save("p.npz")
     options = ("--partition", "p.npz", "--validation", "0.2", "--held-out", "1")
@@ -133,6 +135,7 @@ def test_show_prints_clients_and_who_learns_from_whom(capsys: pytest.CaptureFixt
     assert call(capsys, "show", "it", "--json").json == summary
 
 
+@pytest.mark.thorough
 def test_show_says_why_there_is_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "local", *SMALL, "--out", "alone").code == 0
     assert "nobody learned from others" in call(capsys, "show", "alone").out
@@ -140,6 +143,7 @@ def test_show_says_why_there_is_nothing_to_show(capsys: pytest.CaptureFixture[st
     assert "it was not recorded (record_every = 0)" in call(capsys, "show", "silent").out
 
 
+@pytest.mark.thorough
 def test_an_unfinished_run_is_shown_as_far_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "fedper", *SMALL, "--out", "it").code == 0
     whole = call(capsys, "show", "it", "--json").json
@@ -155,6 +159,7 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(capsys: pytest.CaptureFixtur
     assert so_far == {key: value for key, value in whole.items() if key not in ("macro_f1", "auc")}
 
 
+@pytest.mark.thorough
 def test_any_recorded_round_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "fedper", *SMALL, "--join", "0.5", "--out", "it").code == 0
     first, last = (call(capsys, "show", "it", *words).out for words in (("--round", "1"), ()))

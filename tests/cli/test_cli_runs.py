@@ -8,6 +8,7 @@ import pytest
 from cli_tools import SMALL, call
 
 
+@pytest.mark.thorough
 def test_runs_below_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

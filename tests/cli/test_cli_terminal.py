@@ -53,6 +53,7 @@ def test_tables_fit_and_no_number_is_broken_in_two(width: int) -> None:
     assert sum(line.startswith("method-1:beta=1 ") for line in lines) == tables
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_terminal_of_ascii_shows_a_table_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "all"
@@ -88,6 +89,7 @@ def test_an_option_of_a_method_has_a_way_out(words: list[str], said: str, capsys
     assert answer.err.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_methods_are_found_in_capitals_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

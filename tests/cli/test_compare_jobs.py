@@ -312,6 +312,7 @@ def test_results_are_those_of_one_job_bit_for_bit(
 COMMAND = "compare local fedavg --clients 4 --epochs 1 --record-every 0 --seeds 0 1 --jobs 2"
 
 
+@pytest.mark.slow
 def test_an_unguarded_script_runs_one_by_one_with_a_warning(tmp_path: Path) -> None:
     text = f"from coterie.cli import main\nraise SystemExit(main('{COMMAND} --rounds 1'.split()))"
     with script(tmp_path / "unguarded.py", text) as process:

@@ -70,6 +70,7 @@ def test_every_option_is_explained(command: str) -> None:
             assert argument.parameter.help, argument.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["--help"], ["server", "--help"], ["client", "--nmae", "x"]])
 def test_help_and_typing_errors_load_nothing_heavy(arguments: list[str]) -> None:
     after = "print([name for name in ('torch', 'numpy', 'flwr', 'cryptography') if name in sys.modules])"

@@ -61,6 +61,7 @@ def test_a_method_in_a_file_runs_like_any_other(folder: Path, capsys: pytest.Cap
     assert call(capsys, "show", run).out.startswith(f"{folder}/my.py:Mine (beta=0.25) on digits")
 
 
+@pytest.mark.slow
 def test_everything_from_files_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = command(
         "run", "./my.py:Mine", "--model", "./net.py:Net", "--classifier", "head", "--partition", "./rule.py:Evenly",

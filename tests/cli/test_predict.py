@@ -69,6 +69,7 @@ def ok(answer: Answer) -> str:
     return answer.out
 
 
+@pytest.mark.thorough
 def test_arrays_without_labels(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=DATA.inputs.numpy())
     said = ok(call(capsys, "predict", model, tmp_path / "new.npz", "--out", tmp_path / "out.csv"))
@@ -193,12 +194,14 @@ def test_the_python_on_the_documentation_page_runs(
     assert "torch.Size([30, 3])" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_help_loads_no_pytorch() -> None:
     answer = finish(start("predict", "--help", after="print('torch' in sys.modules)"))
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "False")
     assert "--label" in answer.out
 
 
+@pytest.mark.thorough
 def test_a_sites_model_is_found_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     together = Together(agreed("fedavg", rounds=4), tmp_path / "sites")
     together.admit()

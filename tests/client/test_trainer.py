@@ -77,6 +77,7 @@ SETTINGS: list[tuple[str, dict[str, float]]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm"])
 @pytest.mark.parametrize(("name", "extra"), SETTINGS, ids=lambda value: str(value))
 def test_every_optimiser_equals_the_plain_loop(model: str, name: str, extra: dict[str, float]) -> None:
@@ -87,6 +88,7 @@ def test_every_optimiser_equals_the_plain_loop(model: str, name: str, extra: dic
     assert not torch.allclose(row, ready.federation().initial, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(OPTIMISERS))
 def test_optimisers_start_afresh_for_every_client_and_round(name: str) -> None:
     """A seat that many clients have used gives the same as one that nobody has."""
@@ -220,6 +222,7 @@ def test_a_head_phase_after_a_body_phase_sees_the_trained_body() -> None:
     assert not torch.allclose(head.take(worker.model("model").row), head.take(alone), atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm"])
 @pytest.mark.parametrize(
     "settings", [{"momentum": 0.9, "weight_decay": 0.5}, {"optimizer": "adamw", "weight_decay": 0.5}], ids=str
@@ -467,6 +470,7 @@ def test_a_phase_may_train_two_slots_in_one_step() -> None:
     assert torch.equal(body.take(worker.model("second").row), body.take(ready.federation().initial))
 
 
+@pytest.mark.thorough
 def test_parameters_that_their_author_froze_do_not_move() -> None:
     module = seeded(PlainNet)
     module.get_parameter("body.0.weight").requires_grad_(False)

@@ -19,6 +19,8 @@ from coterie.experiment.kept import CONFIG, SUMMARY
 from coterie.files import LockedError, locked
 from coterie.partition import Iid
 
+pytestmark = pytest.mark.thorough
+
 
 def small(method: str = "fedavg", **options: object) -> Experiment:
     settings = {"rounds": 3, "epochs": 1, "threads": 1, "partition": Iid(clients=4), "checkpoint_every": 1, **options}

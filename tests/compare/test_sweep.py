@@ -24,6 +24,8 @@ from coterie.partition import Iid, Partition
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import tiny
 
+pytestmark = pytest.mark.thorough
+
 RATES = ("0.0001", "0.01", "0.1", "0.3")
 
 

@@ -18,11 +18,13 @@ def members(columns: Columns) -> set[int]:
     return {column for start, stop in columns.spans for column in range(start, stop)}
 
 
+@pytest.mark.thorough
 @given(st.lists(spans, max_size=8))
 def test_of_is_the_union_of_its_spans(found: list[tuple[int, int]]) -> None:
     assert members(Columns.of(*found)) == {column for start, stop in found for column in range(start, stop)}
 
 
+@pytest.mark.thorough
 @given(column_sets, column_sets)
 def test_algebra_is_that_of_sets(a: Columns, b: Columns) -> None:
     assert members(a | b) == members(a) | members(b)
@@ -72,6 +74,7 @@ def test_within_refuses_columns_outside_the_parent() -> None:
         Columns.of((0, 3)).within(Columns.of((1, 9)))
 
 
+@pytest.mark.thorough
 @given(column_sets, st.integers(1, WIDTH))
 def test_blocks_cut_the_columns_into_narrow_pieces(columns: Columns, width: int) -> None:
     pieces = list(columns.blocks(width))

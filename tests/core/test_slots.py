@@ -25,6 +25,7 @@ def federation(model: str = "norm", **options: object) -> Federation:
     return tiny("fedper", model, **options).prepare().federation()
 
 
+@pytest.mark.thorough
 @given(column_sets, column_sets)
 def test_a_slot_starts_as_the_initial_row_for_everybody(columns: Columns, shared: Columns) -> None:
     slot = Slot(INITIAL, CLIENTS, columns, shared)
@@ -35,6 +36,7 @@ def test_a_slot_starts_as_the_initial_row_for_everybody(columns: Columns, shared
     assert slot.width == columns.size
 
 
+@pytest.mark.thorough
 @given(column_sets, column_sets, column_sets)
 def test_rows_of_some_columns_are_columns_of_the_rows(columns: Columns, shared: Columns, wanted: Columns) -> None:
     slot = Slot(INITIAL, CLIENTS, columns, shared)
@@ -61,6 +63,7 @@ def test_written_values_are_read_back_and_nothing_else_moves(columns: Columns, s
     assert torch.equal(own.within(columns).take(everyone)[1], own.take(INITIAL))
 
 
+@pytest.mark.thorough
 @given(column_sets, column_sets)
 def test_copy_row_fills_the_columns_of_the_slot_only(columns: Columns, shared: Columns) -> None:
     slot = Slot(INITIAL, CLIENTS, columns, shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,6 +156,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(column_sets, column_sets, st.lists(steps, max_size=8), client_sets, column_sets)
 def test_tracks_are_those_of_every_single_column(

@@ -18,12 +18,14 @@ from coterie.data import from_arrays, load, load_own
 from coterie.errors import CoterieError
 
 
+@pytest.mark.thorough
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=3, max_dims=3, min_side=2, max_side=5)))
 def test_grey_pixels_become_one_channel_in_minus_one_to_one(images: np.ndarray) -> None:
     data = from_arrays(images, np.arange(len(images)) % 2)
     np.testing.assert_allclose(data.inputs.numpy(), scaled(images)[:, None], atol=1e-7)
 
 
+@pytest.mark.thorough
 @given(st.sampled_from([1, 3, 4]), st.integers(5, 9), st.integers(5, 9))
 def test_channels_last_is_recognised(channels: int, height: int, width: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, height, width, channels), dtype=np.uint8)

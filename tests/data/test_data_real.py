@@ -16,8 +16,10 @@ from coterie.data import load
     ("name", "shape", "train_size", "per_class"),
     [
         pytest.param("mnist", (1, 28, 28), 60_000, None, marks=requires_data("mnist")),
-        pytest.param("fashion_mnist", (1, 28, 28), 60_000, 7_000, marks=requires_data("fashion_mnist")),
-        pytest.param("cifar10", (3, 32, 32), 50_000, 6_000, marks=requires_data("cifar10")),
+        pytest.param(
+            "fashion_mnist", (1, 28, 28), 60_000, 7_000, marks=[requires_data("fashion_mnist"), pytest.mark.slow]
+        ),
+        pytest.param("cifar10", (3, 32, 32), 50_000, 6_000, marks=[requires_data("cifar10"), pytest.mark.slow]),
     ],
 )
 def test_real_files(

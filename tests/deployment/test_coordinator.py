@@ -186,6 +186,7 @@ def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(
     assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
 
 
+@pytest.mark.thorough
 def test_a_restarted_site_goes_on_with_its_personal_rows(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     trial.together.sites = RestartedEveryTime(trial.together)
@@ -323,6 +324,7 @@ def test_a_tampered_answer_is_refused_for_the_round_and_named(
     assert torch.isfinite(trial.server.federation["model"].shared).all()
 
 
+@pytest.mark.thorough
 def test_a_node_with_another_sites_name_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trial = Trial(tmp_path, site_b=Behaviour(registered="site-c"))
     with caplog.at_level(logging.WARNING, logger="coterie"):

@@ -24,6 +24,8 @@ from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
 from support import DropNet, tiny
 
+pytestmark = pytest.mark.thorough
+
 
 def named(method: str = "fedper", **options: Any) -> Experiment:
     settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 64, "seed": 2, "model": "mlp", **options}

@@ -20,6 +20,8 @@ from coterie.deployment.server import Server
 from coterie.deployment.wire import Note, Packed, RefusedError
 from coterie.testing.together import SITES, Together, agreed
 
+pytestmark = pytest.mark.thorough
+
 
 def in_text(old: str, new: str) -> Tamper:
     """An answer in whose text something else is written, JSON or not."""

@@ -18,6 +18,8 @@ from coterie.deployment.store import Store
 from coterie.deployment.wire import RefusedError
 from coterie.testing.together import SITES, Together, agreed
 
+pytestmark = pytest.mark.thorough
+
 LOSER, CLIENT = "site-b", torch.tensor([1])
 # The server has all that the sites of these methods keep: what they upload, and what it makes of that.
 HELD_BY_THE_SERVER = ("fedavg", "fedamp", "fedcac", "fedfomo", "pfedsim", "scaffold", "cfl")

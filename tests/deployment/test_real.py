@@ -186,6 +186,7 @@ def test_final_rows_are_those_of_the_serial_engine(ground: Ground, method: str) 
     assert_same_as_serial(ground, agreement, directory)
 
 
+@pytest.mark.slow
 def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) -> None:
     agreement = ground.agreement("run-fedcac", "fedcac")
     run, directory = ground.start(agreement)

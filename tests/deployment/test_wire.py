@@ -28,6 +28,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.text(max_size=8), tensors(), max_size=6))
 @settings(max_examples=80, deadline=None)
 def test_what_is_packed_comes_out_bit_for_bit(parcel: dict[str, Tensor]) -> None:

@@ -135,6 +135,7 @@ def test_a_table_is_the_one_that_is_computed(name: str) -> None:
     assert lines[begin : begin + len(table)] == table, "print it anew: python tests/docs/test_capacity.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedcac", "pfedsim"])
 def test_what_is_computed_is_what_a_server_of_six_sites_holds_and_moves(method: str) -> None:
     server = admitted("lenet5", method, sites=6)

@@ -210,6 +210,7 @@ def test_the_readme_counts_the_methods() -> None:
     assert sum(line.count(",") + 1 for line in listed) == len(METHODS)
 
 
+@pytest.mark.thorough
 def test_the_method_on_the_page_about_plugins_runs_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

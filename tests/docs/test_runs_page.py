@@ -17,6 +17,8 @@ from coterie.partition import Iid
 from coterie.testing.toys import seeded
 from support import MODELS, tiny
 
+pytestmark = pytest.mark.thorough
+
 RUN = "fedrema-run"
 ALONE = "import sys\nsys.modules['coterie'] = None\n"  # whoever imports it now fails
 PREDICT = """

@@ -38,7 +38,8 @@ from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound
 from support import MODELS, PATIENCE, alive, eventually, tiny
 
-pytestmark = pytest.mark.processes
+# Workers have one thread each: bits are promised to whoever has one as well.
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("one_thread")]
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,6 @@ class Incident(FedPer):
         if content:
             Path(self.left).write_bytes(content[1:])
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-# Workers have one thread each: bits are promised to whoever has one as well.
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

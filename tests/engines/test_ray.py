@@ -47,10 +47,9 @@ from support import PATIENCE, tiny
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
-pytestmark = pytest.mark.ray
 ray = import_ray(local=True)
 # Actors have one thread each: bits are promised to whoever has one as well.
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def test_every_session_is_noted_with_its_machine(tmp_path: Path) -> None:
     assert first["processor"]
 
 
+@pytest.mark.thorough
 def test_the_protocol_is_recorded_and_changes_nothing(tmp_path: Path) -> None:
     small: dict[str, Any] = {"data": "digits", "model": "mlp", "clients": 4, "least": 1, "rounds": 1, "epochs": 1}
     experiment = protocol("fedtc", "fedavg", **small)

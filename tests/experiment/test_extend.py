@@ -17,6 +17,8 @@ from coterie.partition import Iid
 from listening import power_cut
 from support import tiny, without_times
 
+pytestmark = pytest.mark.thorough
+
 # What they do depends on how many rounds there are to be.
 COUNT_ROUNDS = {"apple", "fedap", "fedbabu", "pfedcs", "pfedsim"}
 

@@ -67,6 +67,7 @@ def test_newcomers_get_the_newest_shared_part_and_the_initial_personal_part(meth
         assert not torch.allclose(rows[0], result.federation.initial, atol=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "local"])
 def test_personalisation_improves_the_loss(method: str) -> None:
     experiment = tiny(method, "plain", data=toy_data(300), clients=5, held_out=2, lr=0.3, epochs=5)

@@ -60,6 +60,7 @@ def test_models_of_every_method_are_those_of_the_run(
     assert_same_models(opened, result)
 
 
+@pytest.mark.thorough
 def test_a_method_that_tunes_is_opened_with_its_data(tmp_path: Path) -> None:
     result = named("fedbabu").run(tmp_path / "run")
     assert result.prepared.method.tune(result.federation)
@@ -113,6 +114,7 @@ def test_who_learned_from_whom(tmp_path: Path) -> None:
         opened.mixes(3)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_gives_the_models_of_its_checkpoint(tmp_path: Path) -> None:
     with power_cut(tmp_path / "run", 3) as listeners:
         named(rounds=4).run(tmp_path / "run", listeners)

@@ -19,6 +19,8 @@ from coterie.engines.ray.actor import arrays_of, with_arrays
 from coterie.testing.toys import seeded, toy_data, toy_partition
 from support import final_rows, tiny, trained_row, without_times
 
+pytestmark = pytest.mark.thorough
+
 
 @dataclass(frozen=True)
 class SmoothedCrossEntropy(ct.Loss):

@@ -204,6 +204,7 @@ def test_mistakes_in_packing(two: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "there.zip"]
 
 
+@pytest.mark.thorough
 def test_the_command_line(
     two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_an_unknown_protocol_is_refused() -> None:
         one_experiment("fedavg", None, {"protocol": "pfedsin"}, [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_no_method_is_refused_by_a_protocol_s_settings(name: str) -> None:
     """A method that needs validation samples or plain SGD gets them, and nobody else does."""

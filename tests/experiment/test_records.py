@@ -129,6 +129,7 @@ def test_resuming_starts_after_the_last_checkpoint(tmp_path: Path) -> None:
     assert rounds == [3, 4]
 
 
+@pytest.mark.thorough
 def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: Path) -> None:
     experiment = named(held_out=1, evaluate_every=3, checkpoint_every=1)
     whole = experiment.run(tmp_path / "whole")
@@ -141,6 +142,7 @@ def test_a_run_may_be_killed_twice_and_resumed_with_held_out_clients(tmp_path: P
     assert whole.summary["newcomers"] == again.summary["newcomers"]
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_after_its_last_round_is_finished_by_resume(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
     with power_cut(tmp_path / "killed", 4) as listeners:
@@ -148,6 +150,7 @@ def test_a_run_that_was_killed_after_its_last_round_is_finished_by_resume(tmp_pa
     same_results(whole, resume(tmp_path / "killed"))
 
 
+@pytest.mark.thorough
 def test_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     whole = named().run(tmp_path / "whole")
     with power_cut(tmp_path / "killed", 3) as listeners:
@@ -167,6 +170,7 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_run_of_own_objects_needs_them_again(tmp_path: Path) -> None:
     experiment = tiny("fedper", checkpoint_every=1)
     with power_cut(tmp_path / "run", 1) as listeners:

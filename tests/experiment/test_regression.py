@@ -20,6 +20,8 @@ from coterie.methods import METHODS
 from listening import power_cut
 from support import without_times
 
+pytestmark = pytest.mark.thorough
+
 NEED_CLASSES = {"feddistill", "fedgen", "fedgh", "fedpac", "fedproto", "fedrema", "fedrod", "pfedcs"}
 QUICK: dict[str, Any] = {"data": "diabetes", "rounds": 3, "epochs": 1, "threads": 1}
 

@@ -19,6 +19,8 @@ from coterie.rounds.report import RoundReport
 from listening import EachRound, power_cut
 from support import final_rows, tiny
 
+pytestmark = pytest.mark.thorough
+
 BASE = Experiment(partition=Dirichlet(clients=6), held_out=1, validation=0.1, join=0.5, rounds=2, epochs=1, threads=1)
 
 

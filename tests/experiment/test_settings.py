@@ -153,6 +153,7 @@ def first_row(experiment: Experiment) -> torch.Tensor:
     return experiment.prepare().federation().initial
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "classifier"), [(Net, "head"), (sized, "1"), (own_model("mine", Net), "head")])
 def test_models_given_as_classes_and_functions_are_drawn_from_the_seed(
     model: Any, classifier: str, caplog: pytest.LogCaptureFixture
@@ -298,6 +299,7 @@ def test_files_that_are_no_configuration_are_refused(tmp_path: Path) -> None:
             read_toml(tmp_path / "bad.toml")
 
 
+@pytest.mark.thorough
 def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
     first = Experiment("fedprox", "digits", Iid(clients=3), "mlp", rounds=2, epochs=1, lr=0.05, seed=4).run(
         tmp_path / "run"

@@ -137,6 +137,7 @@ class TestWeights:
         # The room of literal (7) is 0: all similarities are taken as equal, then everything is scaled to sum to 1.
         assert weights([0.5] * 3, [1] * 4, 1.0, "renormalised") == pytest.approx([0.25] * 4)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("variant", WEIGHTS)
     @given(seed=st.integers(0, 10**6), clients=st.integers(1, 9), lam=st.floats(0, 1))
     @settings(max_examples=40, deadline=None, derandomize=True)

@@ -78,6 +78,7 @@ def test_a_wide_far_component_does_not_take_the_very_nearest() -> None:
     assert set(near(grouping.near_by_mixture, tight + wide)) == {*tight, 0.37}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_clear_mixtures_are_assigned_as_by_scikit_learn(seed: int) -> None:
     stream = np.random.default_rng(seed)
@@ -114,6 +115,7 @@ matrices = st.integers(2, 9).flatmap(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 @given(distances=matrices)
 @settings(max_examples=60, deadline=None, derandomize=True)

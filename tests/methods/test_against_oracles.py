@@ -91,6 +91,7 @@ def framework_rows(
     experiment = Experiment(
         method=method,
         data="digits",
+        share=0.3,
         partition=partition,
         model=model,
         classifier="classifier",

@@ -76,6 +76,7 @@ def test_slopes_are_the_gradient_in_the_relations() -> None:
     assert_near(worker.notes["relations"], relations - 0.1 * expected)
 
 
+@pytest.mark.thorough
 def test_a_client_alone_is_local() -> None:
     data = toy_data()
     partition = toy_partition(data, clients=1)
@@ -126,6 +127,7 @@ def test_clients_that_sit_out_keep_everything() -> None:
         assert moved.nonzero()[:, 0].tolist() == [k], "nobody else's core is known yet"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stats", ["local", "mean"])
 def test_statistics_of_batch_norm_are_never_mixed(stats: str) -> None:
     ours = play(APPLE(), model="norm", stats=stats)

@@ -94,6 +94,7 @@ def test_the_global_model_is_fedavg_s(join: float, model: str) -> None:
     assert torch.equal(play(Ditto(), join=join, model=model).rows(), play(FedAvg(), join=join, model=model).rows())
 
 
+@pytest.mark.thorough
 def test_a_strong_pull_keeps_the_own_model_near_what_was_received() -> None:
     apart = []
     for lam in (0.0, 1.0, 5.0):

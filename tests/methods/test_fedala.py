@@ -111,6 +111,7 @@ def test_at_rate_zero_it_is_fedavg(join: float, model: str) -> None:
     assert_near(losses_received(ours), losses_received(plain))
 
 
+@pytest.mark.thorough
 def test_it_is_neither_local_nor_fedavg() -> None:
     ours = play(FedALA())
     assert_unlike(ours.rows(), play(Local()).rows(), play(FedAvg()).rows())
@@ -127,6 +128,7 @@ def test_a_client_that_never_trained_takes_the_global_model_as_it_is() -> None:
     assert bool((ours.rows("blend")[others] == 1).all())
 
 
+@pytest.mark.thorough
 def test_the_trained_moment_tests_what_training_left() -> None:
     ours = play(FedALA(), rounds=2)
     hand = Hand(ours.prepared)

@@ -68,6 +68,7 @@ def test_the_classifier_never_moves_under_momentum_and_decay_either() -> None:
     assert not torch.equal(ours.rows()[0], ours.federation.initial)
 
 
+@pytest.mark.thorough
 def test_tuning_changes_what_is_tested_and_nothing_else() -> None:
     tuned, plain = play(FedBABU()), play(FedBABU(tune_epochs=0))
     assert torch.equal(tuned.rows(), plain.rows())

@@ -48,6 +48,7 @@ def rows_from_round(experiment: Experiment, first: int, rounds: int) -> Tensor:
 
 
 class TestDegenerateCases:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("sizes", [[20, 20, 20, 20], [5, 40, 12, 23]], ids=["equal sizes", "unequal sizes"])
     @pytest.mark.parametrize("collaboration", ["threshold", "none", "top1"])
     def test_with_nothing_critical_it_is_fedavg(self, sizes: list[int], collaboration: str) -> None:

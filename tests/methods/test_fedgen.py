@@ -145,6 +145,7 @@ def plain_server_step(row: Tensor, heads: list[nn.Linear], counts: Tensor, round
     return generator_row(module)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_rounds_equal_plain_loops(join: float) -> None:
     result, _ = run(SMALL, join=join)
@@ -167,6 +168,7 @@ def test_rounds_equal_plain_loops(join: float) -> None:
     torch.testing.assert_close(result.federation.values["label_shares"], shares)
 
 
+@pytest.mark.thorough
 def test_the_generator_learns_to_please_the_classifiers() -> None:
     losses = []
     for steps in (1, 200):

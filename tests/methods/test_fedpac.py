@@ -42,6 +42,7 @@ def objective(a: Tensor, i: int, v: Tensor, h: Tensor) -> float:
     return float((a**2 * v).sum() + (bias**2).sum())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_combinations_are_the_best_of_a_grid(seed: int) -> None:
     stream, ticks = torch.Generator().manual_seed(seed), 30

@@ -54,6 +54,7 @@ def test_no_body_epochs_given_means_those_of_the_run() -> None:
     assert torch.equal(play(FedRep(1, None), epochs=3).rows(), play(FedRep(1, 3), epochs=1).rows())
 
 
+@pytest.mark.thorough
 def test_it_is_none_of_its_neighbours() -> None:
     assert_unlike(play(FedRep(2, 2)).rows(), *(play(other).rows() for other in (Local(), FedAvg(), FedPer())))
 

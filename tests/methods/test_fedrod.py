@@ -110,6 +110,7 @@ def test_personal_classifiers_start_as_the_global_one_and_move_when_their_client
     assert moved.nonzero()[:, 0].tolist() == ours.reports[0].cohort
 
 
+@pytest.mark.thorough
 def test_it_is_neither_local_nor_fedavg() -> None:
     ours = play(FedRod())
     assert_unlike(ours.rows(), play(Local()).rows(), play(FedAvg()).rows())

@@ -55,6 +55,7 @@ def plain_assignment(points: dict[int, Tensor], centres: list[Tensor]) -> dict[i
     return {k: nearest(point, centres)[0] for k, point in points.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_rounds_equal_plain_loops(join: float, mu: float) -> None:

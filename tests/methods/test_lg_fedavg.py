@@ -46,11 +46,13 @@ def test_plain_loops_give_the_same_models(join: float, warmup: int) -> None:
     assert_near(ours.reports[-1].received.loss, plain.test_losses(lambda k, x: models[k](x)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_nothing_but_warm_up_is_fedavg(join: float) -> None:
     assert torch.equal(play(LGFedAvg(warmup=3), join=join).rows(), play(FedAvg(), join=join).rows())
 
 
+@pytest.mark.thorough
 def test_it_is_none_of_its_neighbours() -> None:
     assert_unlike(play(LGFedAvg()).rows(), *(play(other).rows() for other in (Local(), FedAvg(), FedPer())))
 

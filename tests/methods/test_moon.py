@@ -114,12 +114,14 @@ def test_the_term_cannot_overflow() -> None:
     assert bool(torch.isfinite(found["model"]).all())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_without_contrast_it_is_fedavg(join: float, model: str) -> None:
     assert torch.equal(play(MOON(mu=0), join=join, model=model).rows(), play(FedAvg(), join=join, model=model).rows())
 
 
+@pytest.mark.thorough
 def test_the_first_round_is_fedavg_s_and_the_third_is_not() -> None:
     assert torch.equal(play(MOON(), rounds=1).rows(), play(FedAvg(), rounds=1).rows())
     assert_unlike(play(MOON(mu=5.0)).rows(), play(FedAvg()).rows(), play(Local()).rows())

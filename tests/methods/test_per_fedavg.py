@@ -108,6 +108,7 @@ def test_pieces_of_a_batch_are_disjoint_and_cover_it() -> None:
     assert torch.equal(torch.cat(cached), head_only.features)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "variant"), [("norm", "HF"), ("norm", "FO"), ("dropout", "HF")])
 def test_small_batches_do_not_break_batch_norm(model: str, variant: str) -> None:
     ours = play(PerFedAvg(variant=variant), model=model, batch=4)
@@ -115,6 +116,7 @@ def test_small_batches_do_not_break_batch_norm(model: str, variant: str) -> None
     assert not any(report.diverged for report in ours.reports)
 
 
+@pytest.mark.thorough
 def test_tuning_happens_on_a_copy() -> None:
     tuned, plain = play(PerFedAvg(alpha=0.3)), play(PerFedAvg(alpha=0.3, tune_epochs=0))
     assert torch.equal(tuned.rows(), plain.rows())
@@ -123,6 +125,7 @@ def test_tuning_happens_on_a_copy() -> None:
     assert_near(losses_received(plain), hand.test_losses(plain.rows()))
 
 
+@pytest.mark.thorough
 def test_beta_is_the_run_s_rate_unless_given() -> None:
     assert torch.equal(play(PerFedAvg(), lr=0.05).rows(), play(PerFedAvg(beta=0.05), lr=0.7).rows())
 
@@ -139,6 +142,7 @@ def test_the_schedule_scales_both_rates() -> None:
     assert scheduled.federation.round == 1
 
 
+@pytest.mark.thorough
 def test_it_is_neither_local_nor_fedavg() -> None:
     assert_unlike(play(PerFedAvg(alpha=0.1)).rows(), play(Local()).rows(), play(FedAvg()).rows())
 

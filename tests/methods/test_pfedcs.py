@@ -44,6 +44,7 @@ def clustered_rows(federation: Federation, groups: list[int], spread: float = 0.
 
 
 class TestDegenerateCases:
+    @pytest.mark.thorough
     @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
     @pytest.mark.parametrize("join", [1.0, 0.5])
     def test_without_collaborators_it_is_fedper_bit_for_bit(self, model: str, join: float) -> None:
@@ -57,6 +58,7 @@ class TestDegenerateCases:
             assert by_round[0] == by_round[1]
         assert [[mix.target for mix in mixes] for mixes in ours.mixes] == [["model"]] * 4
 
+    @pytest.mark.thorough
     def test_with_collaborators_it_is_not_unless_without_kl(self) -> None:
         plain = final_rows(tiny(FedPer(), rounds=4).run())
         assert not torch.allclose(final_rows(tiny(PFedCS(beta=4), rounds=4).run()), plain, atol=1e-4)

@@ -58,6 +58,7 @@ def test_the_pull_is_towards_the_moving_local_model() -> None:
     assert_near(ours.rows()[0], hand.initial - 0.1 * 2.0 * 0.3 * hand.mean(steps, uniform=True))
 
 
+@pytest.mark.thorough
 def test_a_stronger_pull_keeps_personal_models_nearer() -> None:
     apart = []
     for lam in (0.01, 5.0, 50.0):
@@ -66,6 +67,7 @@ def test_a_stronger_pull_keeps_personal_models_nearer() -> None:
     assert apart[0] > apart[1] > apart[2] > 0
 
 
+@pytest.mark.thorough
 def test_it_is_neither_local_nor_fedavg() -> None:
     ours = play(PFedMe())
     others = play(Local()).rows(), play(FedAvg()).rows()
@@ -87,6 +89,7 @@ def test_clients_that_sit_out_keep_their_personal_model_and_newcomers_hold_the_g
         assert torch.equal(first.rows("personal")[k], first.rows()[k])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stats", ["mean", "local"])
 def test_statistics_of_batch_norm_follow_the_model_that_sees_data(stats: str) -> None:
     ours = play(PFedMe(beta=0.5), model="norm", stats=stats)
@@ -97,6 +100,7 @@ def test_statistics_of_batch_norm_follow_the_model_that_sees_data(stats: str) ->
     assert bool((ours.group("stats") > -10).all())
 
 
+@pytest.mark.thorough
 def test_relaxing_leaves_statistics_as_trained() -> None:
     """β = 1.7 extrapolates parameters; an extrapolated variance could be negative."""
     one, far = (play(PFedMe(beta=beta), model="norm", rounds=1) for beta in (1.0, 1.7))
@@ -106,6 +110,7 @@ def test_relaxing_leaves_statistics_as_trained() -> None:
     assert_near(far.group("parameters") - initial, 1.7 * moved)
 
 
+@pytest.mark.thorough
 def test_bytes_and_weights() -> None:
     whole = play(PFedMe(beta=0.5))
     assert_bytes(whole, up=whole.bytes_of("all"), down=whole.bytes_of("all"))
@@ -145,6 +150,7 @@ def test_refused_options(options: dict[str, Any]) -> None:
         PFedMe(**options)
 
 
+@pytest.mark.thorough
 def test_the_tested_slot_is_the_personal_one() -> None:
     ours = play(PFedMe())
     federation: Federation = ours.federation

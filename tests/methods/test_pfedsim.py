@@ -251,6 +251,7 @@ class TestDegenerateCases:
         torch.testing.assert_close(final_rows(ours), final_rows(theirs), atol=1e-6, rtol=1e-6)
         assert ours.accuracy().received.mean == pytest.approx(theirs.accuracy().received.mean)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("join", [1.0, 0.5])
     @pytest.mark.parametrize("model", ["plain", "norm"])
     def test_without_similar_peers_it_is_local(self, join: float, model: str) -> None:

@@ -86,6 +86,7 @@ def test_the_new_control_is_the_mean_gradient_of_the_first_round() -> None:
         assert_near(ours.rows("control")[k], hand.gradient(hand.initial, index), 1e-4)
 
 
+@pytest.mark.thorough
 def test_the_first_round_is_fedavg_s_and_later_ones_are_not() -> None:
     by_size = {"weights": "size"}
     assert torch.equal(play(SCAFFOLD(**by_size), rounds=1).rows(), play(FedAvg(), rounds=1).rows())

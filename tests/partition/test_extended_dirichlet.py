@@ -28,6 +28,7 @@ def held(partition: Partition, data: Dataset) -> np.ndarray:
     return partition.class_counts(data) + partition.class_counts(data, "test")
 
 
+@pytest.mark.thorough
 @given(
     clients=st.integers(1, 25),
     per_client=st.integers(1, 6),

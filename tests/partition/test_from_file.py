@@ -202,6 +202,7 @@ def test_a_file_takes_the_place_of_a_rule_with_all_its_options(tmp_path: Path) -
     assert experiment_from(overridden({"partition": str(path)}, {"partition": "iid"})).partition == Iid()
 
 
+@pytest.mark.thorough
 def test_a_run_carries_on_without_the_file(tmp_path: Path) -> None:
     path = handed_over(tmp_path / "p.npz")
     experiment = Experiment(partition=str(path), rounds=3, epochs=1, checkpoint_every=1, threads=1)
@@ -212,6 +213,7 @@ def test_a_run_carries_on_without_the_file(tmp_path: Path) -> None:
     assert torch.equal(final_rows(resume(tmp_path / "run")), final_rows(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_workers_of_comparisons_and_engines_take_it_too(tmp_path: Path) -> None:
     path = handed_over(tmp_path / "p.npz")

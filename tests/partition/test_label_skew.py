@@ -130,6 +130,7 @@ def test_dirichlet_deals_out_all_samples_and_respects_the_minimum() -> None:
     assert partition.notes == ()
 
 
+@pytest.mark.thorough
 @given(
     alpha=st.sampled_from([1e-6, 0.01, 0.1, 1.0, 100.0, 1e6]),
     clients=st.integers(1, 30),

@@ -49,6 +49,7 @@ def test_it_is_a_partition_for_any_alpha(alpha: float, clients: int, seed: int) 
     assert sizes_of(partition).min() >= partition.parameters["least"] == min(40, 600 // clients // 2)
 
 
+@pytest.mark.thorough
 def test_sizes_differ_the_more_the_smaller_alpha_and_classes_do_not() -> None:
     data = toy(60_000)
     spread = [sizes_of(Quantity(20, alpha, least=1)(data, 0)).std() for alpha in (0.3, 3.0, 300.0)]

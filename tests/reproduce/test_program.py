@@ -19,6 +19,8 @@ from coterie.reproduce.program import run_cells, write_page
 from coterie.reproduce.store import Results
 from coterie.reproduce.verdict import Rebuilt, word_of
 
+pytestmark = pytest.mark.thorough
+
 
 class Silent:
     """A watcher that takes note of rounds and failures."""
@@ -50,7 +52,7 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rebuilt, Path]:
 
 def test_the_number_shown_is_the_run_s_at_the_paper_s_moment(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
-    half = found.parts()[0]
+    half = found.parts[0]
     for row, moment in (("local", "stored"), ("fedavg", "received"), ("pfedsim", "stored")):
         number = half.ours(found.table.row(row))
         for seed, value in number.by_seed.items():
@@ -62,7 +64,7 @@ def test_the_number_shown_is_the_run_s_at_the_paper_s_moment(rebuilt: tuple[Rebu
 
 def test_columns_of_other_measures_read_the_same_runs(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
-    sent = found.parts()[1]
+    sent = found.parts[1]
     assert sent.column.key == "bytes"
     assert sent.ours(found.table.row("local")).mean == 0
     cell = TableCell(found.table, found.table.row("fedavg"), found.table.column("half"), 0)
@@ -92,7 +94,7 @@ def test_cells_in_parallel_have_the_same_bits(rebuilt: tuple[Rebuilt, Path], tmp
 def test_the_page_shows_paper_and_ours(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, _ = rebuilt
     page = page_of(found)
-    local = found.parts()[0].ours(found.table.row("local"))
+    local = found.parts[0].ours(found.table.row("local"))
     assert local.std is not None
     assert f"| Local † | 50.00 ± 1.00 | {local.mean:.2f} ± {local.std:.2f} | 2 | {local.mean - 50:+.2f} |" in page
     assert "| Other | 55 |  |  |  |  |  |" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from coterie.data import Dataset
@@ -40,6 +41,7 @@ def test_data_similarity_by_hand() -> None:
     assert np.array_equal(np.diag(found), [1, 1, 1])
 
 
+@pytest.mark.thorough
 def test_classifiers_of_clients_with_the_same_labels_are_the_most_alike() -> None:
     found = measured({"rounds": 4, "epochs": 2}, seed=0, data=noise())
     assert PAIRS[0] == ("i", "i'")

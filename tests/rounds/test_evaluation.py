@@ -82,6 +82,7 @@ def by_sklearn(probabilities: np.ndarray, truth: np.ndarray) -> tuple[float, flo
     return f1, float(np.mean([roc_auc_score(truth == c, probabilities[:, c]) for c in present]))
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 30), st.integers(2, 5), st.booleans())
 def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ties: bool) -> None:

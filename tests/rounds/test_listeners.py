@@ -25,6 +25,8 @@ from coterie.rounds.round import Rounds
 from listening import EachRound
 from support import final_rows, tiny, without_times
 
+pytestmark = pytest.mark.thorough
+
 
 class Diary(Listener):
     """Writes down all it is told, as `[prefix]what`."""

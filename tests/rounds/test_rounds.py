@@ -51,6 +51,7 @@ def some_digits() -> Dataset:
     return Dataset("some digits", digits.inputs[:300], digits.labels[:300], classes=10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_fedavg_equals_the_plain_loop(model: str, join: float) -> None:
@@ -75,6 +76,7 @@ def run(method: Method | str = "fedavg", model: str = "plain", **options: Any) -
 # Degenerate cases collapse ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("model", list(TOY_MODELS))
 def test_fedprox_without_a_pull_is_fedavg(model: str, join: float) -> None:
@@ -88,6 +90,7 @@ def test_fedbn_without_batch_norm_is_fedavg() -> None:
     assert torch.equal(final_rows(one), final_rows(other))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", list(TOY_MODELS))
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn"])
 def test_a_federation_of_one_trains_locally(method: str, model: str) -> None:
@@ -141,6 +144,7 @@ def test_clients_that_sit_out_keep_their_personal_columns(method: str) -> None:
 # Randomness is a function of seed, purpose, round and client --------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "local"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_relabelling_clients_permutes_the_result(method: str, join: float) -> None:
@@ -166,12 +170,14 @@ def test_a_local_client_does_not_depend_on_who_else_is_there(model: str) -> None
     assert torch.equal(final_rows(run("local", model, data=data, partition=alone))[0], rows[2])
 
 
+@pytest.mark.thorough
 def test_the_same_experiment_gives_the_same_bits_and_another_seed_does_not() -> None:
     one, again, other = (run("fedper", "dropout", seed=seed) for seed in (0, 0, 1))
     assert torch.equal(final_rows(one), final_rows(again))
     assert not torch.allclose(final_rows(one), final_rows(other), atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_the_global_state_as_it_was() -> None:
     torch.manual_seed(7)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -219,6 +225,7 @@ def evaluated_by_hand(prepared: Prepared, rows: Tensor) -> Evaluation:
     return Evaluation(ACCURACY, {"accuracy": np.array(accuracy), "loss": np.array(loss)}, np.array(sizes))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedbn", "local"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_both_moments_recomputed_by_hand(method: str, every: int) -> None:
@@ -253,6 +260,7 @@ def test_rounds_that_are_not_evaluated_still_train() -> None:
 # Bytes --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "group"),
     [("fedavg", "all"), ("fedprox", "all"), ("fedper", "extractor"), ("fedbn", "all - norm"), ("local", "")],

@@ -12,6 +12,8 @@ from tests.support import tiny
 from coterie.experiment.resume import resume
 from coterie.rounds.report import RoundReport
 
+pytestmark = pytest.mark.thorough
+
 
 def reports_of(**options: object) -> list[RoundReport]:
     """The reports of a run in which half of six clients take part in each round."""

@@ -22,6 +22,8 @@ from coterie.testing.together import Together, agreed
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny, warnings_in
 
+pytestmark = pytest.mark.thorough
+
 BAD = 1
 NAMES = ("ada", "bob", "cyd", "dan")
 

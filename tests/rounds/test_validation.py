@@ -23,6 +23,8 @@ from coterie.rounds.report import RoundReport
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import tiny, without_times
 
+pytestmark = pytest.mark.thorough
+
 
 def validated(method: str, **options: Any) -> Experiment:
     data = toy_data()

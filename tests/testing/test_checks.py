@@ -21,6 +21,8 @@ from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.testing import METHOD_CHECKS, CheckFailedError, check_engine, check_method
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcac"])
 def test_all_checks_run_on_a_method(name: str) -> None:
@@ -111,6 +113,7 @@ def test_an_unknown_check_is_named() -> None:
         check_method(ct.FedAvg(), only=["resumtion"])
 
 
+@pytest.mark.slow
 def test_our_own_engines_agree_with_the_serial_one() -> None:
     check_engine(Serial)
     check_engine(Stacked, tolerance=1e-3)

@@ -47,6 +47,7 @@ def test_the_tests_that_it_runs_exist() -> None:
         assert not name or f"def {name}(" in (ROOT / path).read_text()
 
 
+@pytest.mark.thorough
 def test_tests_run_in_a_process_that_was_told(tmp_path: Path) -> None:
     trial = tmp_path / "test_trial.py"
     trial.write_text(
@@ -60,11 +61,13 @@ def test_tests_run_in_a_process_that_was_told(tmp_path: Path) -> None:
     assert [name.rpartition(".")[2] for name in outcome.failures] == ["test_trial::test_wrong"]
 
 
+@pytest.mark.slow
 def test_tests_that_do_not_exist_count_as_a_failure(tmp_path: Path) -> None:
     missing = run_tests(BY_NAME["own"], 1, [str(tmp_path / "nowhere.py")])
     assert "exit code 4" in missing.failures["pytest"]
 
 
+@pytest.mark.slow
 def test_two_sets_round_differently() -> None:
     """Otherwise the tool would prove nothing."""
     if platform.machine() != "x86_64":

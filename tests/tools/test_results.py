@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tools.results import REPOSITORY, wanted, with_block
 
 
+@pytest.mark.thorough
 def test_pages_are_up_to_date() -> None:
     pages = wanted(REPOSITORY / "results", REPOSITORY / "docs")
     stale = [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text]

@@ -104,7 +104,7 @@ def _say(text: str) -> None:
 
 def _print(rebuilt: Rebuilt) -> None:
     print_result(rebuilt.table.title)
-    for part in rebuilt.parts():
+    for part in rebuilt.parts:
         print_result("", f"{part.column.title} ({part.amount})", _numbers(part))
         for verdict in part.verdicts():
             print_result(f"  {verdict.claim} {verdict.word}: {number_text(verdict.ours)}")

@@ -17,18 +17,19 @@ from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import Collector, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
 from coterie.core.scale import Scale
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config, complete
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
-from coterie.files import write_whole
+from coterie.files import require_format, write_whole
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 COMPARISON = "comparison.json"
+FORMAT = 1
 TUNING = "tuning"
 """The folder of a comparison that holds the runs by which its settings were chosen."""
 
@@ -119,6 +120,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """Plain values: the table, the winners, and every run's summary."""
         return {
+            "format": FORMAT,
             "methods": self.methods,
             "seeds": list(self.seeds),
             "partitions": {str(seed): digest for seed, digest in self.partitions().items()},
@@ -148,11 +150,17 @@ class Comparison:
         """Read back what `compare` wrote."""
         path = folder / COMPARISON
         require(path.is_file(), f"'{path}': there is no such file")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        # Older files have keys alone, and the usual columns.
-        names = tuple(about.get("name", key) for key, about in content["columns"].items())
-        usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-        return cls(tuple(content["seeds"]), content["runs"], () if usual else names)
+        way_out = "delete it and compare again: runs that are finished are kept"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            require_format(f"comparison = {path}", content.get("format"), FORMAT, way_out)
+            names = tuple(about["name"] for about in content["columns"].values())
+            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
+            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, CoterieError):
+                raise
+            raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
 
 
 def _plain(value: float | None) -> float | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,7 +86,7 @@ class Agreement(FederationTerms):
         named = str(given.pop("method", "fedavg"))
         cls._require_installed("method", named)  # before anything of it is loaded
         method = make_method(named, dict(given.pop("set", {})))
-        hints = get_type_hints(cls)
+        hints = options.field_types(cls)
         known = {item.name for item in fields(cls)}
         for key in given:
             if key not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from coterie import options
 from coterie.errors import CoterieError, require, unknown
@@ -68,7 +68,7 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
             )
         raise unknown("option", key, own | set(of_rule) | {"set"})
     rule = make_rule(rule_name, {key: values[key] for key in values if key in of_rule})
-    hints = get_type_hints(Experiment)
+    hints = options.field_types(Experiment)
     plain = {
         key: options.coerced(key, value, str if key in ("data", "model") else hints[key])
         for key, value in values.items()

@@ -142,8 +142,9 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
-    method.check(prepared.empty_federation())
-    prepared.federation()  # what cannot be set up shows before the first round
+    begun = prepared.empty_federation()
+    method.check(begun)
+    method.init(begun)  # what cannot be set up shows before the first round
     return prepared
 
 

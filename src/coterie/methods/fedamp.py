@@ -33,7 +33,8 @@ class FedAMP(Method):
     (λ/2α)‖w − u_i‖², from its own w_i, which never is replaced and is what is tested. In round 1 the anchor u_i is the
     common initial model.
 
-    Anchors follow from everybody's last uploaded model; a client that has not taken part yet is in nobody's mix.
+    Anchors follow from everybody's last uploaded model; a client that has not taken part yet is in nobody's mix, and
+    its own anchor is the initial model, which it has.
     The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a
     widespread implementation does by accident (its term has no gradient): that is local training. Batch-norm
     statistics stay local.
@@ -74,7 +75,8 @@ class FedAMP(Method):
         pool = federation.everyone[federation.taken_part]
         rows = federation["model"].rows(pool, federation.layout.columns("parameters"))
         attention = self.attention(squared_distances(rows))
-        yield Mix(embedded(attention, pool, federation.clients), source="model", target="anchor", to="everyone")
+        weights = embedded(attention, pool, federation.clients)[pool]
+        yield Mix(weights, source="model", target="anchor", to=pool)
         without = int((attention.diagonal() < 1e-9).sum())
         if 2 * without > len(pool) and not bool(federation.values["warned"]):
             log.warning(

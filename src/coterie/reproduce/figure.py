@@ -17,7 +17,7 @@ PAPER, OURS, FAINT = "#8a8a8a", "#08306b", "#dddddd"
 
 def drawn(rebuilt: Rebuilt) -> bytes | None:
     """The picture as SVG; nothing if no scores have been run, or matplotlib (the extra 'plots') is not there."""
-    parts = [part for part in rebuilt.parts() if part.column.measure == "score"]
+    parts = [part for part in rebuilt.parts if part.column.measure == "score"]
     if not parts:
         return None
     try:

@@ -21,7 +21,7 @@ def page_of(rebuilt: Rebuilt, figure: str | None = None) -> str:
 
 
 def _lines(rebuilt: Rebuilt, figure: str | None) -> Iterator[str]:
-    table, parts = rebuilt.table, rebuilt.parts()
+    table, parts = rebuilt.table, rebuilt.parts
     yield f"# {table.title}"
     yield ""
     yield f"The paper's numbers are {table.reports}; ours likewise, unless a row says otherwise. Unit: {table.unit}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from scipy.stats import kendalltau
@@ -37,6 +38,7 @@ class Rebuilt:
         self.table, self.results = table, results
         self.seeds = sorted({int(record["seed"]) for record in results.cells.values()})
 
+    @cached_property
     def parts(self) -> list[RebuiltColumn]:
         """Every column with every amount for which anything has run, in the table's order."""
         found = (self.column(column, amount) for column in self.table.columns for amount in self.results.amounts())

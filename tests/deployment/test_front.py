@@ -28,6 +28,7 @@ from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
 from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
 from coterie.deployment.flower.front import Front, opened
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
+from coterie.deployment.flower.processes import free_port
 from coterie.deployment.flower.proxy import MOST_BYTES, Gate, Proxy
 from coterie.deployment.flower.streams import Target
 from support import eventually
@@ -281,11 +282,16 @@ def _passes(setting: Setting) -> bool:
         return False
 
 
-def test_nobody_behind_it(setting: Setting) -> None:
-    setting.behind.shutdown()
-    setting.behind.server_close()
-    assert setting.ask(PULL)[0] == 502
-    assert setting.lines == []
+def test_nobody_behind_it(setting: Setting, capfd: pytest.CaptureFixture[str]) -> None:
+    there = setting.proxy.target
+    setting.proxy.target = Target("127.0.0.1", free_port())
+    for _ in range(3):
+        assert setting.ask(PULL)[0] == 502
+    assert setting.lines == [], "nobody was refused"
+    assert capfd.readouterr().err.count("no connection to 127.0.0.1:") == 1
+    setting.proxy.target = there
+    assert setting.ask(PULL)[0] == 200
+    assert capfd.readouterr().err == f"{there} answers again\n"
 
 
 def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Path) -> None:

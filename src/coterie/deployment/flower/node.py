@@ -242,6 +242,7 @@ class Node:
         while True:
             self.wait_accepted(tell=tell)
             began = time.monotonic()
+            self.relay.news()  # what it said of vain attempts is over
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
                 self.pass_on(tell)

@@ -132,10 +132,10 @@ class Proxy:
                 del self._open[peer]
 
     def say(self, trouble: str) -> None:
-        """Say on stderr why nothing can be passed on, once as long as it stays the same."""
+        """Say on stderr why nothing can be passed on, once as long as it stays the same; nothing: it can again."""
         if trouble != self._trouble:
             self._trouble = trouble
-            print(trouble, file=sys.stderr, flush=True)
+            print(trouble or f"{self.target} answers again", file=sys.stderr, flush=True)
 
 
 class _Connection:
@@ -211,6 +211,7 @@ class _Connection:
         async with _trouble_further_on(self._proxy):
             while isinstance(answer := await onward.next(ANSWER), h11.InformationalResponse):
                 pass
+        self._proxy.say("")
         # A client would follow a redirection to where no gate is.
         if not isinstance(answer, h11.Response) or 300 <= answer.status_code < 400:
             raise RefusalError(502, "no answer that could be passed on")

@@ -48,7 +48,7 @@ def keys_command(
         f"{keys.authority_key} signs server certificates: keep it away from everybody, best not on the server.",
     )
     if keys.authority in written and accepted:
-        print_result(f"Every site needs the new {keys.authority}: 'coterie federation join … --root-certificate' takes it.")
+        print_result(f"Every site needs the new {keys.authority} ('coterie federation join … --root-certificate').")
     if changed:
         print_result("Keys count when the server is started next: the same command resumes.")
 

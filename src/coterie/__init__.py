@@ -229,6 +229,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet among them."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'coterie' has no attribute '{name}'")

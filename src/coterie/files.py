@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from coterie.errors import require
@@ -16,17 +18,46 @@ if sys.platform != "win32":
     import fcntl
 
 
+PARTIAL = ".partial"
+"""What the name of a file ends with while it is written; whoever was killed then leaves it behind."""
+
+
 class LockedError(Exception):
     """Somebody else holds a lock."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:  # a full disk, perhaps: what is half written must not fill it any further
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what somebody who was killed left half written in a folder of which nobody else makes use."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        path.unlink(missing_ok=True)
+
+
+def link_whole(source: Path, path: Path) -> None:
+    """Let a path name the content of another file as well, at once; a copy where the file system knows no links.
+
+    Neither file may be written in place afterwards, which `write_whole` never does.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
+    try:
+        partial.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, partial)
     partial.replace(path)
 
 
@@ -81,9 +112,9 @@ def safetensors_texts(content: bytes) -> dict[str, str]:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Keep Coterie's log in a file as well, from `INFO` upwards."""
+    """Keep Coterie's log in a file as well, from `INFO` upwards; where that is moved away, a new one is begun."""
     log = logging.getLogger("coterie")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = WatchedFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
     log.addHandler(handler)

@@ -251,6 +251,22 @@ FILES: dict[str, PluginFile] = {}
 _STAND_INS: dict[str, str] = {}
 
 
+def later(text: str) -> Callable[..., Any]:
+    """A function by its name, `"package.module:name"`, that is loaded when it is first called.
+
+    So things can show themselves by what stands in a layer above them, and nobody else has to load it.
+
+    >>> later("math:sqrt")(9)
+    3.0
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module, attribute = _parts(text)
+        return _attribute(importlib.import_module(module), attribute)(*args, **kwargs)
+
+    return call
+
+
 def is_reference(text: str) -> bool:
     """Whether a text names something in a file.
 

@@ -15,11 +15,11 @@ import coterie as ct
 from coterie.cli.merge import experiments
 from coterie.compare.grid import RULE
 from coterie.compare.table import Comparison, compare
+from coterie.core.scale import spoken_bytes
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid, Partition
-from coterie.report.terminal import spoken_bytes
 
 pytestmark = pytest.mark.thorough
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -191,7 +192,7 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert node[node.index("--port") + 1] == "9123"
     assert node[node.index("--isolation") + 1] == "process"
     assert node[node.index("--node-config") + 1] == (
-        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites"'
+        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml"'
     )
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]
@@ -353,7 +354,13 @@ def test_a_failed_run_is_a_failure(folder: Path) -> None:
 
 def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.cli.following.SILENCE", 0.1)
+    (folder / "status.json").write_text(
+        '{"state": "running", "round": 1, "rounds": 2, "present": ["a"], "message": "round 1 is under way"}'
+    )
     with pytest.raises(
         FailureError, match=r"the run ended \(finished:failed: no heartbeat\) before the federation did"
     ):
         follower(folder).follow(StandInLink("finished:failed"), "1")
+    left = json.loads((folder / "status.json").read_text())
+    assert (left["state"], left["round"]) == ("failed", 1)
+    assert "the same command resumes" in left["message"]

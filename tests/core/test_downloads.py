@@ -86,7 +86,8 @@ class Story:
         rows = federation["model"].rows(ids) + 1.0
         rows[torch.isin(ids, torch.tensor(diverged))] = torch.nan
         recipe, uploads = self.method.recipe(federation), self.method.uploads(federation)
-        sent, gone = collect(federation, recipe, uploads, ids, Trained({"model": rows}))
+        collected = collect(federation, recipe, uploads, ids, Trained({"model": rows}))
+        sent, gone = collected.uploads, collected.diverged
         assert gone == list(diverged)
         delivery.undo(torch.tensor(gone, dtype=torch.int64))
         made = self.method.exchange(sent) if actions is None else actions

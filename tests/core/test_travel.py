@@ -27,9 +27,9 @@ def after_training(sent: str = "extractor") -> tuple[Federation, Uploads]:
     federation.add_slot("memory", "classifier", held_by="server")
     federation.round = 1
     rows = federation["model"].rows(COHORT) + torch.randn(2, federation["model"].width)
-    uploads, diverged = collect(federation, (), {"model": sent}, COHORT, Trained({"model": rows}))
-    assert diverged == []
-    return federation, uploads
+    collected = collect(federation, (), {"model": sent}, COHORT, Trained({"model": rows}))
+    assert collected.diverged == []
+    return federation, collected.uploads
 
 
 def one_hot(*chosen: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
@@ -26,10 +27,15 @@ Tamper = Callable[[Packed], Packed]
 
 @dataclass
 class Behaviour:
-    """When a site is connected (seconds), how long its work takes in a round, and what it makes of its answer."""
+    """When a site is connected (seconds), how long its work takes in a round, and what it makes of its answer.
+
+    `hellos` are the seconds until it says who it is, the first time, the second time and so on.
+    """
 
     comes: float = 0.0
     goes: float = float("inf")
+    takes: float = 2.0
+    hellos: tuple[float, ...] = (1.0,)
     slow: dict[int, float] = field(default_factory=dict)
     tamper: dict[int, Tamper] = field(default_factory=dict)
     registered: str | None = None
@@ -63,12 +69,18 @@ class Pretence:
         name = SITES[node]
         one, site = self.behaviours[name], self.together.sites[name]
         if purpose == "hello":
-            self._coming.append((self.now + 1, Answer(node, purpose, pack(Parcel({}, site.hello())))))
+            takes, *later = one.hellos
+            one.hellos = tuple(later) or one.hellos
+            content = pack(Parcel({}, site.hello())) if takes <= seconds else "it did not answer in time"
+            self._coming.append((self.now + min(takes, seconds), Answer(node, purpose, content)))
             return
         note = read_text(content.text)["note"]
-        takes = one.slow.get(note["round"], 2.0) if purpose == "work" else 2.0
+        takes = one.slow.get(note["round"], one.takes) if purpose == "work" else 2.0
         if purpose == "work":
             self.asked.append((name, note["round"]))
+        if takes > seconds:
+            self._coming.append((self.now + seconds, Answer(node, purpose, "it did not answer in time")))
+            return
         if self.now + takes >= one.goes:
             self._coming.append((self.now + min(60.0, seconds), Answer(node, purpose, "node unavailable")))
             return
@@ -96,9 +108,9 @@ class Trial:
         self.server = Server(self.agreement)
         self.logbook = Logbook(folder / "server", self.agreement)
 
-    def run(self) -> None:
+    def run(self, terms: LiveTerms | None = None) -> None:
         network = self.network
-        Coordinator(self.server, network, self.logbook, clock=network.clock, sleep=network.sleep).run()
+        Coordinator(self.server, network, self.logbook, network.clock, network.sleep, terms).run()
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -210,7 +222,7 @@ class RestartedEveryTime(dict[str, Any]):
 def test_too_few_sites_end_the_run_with_a_way_out(tmp_path: Path) -> None:
     agreement = agreed("fedavg", rounds=4, deadline=30.0, gather=5.0, patience=60.0, least_sites=3)
     trial = Trial(tmp_path, agreement, site_c=Behaviour(goes=7.0))
-    with pytest.raises(CoterieError, match=r"of at least 3 sites were there .* it resumes"):
+    with pytest.raises(CoterieError, match=r"2 of at least 3 sites answered .*; not here: site-c; .* it resumes"):
         trial.run()
     assert trial.status["state"] == "failed"
     reached = trial.server.federation.round

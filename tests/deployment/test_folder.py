@@ -13,7 +13,7 @@ import pytest
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import look, look_here
 from coterie.deployment.flower.app import agree, agreed, app_hash, packed_app
-from coterie.deployment.flower.apps import servers_agreement
+from coterie.deployment.flower.apps import with_own_terms
 from coterie.deployment.flower.folder import require_folder, write_app, write_folder
 from coterie.errors import CoterieError
 
@@ -94,15 +94,15 @@ def test_another_agreement_is_another_app(tmp_path: Path, agreement: Agreement) 
     assert agreed(tmp_path / "agreed", mark) is None, "a changed file is not what was agreed to"
 
 
-def test_the_server_waits_by_its_own_terms(tmp_path: Path, agreement: Agreement) -> None:
+def test_everybody_has_terms_of_their_own_that_may_change(tmp_path: Path, agreement: Agreement) -> None:
     write_app(tmp_path / "app", agreement)
     packed, own = tmp_path / "app" / "federation.toml", tmp_path / "federation.toml"
     own.write_text(replace(agreement, deadline=7.0).toml())
-    assert servers_agreement(packed, str(own)).deadline == 7.0
-    assert servers_agreement(packed, "").deadline == 600.0
+    assert with_own_terms(packed, str(own)).deadline == 7.0
+    assert with_own_terms(packed, "").deadline == 600.0
     own.write_text(replace(agreement, rounds=7).toml())
     with pytest.raises(CoterieError, match="was changed after this app was packed"):
-        servers_agreement(packed, str(own))
+        with_own_terms(packed, str(own))
 
 
 def test_launchers_learn_what_they_need(tmp_path: Path, agreement: Agreement) -> None:

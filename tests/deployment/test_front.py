@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from coterie.deployment.flower import proxy as limits
 from coterie.deployment.flower import streams
 from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
+from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
 from coterie.deployment.flower.front import Front, opened
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
@@ -208,6 +210,12 @@ def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> 
     assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
 
 
+def test_a_refusal_tells_the_time(setting: Setting) -> None:
+    """By which a site finds out that its clock is off."""
+    assert clock_problem(f"127.0.0.1:{setting.port}", None) == ""
+    assert "3600 s ahead" in clock_problem(f"127.0.0.1:{setting.port}", None, lambda: time.time() + 3600)
+
+
 def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
     """Chunks without end: neither kept nor passed on beyond the limit."""
     head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
@@ -375,12 +383,12 @@ def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.Monk
 def signed(path: Path) -> dict[str, str]:
     key = load_ssh_private_key(path.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    time = datetime.datetime.now(datetime.UTC).isoformat()
+    signed_at = datetime.datetime.now(datetime.UTC).isoformat()
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signature = key.sign(time.encode(), ec.ECDSA(hashes.SHA256()))
+    signature = key.sign(signed_at.encode(), ec.ECDSA(hashes.SHA256()))
     return {
         "flwr_public_key": base64.b64encode(public).decode(),
-        "flwr_timestamp": time,
+        "flwr_timestamp": signed_at,
         "flwr_signature": base64.b64encode(signature).decode(),
     }
 

@@ -106,6 +106,40 @@ def test_a_starter_and_a_guard_that_are_killed_at_once(tmp_path: Path) -> None:
     os.killpg(leader, signal.SIGKILL)
 
 
+TALKER = """
+import sys, time
+for number in range(10_000):
+    print("line", number, flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_log_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    process, log = guarded(tmp_path, TALKER), tmp_path / "log"
+    assert eventually(lambda: "line 3\n" in process.said())
+    assert process.news()[:2] == ["line 0", "line 1"]
+    log.rename(tmp_path / "log.1")
+    process.news()  # there may be none for a moment
+    assert eventually(lambda: log.exists() and log.stat().st_size > 100)
+    assert process.code is None
+    kept = (tmp_path / "log.1").read_text() + log.read_text()
+    numbers = [int(line.split()[1]) for line in kept.splitlines()[:-1]]
+    assert numbers == list(range(len(numbers)))  # nothing is lost
+    heard = process.news()
+    assert heard[0] == log.read_text().splitlines()[0]
+    log.write_text("")  # copied and cut
+    assert eventually(lambda: bool(process.news()))
+    process.kill()
+
+
+def test_a_full_disk_does_not_end_a_process(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "log").symlink_to("/dev/full")
+    process = guarded(tmp_path, "print('nobody hears this', flush=True); raise SystemExit(7)")
+    assert process.wait(PATIENCE) == 7
+
+
 def test_the_exit_code_and_the_words_of_a_process(tmp_path: Path) -> None:
     process = guarded(tmp_path, "print('first'); print('\\x1b[92mlast\\x1b[0m  '); print('---'); raise SystemExit(7)")
     assert process.wait(PATIENCE) == 7

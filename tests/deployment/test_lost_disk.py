@@ -124,7 +124,7 @@ def test_a_round_that_everybody_loses_is_done_again(tmp_path: Path) -> None:
             path.unlink()
     for name, task in one.server.open_round(list(SITES)).items():
         one.server.receive(name, one.answer(name, task))
-    assert one.server.answered == 0
+    assert one.server.answered == []
     assert one.server.abandon_round().lost == list(SITES)
     assert one.round().answered == list(SITES)
     assert one.server.federation.round == 2

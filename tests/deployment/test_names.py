@@ -53,6 +53,7 @@ def run(folder: Path, agreement: Agreement, comes: float, **behaviours: Behaviou
     return trial, network
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("comes", [0.0, 3.0, 4.0])
 def test_a_second_node_under_a_live_name_is_refused(
     comes: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -66,8 +67,9 @@ def test_a_second_node_under_a_live_name_is_refused(
     assert asked == 4, "one of the two was asked, never both"
 
 
+@pytest.mark.thorough
 def test_a_name_becomes_free_when_its_node_has_gone(tmp_path: Path) -> None:
-    agreement = agreed("fedper", rounds=12, deadline=30.0, gather=10.0, least_sites=2)
+    agreement = agreed("fedper", rounds=40, deadline=30.0, gather=10.0, least_sites=2)
     trial, network = run(tmp_path, agreement, 2.0, site_b=Behaviour(goes=12.0))
     assert network.tasks_of_double > 0
     assert trial.lines[-1]["answered"] == list(SITES)

@@ -26,6 +26,18 @@ def test_batch_norm_ends_with_the_serial_rows(name: str, tmp_path: Path) -> None
     assert_same(agreed(METHODS[name](), join=0.67, model="resnet8", shape=(1, 8, 8), epochs=1), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedamp", "pfedsim"])
+def test_bounded_shares_end_with_the_serial_rows(name: str, tmp_path: Path) -> None:
+    agreement = agreed(METHODS[name](), share_limit=0.4, least_sites=3)
+    assert_same(agreement, tmp_path)
+    unbounded = Together(agreed(METHODS[name]()), tmp_path / "unbounded")
+    unbounded.run()
+    bounded = simulated(agreement).run().federation
+    assert not torch.equal(
+        bounded["model"].rows(bounded.everyone), unbounded.server.federation["model"].rows(bounded.everyone)
+    )
+
+
 def test_a_site_that_never_took_part_ends_with_the_newest_model_of_pfedme(tmp_path: Path) -> None:
     """The server's copy of its personal row and the site's own are one and the same."""
     together = Together(agreed("pfedme", rounds=2), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,23 @@ def test_a_flat_table_is_refused_by_its_shape_where_images_are_agreed(tmp_path: 
 def test_names_of_known_data_sets_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused(agreed(), Path("digits")) == "data 'digits': there is no such file or folder"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_data_that_are_not_scaled_are_refused_with_the_reason(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"own{suffix}"
+    if suffix == ".csv":
+        filled = {f"f{place}": np.array([0.1, 0.2, 0.3]) * (1e6 if place == 2 else 1) for place in range(4)}
+        pa.csv.write_csv(pa.table({**filled, "label": ["owl", "cat", "owl"]}), path)
+    else:
+        np.savez(path, x=np.array([[0.1, 0.2, -3e5, 0.3]] * 3, np.float32), y=np.array([0, 1, 2]))
+    with pytest.raises(
+        CoterieError, match=r"it is not scaled, input 2 of a sample is -?3e\+05 \(largest_input is 1000\)"
+    ):
+        load_site_data(agreed(), path)
+
+
+def test_larger_inputs_can_be_agreed_on(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, x=np.full((3, 4), 5e4, np.float32), y=np.array([0, 1, 2]))
+    assert len(load_site_data(replace(agreed(), largest_input=1e5), path)) == 3

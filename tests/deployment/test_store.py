@@ -22,7 +22,7 @@ from coterie.experiment.directory import load_tensors, save_tensors
 )
 def test_files_of_another_format_are_refused(tmp_path: Path, written: str | None, message: str) -> None:
     store = Store(tmp_path, "trial", "a", "fingerprint")
-    store.save(1, {"row": torch.ones(2)}, keep=0)
+    store.save(1, {"row": torch.ones(2)}, since=0)
     kept = store.snapshot(1)
     assert kept is not None
     path = store.path / "round-00001.safetensors"

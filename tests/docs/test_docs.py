@@ -83,6 +83,7 @@ def smaller(words: list[str]) -> list[str]:
         "README.md",
         "docs/index.md",
         "docs/listeners.md",
+        "docs/notebooks.md",
         "docs/runs.md",
         "docs/plugins.md",
         "docs/reports.md",

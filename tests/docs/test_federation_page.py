@@ -36,7 +36,7 @@ def test_commands_are_understood(page: str) -> None:
 
 def test_the_page_shows_every_command_of_a_federation() -> None:
     shown = {words[1] for words in commands("docs/federation.md") if words[0] == "federation"}
-    assert shown == {"init", "keys", "join", "server", "client", "model"}
+    assert shown == {"init", "keys", "join", "server", "client", "rollback", "model"}
 
 
 def test_the_data_of_the_page_fits_its_agreement(

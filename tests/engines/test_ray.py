@@ -484,7 +484,7 @@ def test_room_that_is_not_there_is_named(session: RaySession) -> None:
 def test_options_are_for_this_engine_and_comparisons_do_not_multiply_it() -> None:
     with pytest.raises(CoterieError, match="ray_address = auto: is for engine='ray'"):
         tiny(ray_address="auto")
-    with pytest.raises(CoterieError, match=r"ray_gpus = -1: must not be negative"):
+    with pytest.raises(CoterieError, match=r"ray_gpus = -1.0: must not be negative"):
         tiny(engine="ray", ray_gpus=-1)
     assert obstacle(Experiment(engine="ray")) == "engine 'ray' shares the cores out by itself"
 

@@ -190,7 +190,7 @@ def test_what_is_no_model_is_refused() -> None:
 
     with pytest.raises(CoterieError, match="model 'FedProx': must be a class that extends"):
         Experiment(**{"model": FedProx})
-    with pytest.raises(CoterieError, match="model 'int': must be a class that extends"):
+    with pytest.raises(CoterieError, match="model = 3: must be a Module, a ModelSpec, a function or text"):
         Experiment(**{"model": 3})
     with pytest.raises(CoterieError, match="model 'clumsy': must take"):
         Experiment(model=clumsy, classifier="x").prepare()

@@ -58,8 +58,9 @@ def send(
     """Let the cohort upload `rows [m, P]`, exchange, and return the mixes as applied."""
     clients = federation.everyone if cohort is None else torch.tensor(cohort)
     trained = Trained({"model": rows}, measured)
-    uploads, diverged = collect(federation, method.recipe(federation), method.uploads(federation), clients, trained)
-    assert not diverged
+    collected = collect(federation, method.recipe(federation), method.uploads(federation), clients, trained)
+    assert not collected.left_out
+    uploads = collected.uploads
     return apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
 
 

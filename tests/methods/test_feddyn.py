@@ -132,5 +132,5 @@ def test_relabelling(join: float) -> None:
 
 
 def test_refused_options() -> None:
-    with pytest.raises(CoterieError, match=r"^alpha = 0: must be greater than 0"):
+    with pytest.raises(CoterieError, match=r"^alpha = 0.0: must be greater than 0"):
         FedDyn(alpha=0)

@@ -165,7 +165,7 @@ def test_refused_runs(options: dict[str, Any], message: str) -> None:
 
 
 def test_refused_options() -> None:
-    with pytest.raises(CoterieError, match=r"^server_lr = 0: must be greater than 0"):
+    with pytest.raises(CoterieError, match=r"^server_lr = 0.0: must be greater than 0"):
         SCAFFOLD(server_lr=0)
     with pytest.raises(CoterieError, match="unknown weights 'sizes'; did you mean 'size'"):
         SCAFFOLD(weights="sizes")

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 CELLS = "[...document.querySelectorAll('#run figure')].find((one) => one.textContent.includes('weights W'))"
 VALUES = f"[...{CELLS}.querySelectorAll('rect[data-cell]')].map((cell) => [cell.dataset.cell, cell.dataset.value])"
+FIGURES = 14  # of one run
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -40,6 +41,10 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
+# One test is run before every merge; the others are left to `make full`.
+slow = pytest.mark.slow
+
+
 def opened(tab: Tab, page: Path) -> None:
     """Open a page, which must ask for itself alone, and complain of nothing."""
     tab.open(page)
@@ -57,10 +62,20 @@ def shown_weights(tab: Tab) -> dict[str, float]:
     return {cell: float(value) for cell, value in tab.ask(VALUES) if value}
 
 
+def test_a_page_is_drawn_and_its_slider_moves(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "one.html")
+    assert tab.ask("document.querySelectorAll('figure .plot svg').length") == FIGURES
+    last = shown_weights(tab)
+    turn(tab, "input[type=range]", "input", 0)
+    assert shown_weights(tab) != last
+    assert tab.complaints() == []
+
+
+@slow
 @pytest.mark.parametrize("width", [390, 1280])
 def test_every_figure_is_drawn_at_any_width(tab: Tab, pages: Path, width: int) -> None:
     tab.resize(width, 900)
-    for name, figures in (("one.html", 10), ("several.html", 16)):
+    for name, figures in (("one.html", FIGURES), ("several.html", FIGURES + 10)):
         opened(tab, pages / name)
         assert tab.ask("document.querySelectorAll('figure').length") == figures
         assert tab.ask("[...document.querySelectorAll('figure')].every((one) => one.querySelector('.plot svg'))")
@@ -74,6 +89,7 @@ def test_every_figure_is_drawn_at_any_width(tab: Tab, pages: Path, width: int) -
         assert tab.ask("document.documentElement.scrollWidth <= innerWidth")
 
 
+@slow
 def test_the_slider_changes_the_matrix_and_play_moves_it(tab: Tab, pages: Path) -> None:
     opened(tab, pages / "one.html")
     track = content_of((pages / "one.html").read_text(encoding="utf-8"))["runs"][0]["learning"][0]
@@ -95,16 +111,35 @@ def test_the_slider_changes_the_matrix_and_play_moves_it(tab: Tab, pages: Path) 
     assert tab.complaints() == []
 
 
+@slow
 def test_another_run_and_another_group_can_be_chosen(tab: Tab, pages: Path) -> None:
     opened(tab, pages / "several.html")
     before = shown_weights(tab)
-    turn(tab, "#run select", "change", 1)
+    turn(tab, "#run .controls select", "change", 1)
     assert shown_weights(tab) != before
     turn(tab, "#runs", "change", 1)
     assert "nobody learned from others" in tab.ask("document.getElementById('run').textContent")
     assert tab.complaints() == []
 
 
+@slow
+def test_calibration_of_one_client_and_a_table_in_another_order(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "several.html")
+    curve = "[...document.querySelectorAll('#run figure')].find((one) => one.textContent.includes('what confidence'))"
+    before = tab.ask(f"{curve}.querySelector('.plot').innerHTML")
+    choose = f"Object.assign({curve}.querySelector('select'), {{ value: 3 }}).dispatchEvent(new Event('change'))"
+    tab.ask(choose)
+    assert tab.ask(f"{curve}.querySelector('.plot').innerHTML") != before
+    rows = "[...document.querySelectorAll('#page > .card tbody tr')].map((row) => row.cells[2].textContent)"
+    shown = []
+    for _ in range(2):
+        tab.ask("document.querySelectorAll('th .sort')[2].click()")
+        shown.append([float(text.strip(" *")) for text in tab.ask(rows)])
+    assert shown == [sorted(shown[0]), sorted(shown[0], reverse=True)]
+    assert tab.complaints() == []
+
+
+@slow
 def test_pointing_at_a_cell_tells_who_learns_from_whom(tab: Tab, pages: Path) -> None:
     opened(tab, pages / "one.html")
     cell = f"{CELLS}.querySelector('[data-cell=\"1,2\"]')"
@@ -114,6 +149,7 @@ def test_pointing_at_a_cell_tells_who_learns_from_whom(tab: Tab, pages: Path) ->
     assert "their classes overlap by" in told
 
 
+@slow
 @pytest.mark.parametrize("clients", [1, 2, 201])
 def test_few_clients_and_many(tab: Tab, tmp_path: Path, clients: int) -> None:
     run = small_run(tmp_path / "run", "fedavg", rounds=1, partition=Iid(clients=clients), batch=50)
@@ -123,6 +159,7 @@ def test_few_clients_and_many(tab: Tab, tmp_path: Path, clients: int) -> None:
     assert ("201 clients are too many for a matrix" in shown) == (clients == 201)
 
 
+@slow
 def test_both_colour_schemes(tab: Tab, pages: Path) -> None:
     grounds = {}
     for scheme in ("light", "dark"):
@@ -136,6 +173,7 @@ def test_both_colour_schemes(tab: Tab, pages: Path) -> None:
     assert tab.ask(GROUND) == grounds["dark"]
 
 
+@slow
 def test_texts_of_a_run_stay_texts(tab: Tab, tmp_path: Path) -> None:
     evil = "</script><script>window.sprung = 1</script><img src=x onerror='window.sprung = 2'>"
     drawn = Pathological(clients=4)(Experiment().prepare().data, seed=0)

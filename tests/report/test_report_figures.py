@@ -11,13 +11,15 @@ import pytest
 from PIL import Image
 from report_tools import small_run
 
-from coterie.report.figures import run_figures, settled, shown_matrix, write_figures
+from coterie.report.figures import run_figures, save_figures, settled, shown_matrix, write_figures
 from coterie.report.page import report_content
 
 pytestmark = pytest.mark.thorough
 
-OF_A_RUN = {"curves", "clients", "partition", "learning", "graph", "agreement", "bytes", "seconds"}
-OF_SEVERAL = {"methods", "against-bytes", "against-seconds", "gains"}
+LEARNING = {"learning", "graph", "agreement"}
+QUALITY = {"recall", "ranking", "calibration"}
+OF_A_RUN = {"curves", "training", "clients", "partition", "bytes", "seconds", *LEARNING, *QUALITY}
+OF_SEVERAL = {"methods", "against-bytes", "against-seconds", "gains", "recalls", "rankings", "calibrations"}
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +47,18 @@ def test_every_figure_in_every_format(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_numbers_give_the_same_files(runs: Path, tmp_path: Path) -> None:
-    content = report_content([runs / "fedrema"])
-    one, two = (write_figures(content, tmp_path / name) for name in ("one", "two"))
+    content = report_content([runs / "fedrema"])["runs"][0]
+    drawn = [run_figures(content) for _ in range(2)]
+    chosen = [{name: figures[name] for name in ("curves", "learning")} for figures in drawn]
+    one, two = (save_figures(figures, tmp_path / str(number)) for number, figures in enumerate(chosen))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
 def test_several_runs_have_a_folder_each_and_what_has_no_numbers_is_left_out(runs: Path, tmp_path: Path) -> None:
-    written = write_figures(report_content([runs]), tmp_path)
+    written = write_figures(report_content([runs]), tmp_path, [".svg"])
     assert {path.stem for path in written if path.parent == tmp_path} == OF_SEVERAL
     assert {path.stem for path in (tmp_path / "fedrema").iterdir()} == OF_A_RUN
-    assert {path.stem for path in (tmp_path / "local").iterdir()} == OF_A_RUN - {"learning", "graph", "agreement"}
+    assert {path.stem for path in (tmp_path / "local").iterdir()} == OF_A_RUN - LEARNING
 
 
 def test_axes_say_what_they_show_and_curves_are_the_runs(runs: Path) -> None:
@@ -73,7 +77,7 @@ def test_axes_say_what_they_show_and_curves_are_the_runs(runs: Path) -> None:
 def test_dollars_in_names_are_no_formulas(runs: Path, tmp_path: Path) -> None:
     content = report_content([runs / "fedrema"])
     content["runs"][0]["clients"][0] = content["runs"][0]["classes"][0] = "$\\frac{"
-    assert write_figures(content, tmp_path)
+    assert write_figures(content, tmp_path, [".svg"])
 
 
 def test_clients_that_learn_from_each_other_stand_together() -> None:

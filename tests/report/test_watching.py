@@ -15,8 +15,10 @@ from browser import CHROMIUM, browser
 from report_tools import CLIENTS, ROUNDS, content_of, lines_of, small_run
 
 from coterie.errors import CoterieError
+from coterie.report import watching
 from coterie.report.serving import WatchServer
 from coterie.report.watching import MOST_POINTS, Watch
+from support import eventually
 
 pytestmark = pytest.mark.thorough
 
@@ -33,6 +35,9 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 
 def overview(watch: Watch) -> list[dict[str, Any]]:
+    """What is told of all runs when everything is read, however busy the machine."""
+    while watch.read_on():
+        pass
     found: list[dict[str, Any]] = json.loads(watch.overview())["runs"]
     return found
 
@@ -212,6 +217,7 @@ def test_what_cannot_be_served_says_why(folder: Path, tmp_path: Path, server: Wa
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium), and there is none")
 def test_the_page_follows_a_run(server: WatchServer, folder: Path, tmp_path: Path) -> None:
     run = folder / "deep" / "one"
@@ -228,3 +234,20 @@ def test_the_page_follows_a_run(server: WatchServer, folder: Path, tmp_path: Pat
         tab.until("document.querySelector('tbody').textContent.includes('4 of 4')")
         assert tab.complaints() == []
         assert all(address.startswith(server.address) for address in tab.requests())
+
+
+def test_an_answer_does_not_wait_for_all_that_is_there_to_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers stop early and go on where they stopped, each time with another run; long lines are read whole."""
+    monkeypatch.setattr(watching, "PATIENCE", 0.0)
+    monkeypatch.setattr(watching, "AT_ONCE", 10)
+    shutil.copytree(folder / "deep" / "one", folder / "two")
+    watch = Watch(folder)
+    for done in ([1, 0], [1, 1]):
+        assert [run["done"] for run in json.loads(watch.overview())["runs"]] == done
+    assert [run["done"] for run in overview(watch)] == [ROUNDS, ROUNDS]
+
+
+def test_the_server_reads_on_by_itself(server: WatchServer) -> None:
+    assert eventually(lambda: [run.done for run in server.watch._runs.values()] == [ROUNDS])

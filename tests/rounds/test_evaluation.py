@@ -17,7 +17,7 @@ from coterie.core.task import Classification
 from coterie.errors import CoterieError
 from coterie.experiment.history import History, as_line
 from coterie.partition import Partition
-from coterie.rounds.evaluate import Evaluation, final_metrics, over_rounds
+from coterie.rounds.evaluate import Evaluation, Finished, over_rounds
 from coterie.rounds.report import RoundReport
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny
@@ -96,7 +96,7 @@ def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ti
         scores.append(score_of(probabilities, truth))
         labels.append(truth)
         expected.append(by_sklearn(probabilities, truth))
-    found = final_metrics(Classification(classes), scores, [torch.from_numpy(truth) for truth in labels])
+    found = Finished.of(Classification(classes), scores, [torch.from_numpy(truth) for truth in labels]).metrics
     assert found["macro_f1"] == pytest.approx(np.mean([f1 for f1, _ in expected]))
     curves = [auc for _, auc in expected if auc is not None]
     assert found["auc"] == (pytest.approx(np.mean(curves)) if curves else None)
@@ -105,7 +105,7 @@ def test_f1_and_auc_equal_scikit_learn(seed: int, samples: int, classes: int, ti
 def test_a_hand_case_of_f1_and_auc() -> None:
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
     truth = np.array([0, 0, 1, 1])
-    found = final_metrics(Classification(2), [score_of(probabilities, truth)], [torch.from_numpy(truth)])
+    found = Finished.of(Classification(2), [score_of(probabilities, truth)], [torch.from_numpy(truth)]).metrics
     # Class 0: 2 of 3 guesses right, both found; class 1: its only guess right, 1 of 2 found.
     assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
     # Of the four pairs (positive, negative), three are in order, for either class.
@@ -116,7 +116,7 @@ def test_models_that_overflow_do_not_stop_the_metrics() -> None:
     truth = np.array([0, 1, 1])
     broken = np.full((3, 2), np.nan)
     scores = [score_of(broken, truth), score_of(np.eye(2)[truth], truth)]
-    found = final_metrics(Classification(2), scores, [torch.from_numpy(truth)] * 2)
+    found = Finished.of(Classification(2), scores, [torch.from_numpy(truth)] * 2).metrics
     assert found["auc"] == pytest.approx((0.5 + 1.0) / 2)
     assert np.isfinite(found["macro_f1"] or np.nan)
 

@@ -158,7 +158,7 @@ def test_reports_are_complete_when_listeners_get_them(tmp_path: Path) -> None:
 
 def test_what_is_no_listener_is_refused_before_anything_happens(tmp_path: Path) -> None:
     wrong: Any = lambda report: None  # noqa: E731 (the mistake itself)
-    with pytest.raises(CoterieError, match=r"function is no coterie\.Listener; derive a class"):
+    with pytest.raises(CoterieError, match="must be a list, each of it a Listener, a class that extends Listener"):
         tiny().run(tmp_path / "run", listeners=[wrong])
     with pytest.raises(CoterieError, match="must be a list"):
         tiny().run(tmp_path / "run", listeners=wrong)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from coterie.core.scale import ACCURACY
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 from coterie.rounds import progress
@@ -45,7 +48,10 @@ def start(rounds: int, first_round: int = 1) -> Start:
 
 
 def over(number: int, accuracy: float | None = None) -> Any:
-    return SimpleNamespace(round=number, received=None if accuracy is None else SimpleNamespace(mean=accuracy))
+    received = None
+    if accuracy is not None:
+        received = SimpleNamespace(scale=ACCURACY, mean=accuracy, worst_decile=accuracy / 2)
+    return SimpleNamespace(round=number, received=received, bytes={"up": 400_000, "down": 600_000})
 
 
 def test_warnings_stop_being_shown_when_there_are_many(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,12 +72,12 @@ def test_plain_progress_is_a_line_a_second_and_the_last(capsys: pytest.CaptureFi
             clock.now += 0.3
             shown.round(over(number, number / 100 if number % 2 == 0 else None))
     assert capsys.readouterr().err.splitlines() == [
-        "round 4/21, received mean 0.0400, ETA 0:00:05",
-        "round 8/21, received mean 0.0800, ETA 0:00:03",
-        "round 12/21, received mean 0.1200, ETA 0:00:02",
-        "round 16/21, received mean 0.1600, ETA 0:00:01",
-        "round 20/21, received mean 0.2000, ETA 0:00:00",
-        "round 21/21, received mean 0.2000, ETA 0:00:00",
+        "round 4/21, received mean 0.0400, worst tenth 0.0200, 4.0 MB moved, ETA 0:00:05",
+        "round 8/21, received mean 0.0800, worst tenth 0.0400, 8.0 MB moved, ETA 0:00:03",
+        "round 12/21, received mean 0.1200, worst tenth 0.0600, 12.0 MB moved, ETA 0:00:02",
+        "round 16/21, received mean 0.1600, worst tenth 0.0800, 16.0 MB moved, ETA 0:00:01",
+        "round 20/21, received mean 0.2000, worst tenth 0.1000, 20.0 MB moved, ETA 0:00:00",
+        "round 21/21, received mean 0.2000, worst tenth 0.1000, 21.0 MB moved, ETA 0:00:00",
     ]
 
 
@@ -108,11 +114,11 @@ def test_long_rounds_show_their_clients_at_most_once_a_second(capsys: pytest.Cap
                 shown.clients_done(number, client, 8)
             shown.round(over(number, 0.5))
     assert capsys.readouterr().err.splitlines() == [
-        "round 1/2, 3/8 clients trained, received mean –, ETA ?",
-        "round 1/2, 6/8 clients trained, received mean –, ETA ?",
-        "round 2/2, 3/8 clients trained, received mean 0.5000, ETA 0:00:02",
-        "round 2/2, 6/8 clients trained, received mean 0.5000, ETA 0:00:00",
-        "round 2/2, received mean 0.5000, ETA 0:00:00",
+        "round 1/2, 3/8 clients trained, received mean –, worst tenth –, 0 B moved, ETA ?",
+        "round 1/2, 6/8 clients trained, received mean –, worst tenth –, 0 B moved, ETA ?",
+        "round 2/2, 3/8 clients trained, received mean 0.5000, worst tenth 0.2500, 1.0 MB moved, ETA 0:00:02",
+        "round 2/2, 6/8 clients trained, received mean 0.5000, worst tenth 0.2500, 1.0 MB moved, ETA 0:00:00",
+        "round 2/2, received mean 0.5000, worst tenth 0.2500, 2.0 MB moved, ETA 0:00:00",
     ]
 
 
@@ -122,10 +128,51 @@ def test_a_terminal_shows_a_bar_with_clients(screen: io.StringIO, clock: Clock) 
         clock.now += 2
         shown.clients_done(1, 3, 8)
         shown._bar.refresh()
-        assert "0/4 3/8 clients trained, received mean –" in screen.getvalue()
+        assert "0/4 3/8 clients, received accuracy –, worst tenth –, 0 B moved" in screen.getvalue()
         shown.round(over(1, 0.25))
-    assert "1/4 received mean 0.2500" in screen.getvalue()
+    assert "1/4 received accuracy 0.2500, worst tenth 0.1250, 1.0 MB moved" in screen.getvalue()
     assert not shown._bar.live.transient
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (120, "37/100 received accuracy 0.8312, worst tenth 0.4156, 37.0 MB moved"),
+        (80, "37/100 12/20 clients accuracy 0.8312 worst 0.4156 37.0 MB 0:"),
+        (60, "37/100 12/20 accuracy 0.8312"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_line_is_as_wide_as_the_terminal(
+    width: int, expected: str, encoding: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = io.BytesIO()
+    file = io.TextIOWrapper(sent, encoding=encoding)
+    terminal = {"file": file, "force_terminal": True, "width": width, "color_system": None, "legacy_windows": False}
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(**terminal, _environ={"TERM": "xterm"}))
+    with RoundProgress() as shown:
+        shown.begin(start(rounds=100))
+        shown._bar.refresh()  # nothing is known yet: the dash must be one that the terminal has
+        for number in range(1, 38):
+            clock.now += 2
+            shown.round(over(number, 0.8312))
+        clock.now += 2
+        if width < 120:
+            shown.clients_done(38, 12, 20)
+        shown._bar.refresh()
+    file.flush()
+    screen = sent.getvalue().decode(encoding)
+    drawn = [line for line in re.split(r"[\r\n]|\x1b\[[0-9?]*[A-Za-z]", screen) if line.strip()]
+    assert max(map(len, drawn)) <= width
+    assert expected in " ".join(drawn[-1].split())
+
+
+def test_a_resumed_run_counts_what_was_moved_before(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with RoundProgress() as shown:
+        shown.begin(replace(start(rounds=4, first_round=3), moved=7_000_000))
+        clock.now += 2
+        shown.round(over(3, 0.5))
+    assert "8.0 MB moved" in capsys.readouterr().err
 
 
 def test_a_bar_of_a_short_run_goes_away(screen: io.StringIO, clock: Clock) -> None:

@@ -18,6 +18,15 @@ ConfigFile = Annotated[
 Seed = Annotated[int | None, SEED]
 AsJson = Annotated[bool, Parameter(help="Print JSON, and nothing else, on stdout.", group=OUTPUT, negative=())]
 
+Listeners = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Who is told how it goes: tensorboard, wandb, or one of your own, such as ./my.py:EarlyStop; may be "
+        "repeated.",
+        negative=(),
+        group=OUTPUT,
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     Parameter(help="A method option, NAME=VALUE; may be repeated.", negative=(), group=OUTPUT),

@@ -31,7 +31,7 @@ from coterie.report.terminal import (
     print_result,
     summary_lines,
 )
-from coterie.rounds.listeners import LISTENERS
+from coterie.rounds.listeners import made_listeners
 
 RUNS = Path("runs")
 
@@ -47,7 +47,7 @@ def run_command(
 ) -> None:
     """Run one experiment and print its summary; `listeners` are names, or stand in files."""
     experiment = one_experiment(method, file, given, sets)
-    listening = [LISTENERS.find(name)() for name in listeners]
+    listening = made_listeners(listeners)
     if out is not None:
         refuse_existing(out)
     with _run_directory(out, experiment) as directory, _resumable(directory):
@@ -55,10 +55,10 @@ def run_command(
     _print_summary(summary, directory, json)
 
 
-def resume_command(path: Path, rounds: int | None, json: bool) -> None:
+def resume_command(path: Path, rounds: int | None, json: bool, listeners: Sequence[str] = ()) -> None:
     """Carry a run on, to more rounds if wished, and print its summary."""
     with _resumable(path):
-        summary = resume(path, progress=True, rounds=rounds).summary
+        summary = resume(path, listeners, progress=True, rounds=rounds).summary
     _print_summary(summary, path, json)
 
 
@@ -73,6 +73,7 @@ def compare_command(
     json: bool,
     columns: Sequence[str] = (),
     tune: Sequence[str] = (),
+    listeners: Sequence[str] = (),
 ) -> None:
     """Compare methods, tuned before if wished, and print the table."""
     methods, seeds = with_kept(methods, seeds, out)
@@ -83,7 +84,7 @@ def compare_command(
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
     with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress, terminable():
         try:
-            comparison = compare(chosen, seeds, out, progress, jobs, columns)
+            comparison = compare(chosen, seeds, out, progress, jobs, columns, listeners)
         except KeyboardInterrupt as stop:
             raise InterruptionError(_ways_on(progress), exit_code(stop)) from None
     print_comparison(comparison, out, json, protocol_of(file, given))

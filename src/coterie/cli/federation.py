@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 from coterie.cli.federation_model import model
+from coterie.cli.federation_rollback import rollback
 from coterie.cli.settings import option, read_texts
 from coterie.cli.terms import SITES, Terms
 
@@ -194,3 +195,4 @@ def client(
 
 
 federation.command(model)
+federation.command(rollback)

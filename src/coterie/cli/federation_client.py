@@ -57,6 +57,7 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     agreement = _agreement(given, own)
     key, authority = (None, None) if given.insecure else _credentials(given, own)
     settings = {"name": given.name, "data": str(data), "state": str(state.resolve())}
+    settings["agreement"] = str(agreement.resolve())
     if given.label is not None:
         settings["label"] = given.label
     node = Node(own, server, settings, key, authority, given.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.federation_shared import tell
 from coterie.cli.problems import FailureError
 from coterie.deployment.check import FederationFacts
+from coterie.files import write_whole
 
 POLL = 0.25  # seconds between two looks at the files
 SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
@@ -60,6 +62,25 @@ class Follower:
 
     def follow(self, link: Runs, run: str) -> None:
         """Show progress until the run has finished; a failure is an error."""
+        try:
+            status = self._follow(link, run)
+        except BaseException as error:
+            self._note_death("the server was stopped" if isinstance(error, KeyboardInterrupt) else str(error))
+            raise
+        self._pass_on_log()
+        if status["state"] == "failed":
+            raise FailureError(f"the federation failed: {status.get('message') or 'see log.txt'}; see {self.folder}")
+        self._await_end(link, run)
+
+    def _note_death(self, reason: str) -> None:
+        """Whoever looks at the status must not take a server for running that has ended without a word."""
+        status = self._status()
+        if status.get("state") not in (None, "finished", "failed"):
+            with suppress(OSError):
+                ended = status | {"state": "failed", "message": reason}
+                write_whole(self.folder / "status.json", json.dumps(ended).encode())
+
+    def _follow(self, link: Runs, run: str) -> dict[str, Any]:
         task = self._bar.add_task("waiting for the ServerApp", total=self.facts.rounds)
         shown, heard = "", time.monotonic()
         with self._bar:
@@ -73,17 +94,13 @@ class Follower:
                     shown, heard = line, time.monotonic()
                 self._pass_on_log()
                 if status.get("state") in ("finished", "failed"):
-                    break
+                    return status
                 if gone := link.ended():
                     raise FailureError(f"{gone}; the same command resumes")
                 if time.monotonic() - heard > SILENCE:
                     self._require_alive(link, run)
                     heard = time.monotonic()
                 time.sleep(POLL)
-        self._pass_on_log()
-        if status["state"] == "failed":
-            raise FailureError(f"the federation failed: {status.get('message') or 'see log.txt'}; see {self.folder}")
-        self._await_end(link, run)
 
     def way_on(self) -> str:
         """What the same command would do next."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from coterie.core.scale import spoken_bytes
 from coterie.experiment.packed import pack
-from coterie.report.terminal import print_result, spoken_bytes
+from coterie.report.terminal import print_result
 
 
 def pack_command(runs: Sequence[Path], out: Path, models: bool) -> None:

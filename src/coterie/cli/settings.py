@@ -21,8 +21,9 @@ from coterie.options import BY_RULE, coerced, option_fields
 DATA = Group("Data and model", sort_key=1)
 PARTITION = Group("Partition (each rule takes some of these: see 'coterie partitions')", sort_key=2)
 TRAINING = Group("Training", sort_key=3)
-RUNNING = Group("Running and recording", sort_key=4)
-GROUPS = {"data": DATA, "partition": PARTITION, "training": TRAINING, "running": RUNNING}
+DEFENCE = Group("One client never takes over", sort_key=4)
+RUNNING = Group("Running and recording", sort_key=5)
+GROUPS = {"data": DATA, "partition": PARTITION, "training": TRAINING, "defence": DEFENCE, "running": RUNNING}
 
 C = TypeVar("C")
 

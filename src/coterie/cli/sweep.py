@@ -33,6 +33,7 @@ def sweep_command(
     jobs: int,
     full: bool,
     json: bool,
+    listeners: Sequence[str] = (),
 ) -> None:
     """Search a grid and print what came of it."""
     require(draw is None or draw > 0, f"random = {draw}: must be at least 1")
@@ -42,7 +43,7 @@ def sweep_command(
         data = Path(short_name(first.data)).stem if isinstance(first.data, str) else "data"
         out = next_free(RUNS, f"sweep-{short_name(MethodEntry.read(method).method)}-{data}")
     try:
-        found = sweep(chosen, seeds, out, progress_of, jobs, full)
+        found = sweep(chosen, seeds, out, progress_of, jobs, full, listeners)
     except KeyboardInterrupt:
         raise InterruptionError(f"interrupted; the same command with --out {out} carries on") from None
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from coterie.cli.app import TRAIN, app
-from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Seed, Seeds, Sets, Texts
+from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Listeners, Seed, Seeds, Sets, Texts
 from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
 
 
@@ -25,12 +25,7 @@ def run(
             help="The directory to keep the run in; it must be new.", show_default="runs/METHOD-DATA-N", group=OUTPUT
         ),
     ] = None,
-    listener: Annotated[
-        list[str] | None,
-        Parameter(
-            help="A listener of your own, such as ./my.py:EarlyStop; may be repeated.", negative=(), group=OUTPUT
-        ),
-    ] = None,
+    listener: Listeners = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
     seed: Seed = None,
@@ -90,6 +85,7 @@ def compare(
             group=OUTPUT,
         ),
     ] = None,
+    listener: Listeners = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
 ) -> None:
@@ -97,9 +93,8 @@ def compare(
     from coterie.cli.commands import compare_command
 
     chosen = [0, 1, 2] if seeds is None else seeds
-    compare_command(
-        methods, chosen, config, settings.given(), set or [], out, jobs or 0, json, columns or [], tune or []
-    )
+    given, sets, heard = settings.given(), set or [], listener or []
+    compare_command(methods, chosen, config, given, sets, out, jobs or 0, json, columns or [], tune or [], heard)
 
 
 @app.command(group=TRAIN)
@@ -133,6 +128,7 @@ def sweep(
         ),
     ] = None,
     jobs: Jobs = None,
+    listener: Listeners = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
 ) -> None:
@@ -141,7 +137,7 @@ def sweep(
 
     chosen = [0] if seeds is None else seeds
     given, sets = settings.given(), set or []
-    sweep_command(method, grid or [], random, chosen, config, given, sets, out, jobs or 0, full, json)
+    sweep_command(method, grid or [], random, chosen, config, given, sets, out, jobs or 0, full, json, listener or [])
 
 
 @app.command(group=TRAIN)
@@ -150,12 +146,13 @@ def resume(
     /,
     *,
     rounds: Annotated[int | None, option("Go on until there are so many rounds in all.", "as planned", RUNNING)] = None,
+    listener: Listeners = None,
     json: AsJson = False,
 ) -> None:
     """Carry a stopped run on from its last checkpoint; it ends as if it had never been stopped."""
     from coterie.cli.commands import resume_command
 
-    resume_command(run, rounds, json)
+    resume_command(run, rounds, json, listener or [])
 
 
 @app.command(group=TRAIN)

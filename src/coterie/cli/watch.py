@@ -15,6 +15,4 @@ def watch_command(folder: Path, port: int) -> None:
     with WatchServer(folder, port) as server, suppress(KeyboardInterrupt):
         print_result(f"Watching {folder} at {server.address} (Ctrl-C ends)")
         sys.stdout.flush()
-        # What there is already is read before anybody is answered.
-        server.watch.overview()
         server.serve_forever()

@@ -18,6 +18,7 @@ class Batch:
         self._index = index
         self._features = features
         self._logits: Tensor | None = None
+        self._apart: Tensor | None = None
         self._inputs: Tensor | None = None
         self.slot = slot
         self.task = client.problem.task
@@ -43,6 +44,17 @@ class Batch:
         if self._logits is None:
             self._logits = self.head(self.slot)
         return self._logits
+
+    @property
+    def classifier_logits(self) -> Tensor:
+        """The same numbers with a gradient for the classifier alone: `[B, C]`."""
+        self._apart = self.head(self.slot, self.features.detach())
+        return self._apart
+
+    @property
+    def computed(self) -> Tensor | None:
+        """The same numbers, if anybody has asked for them: `[B, C]`."""
+        return self._apart if self._logits is None else self._logits
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""

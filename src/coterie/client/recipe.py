@@ -104,6 +104,19 @@ def keeps(recipe: Recipe) -> Iterator[Keep]:
     return (step for step in recipe if isinstance(step, Keep))
 
 
+def told_phase(recipe: Recipe, tested: str) -> int | None:
+    """Which of a recipe's phases tells how well a client fits its training samples, if any does.
+
+    It is the last one that trains the model which is tested; without such a one, the last that looks at samples.
+
+    >>> told_phase((Phase(), Phase(slot="personal")), tested="model")
+    0
+    """
+    own = [(number, phase.slot) for number, phase in enumerate(phases(recipe)) if phase.terms]
+    last = own[-1][0] if own else None
+    return next((number for number, slot in reversed(own) if slot == tested), last)
+
+
 def trained_slots(recipe: Recipe) -> tuple[str, ...]:
     """The slots whose rows a recipe trains.
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from coterie.client.batch import Batch
 from coterie.client.optim import Optimiser, make_optimiser
-from coterie.client.recipe import Measure, Phase, Recipe, trained_slots
+from coterie.client.recipe import Measure, Phase, Recipe, told_phase, trained_slots
 from coterie.client.terms import RECEIVED, task_loss
+from coterie.client.training_scores import Seen
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
@@ -22,11 +23,13 @@ from coterie.rng import torch_stream
 class Trainer:
     """One phase at one client: hands out batches, computes gradients, takes steps.
 
-    `parts` are the trained spans; the rules of unusual methods read and write them directly.
+    `parts` are the trained spans; the rules of unusual methods read and write them directly. `seen`, if given, holds in
+    the end what the model put out in the last epoch.
     """
 
-    def __init__(self, worker: Worker, phase: Phase, number: int) -> None:
+    def __init__(self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None) -> None:
         self.worker, self.phase, self.number = worker, phase, number
+        self._seen = seen
         settings, federation = worker.problem.training, worker.federation
         self.factor = settings.factor(max(federation.round, 1), federation.rounds)
         self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
@@ -63,6 +66,8 @@ class Trainer:
         number = self.number if self.phase.stream is None else self.phase.stream
         stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)
         for _ in range(epochs):
+            if self._seen is not None:
+                self._seen.clear()
             for part in torch.randperm(len(own), generator=stream).split(problem.training.batch):
                 if len(part) == 1 and problem.skip_single_samples:
                     continue
@@ -75,6 +80,8 @@ class Trainer:
             part.grad.zero_()
         if self.phase.terms:
             self._loss(batch).backward()
+            if self._seen is not None and isinstance(batch, Batch) and batch.computed is not None:
+                self._seen.append((batch.computed.detach(), batch.labels))
         for row_term in self.phase.row_terms:
             for part in self.parts:
                 if part.slot == self.phase.slot:
@@ -133,16 +140,18 @@ class Trainer:
         return groups
 
 
-def train(worker: Worker, recipe: Recipe) -> dict[str, Tensor]:
+def train(worker: Worker, recipe: Recipe, seen: Seen | None = None) -> dict[str, Tensor]:
     """Do what a recipe says at the client in the seat; what was measured, by name.
 
-    What clients keep of it follows from the rows and is left to whoever collects them.
+    What clients keep of it follows from the rows and is left to whoever collects them. `seen`, if given, is filled with
+    what the model put out for its training samples (`told_phase`).
     """
     measured: dict[str, Tensor] = {}
     number = 0
+    telling = None if seen is None else told_phase(recipe, worker.method.tested)
     for step in recipe:
         if isinstance(step, Phase):
-            trainer = Trainer(worker, step, number)
+            trainer = Trainer(worker, step, number, seen if number == telling else None)
             step.rule(trainer, trainer.batches())
             trainer.finish()
             number += 1

@@ -42,6 +42,11 @@ class BatchView(Protocol):
         """The classifier's output on the features, `[B, C]`; for a regression its one number, `[B, 1]`."""
         ...
 
+    @property
+    def classifier_logits(self) -> Tensor:
+        """The same numbers with a gradient for the classifier alone: `[B, C]`."""
+        ...
+
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
         ...

@@ -13,11 +13,19 @@ folder has been imported (which puts it in the place of the function).
 from __future__ import annotations
 
 import sys
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
 
 class _Folder(ModuleType):
+    @property
+    def __signature__(self) -> Signature:
+        """The function's, which notebooks show."""
+        from coterie.compare.table import compare
+
+        return signature(compare)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from coterie.compare.table import compare
 

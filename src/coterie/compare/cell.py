@@ -17,7 +17,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ABOUT, CONFIG, MIXES, PARTITION, ROUNDS
 from coterie.experiment.resume import resume
 from coterie.files import LockedError, locked
-from coterie.rounds.listeners import Listener, StopAfter
+from coterie.rounds.listeners import GivenListener, StopAfter
 
 log = logging.getLogger("coterie")
 
@@ -39,7 +39,7 @@ HOW = {
 
 
 def perform(
-    experiment: Experiment, directory: Path | None, listeners: Sequence[Listener] = (), until: int | None = None
+    experiment: Experiment, directory: Path | None, listeners: Sequence[GivenListener] = (), until: int | None = None
 ) -> Summary:
     """The summary of an experiment that is kept in a directory: whatever of it is there already is not run again.
 

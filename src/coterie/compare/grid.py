@@ -10,6 +10,7 @@ from coterie.compare.cell import Summary
 from coterie.compare.columns import Column, chosen_columns
 from coterie.core.number import CLEAR, ENOUGH_SEEDS, Number, clear_sign
 from coterie.core.scale import Scale, judged_scale
+from coterie.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,23 @@ class Grid:
         """All seeds that occur."""
         return sorted({seed for runs in self.rows.values() for seed in runs})
 
+    def column(self, name: str) -> Column:
+        """A column by its key or its name."""
+        found = self.columns.get(name) or next((one for one in self.columns.values() if one.name == name), None)
+        if found is None:
+            raise unknown("column of this table", name, (one.name for one in self.columns.values()))
+        return found
+
     def number(self, row: str, column: str) -> Number:
-        """A row's number in a column (by key)."""
-        read = self.columns[column].read
+        """A row's number in a column."""
+        if row not in self.rows:
+            raise unknown("method of this table", row, self.rows)
+        read = self.column(column).read
         return Number({seed: read(summary) for seed, summary in self.rows[row].items()})
 
     def winner(self, column: str) -> str | None:
         """The row whose lead over all others is clear, if there is one."""
-        scale = self.columns[column].scale
+        scale = self.column(column).scale
         if scale is None or len(self.rows) < 2:
             return None
         numbers = {row: self.number(row, column) for row in self.rows}

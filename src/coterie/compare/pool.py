@@ -43,6 +43,8 @@ GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
 class Run:
     """A run among others: an experiment, its seed included, by name, where it is kept, and how far it goes for now.
 
+    `listeners` are names: a new one of each is made for every run, wherever it takes place.
+
     >>> str(Run("fedavg", Experiment(seed=3)))
     'fedavg, seed 3'
     """
@@ -51,6 +53,7 @@ class Run:
     experiment: Experiment
     directory: Path | None = None
     until: int | None = None
+    listeners: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -133,7 +136,7 @@ def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     for run in runs:
         watcher.begun(run)
         try:
-            summary = perform(run.experiment, run.directory, [_Tell(run, watcher)], run.until)
+            summary = perform(run.experiment, run.directory, [_Tell(run, watcher), *run.listeners], run.until)
         except (CoterieError, OSError) as error:
             watcher.failed(run, error)
         else:
@@ -252,7 +255,7 @@ def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
     experiment = replace(run.experiment, threads=run.experiment.threads or 1)
     config = to_toml({**complete(experiment), "protocol": experiment.protocol})
     out = None if run.directory is None else str(run.directory)
-    task = {"config": config, "out": out, "until": run.until}
+    task = {"config": config, "out": out, "until": run.until, "listeners": run.listeners}
     with suppress(OSError):  # it has died, which will be noticed
         send(worker.connection, task)
 

@@ -12,12 +12,17 @@ from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_i
 from coterie.errors import CoterieError, require
 from coterie.experiment.experiment import Experiment
 from coterie.processes import cores
+from coterie.registry import absolute
+from coterie.rounds.listeners import made_listeners
 
 log = logging.getLogger("coterie")
 
 # Seconds until worker processes have loaded PyTorch and data. What they save must be worth more, by a margin:
 # it is a guess, and other programs may want the cores too.
 START_UP, MARGIN = 4.0, 2.0
+
+Heard = dict[tuple[str, int], dict[int, float]]
+"""Of each run by name and seed: the mean score of the received models in each round in which they were tested."""
 
 
 def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
@@ -29,12 +34,19 @@ def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
     return not obstacles
 
 
+def require_names(listeners: Sequence[str]) -> tuple[str, ...]:
+    """The names of listeners that can be made, such that they hold in any process; an error before the first run."""
+    made_listeners(listeners)
+    return tuple(absolute(name) for name in listeners)
+
+
 class Collector:
     """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
 
     def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
         self._partitions, self._watcher = partitions, watcher
         self.summaries: dict[tuple[str, int], Summary] = {}
+        self.heard: Heard = {}
 
     def begun(self, run: Run) -> None:
         """A run begins."""
@@ -43,6 +55,8 @@ class Collector:
 
     def round_done(self, run: Run, round: int, received: float | None) -> None:
         """A round is over."""
+        if received is not None:
+            self.heard.setdefault((run.name, run.seed), {})[round] = received
         if self._watcher is not None:
             self._watcher.round_done(run, round, received)
 

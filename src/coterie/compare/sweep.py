@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, worthwhile_jobs
+from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names, worthwhile_jobs
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
@@ -108,16 +108,19 @@ def sweep(
     watch: Watch,
     jobs: int = 0,
     full: bool = False,
+    listeners: Sequence[str] = (),
 ) -> Sweep:
     """Find the experiment with the best validation score: as received, mean over clients, best round so far.
 
     Each is run with each seed, kept in `out/<name>-s<seed>`; with `full`, all of them to the end. Experiments without
-    validation samples get some; the winner is given as it was. The same again carries on.
+    validation samples get some; the winner is given as it was. The same again carries on. `listeners` are as for
+    `compare`.
     """
     leave_if_imported_by_a_worker()
     require(bool(experiments), "grid: name at least one option with its values, such as lr=0.01,0.05")
     require(bool(seeds), "seeds: name at least one")
     refuse_strangers(out)
+    names = require_names(listeners)
     tried = {name: validating(experiment) for name, experiment in experiments.items()}
     beside_others = require_jobs(tried, jobs)
     first = replace(next(iter(tried.values())), seed=seeds[0]).prepare()
@@ -130,7 +133,7 @@ def sweep(
     alike = len({(one.rounds, one.evaluate_every) for one in tried.values()}) == 1
     for rung in [None] if full or not alike else rungs(len(left), rounds, every):
         runs = [
-            Run(name, replace(tried[name], seed=seed), out / run_folder(name, seed), rung)
+            Run(name, replace(tried[name], seed=seed), out / run_folder(name, seed), rung, names)
             for seed in seeds
             for name in left
         ]

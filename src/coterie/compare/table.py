@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,18 @@ from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
 from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, whole_hash, worthwhile_jobs
+from coterie.compare.running import (
+    Collector,
+    Heard,
+    checked,
+    perform_all,
+    require_jobs,
+    require_names,
+    whole_hash,
+    worthwhile_jobs,
+)
 from coterie.core.scale import Scale
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config, complete
 from coterie.experiment.directory import RunDirectory
@@ -24,26 +34,41 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
 from coterie.files import require_format, write_whole
+from coterie.registry import later
+from coterie.typed import typed
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 COMPARISON = "comparison.json"
 FORMAT = 1
+MOST_NAMED = 6
+"""Methods that a comparison names when it is printed."""
 TUNING = "tuning"
 """The folder of a comparison that holds the runs by which its settings were chosen."""
 
+plot_comparison: Callable[..., Figure] = later("coterie.report.plots:plot_comparison")
 
-@dataclass(frozen=True)
-class Comparison:
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """The summaries of all runs, `[method][seed]`, and what they amount to; `chosen` names columns (none: the usual).
 
-    `Grid` says who wins a column.
+    `Grid` says who wins a column. `folder` is where the runs are kept, if they are; `heard` is what was heard of those
+    that are not.
     """
 
     seeds: tuple[int, ...]
     summaries: Mapping[str, Sequence[Summary]]
     chosen: tuple[str, ...] = ()
+    folder: Path | None = field(default=None, compare=False)
+    heard: Heard = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        told = self.methods if len(self.methods) <= MOST_NAMED else [*self.methods[:MOST_NAMED], "…"]
+        seeds = ", ".join(map(str, self.seeds))
+        return f"Comparison({', '.join(told)}; {'seeds' if len(self.seeds) > 1 else 'seed'} {seeds})"
 
     @property
     def methods(self) -> list[str]:
@@ -100,6 +125,16 @@ class Comparison:
             for seed, summary in runs.items()
         )
 
+    @typed
+    def plot(self, what: str = "methods") -> Figure:
+        """A figure of matplotlib: the `methods`, by their curves.
+
+        Of runs that are kept there are also `against-bytes`, `against-seconds` and `gains`, which shows each client
+        against training alone if `local` is among the methods. It needs the extra `plots`, no display, and nothing of
+        `pyplot`.
+        """
+        return plot_comparison(self, what)
+
     @property
     def _configs(self) -> dict[str, Config]:
         return {method: runs[0].get("config", {}) for method, runs in self.summaries.items()}
@@ -146,8 +181,10 @@ class Comparison:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> Comparison:
+    @typed
+    def load(cls, folder: str | Path) -> Comparison:
         """Read back what `compare` wrote."""
+        folder = Path(folder)
         path = folder / COMPARISON
         require(path.is_file(), f"'{path}': there is no such file")
         way_out = "delete it and compare again: runs that are finished are kept"
@@ -156,7 +193,7 @@ class Comparison:
             require_format(f"comparison = {path}", content.get("format"), FORMAT, way_out)
             names = tuple(about["name"] for about in content["columns"].values())
             usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names)
+            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names, folder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, CoterieError):
                 raise
@@ -167,6 +204,7 @@ def _plain(value: float | None) -> float | None:
     return None if value is None else plain_number(value)
 
 
+@typed
 def compare(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int] = (0, 1, 2),
@@ -174,6 +212,7 @@ def compare(
     watcher: Watcher | None = None,
     jobs: int = 0,
     columns: Sequence[str] = (),
+    listeners: Sequence[str] = (),
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
@@ -183,7 +222,7 @@ def compare(
     With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The same again
     carries on: what is finished there is not run again. So a comparison that was interrupted is completed, and one that
     is finished can be given further experiments and seeds; those that it has must come with the settings they had. The
-    `watcher` is told of every run and round.
+    `watcher` is told of every run and round. `listeners` are names, such as `"tensorboard"`: every run has its own.
 
     `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
     (unless the experiment says otherwise): the results are those of `threads=1`, bit for bit. 0 chooses: as many as
@@ -202,11 +241,16 @@ def compare(
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
     beside_others = require_jobs(experiments, jobs)
-    folder = None if out is None else Path(out)
+    names, folder = require_names(listeners), None if out is None else Path(out)
     if folder is not None:
         experiments, seeds = _with_kept(folder, experiments, seeds)
     runs = [
-        Run(name, replace(experiment, seed=seed), None if folder is None else folder / run_folder(name, seed))
+        Run(
+            name,
+            replace(experiment, seed=seed),
+            None if folder is None else folder / run_folder(name, seed),
+            listeners=names,
+        )
         for seed in seeds
         for name, experiment in experiments.items()
     ]
@@ -220,7 +264,7 @@ def compare(
     perform_all(runs, seconds, min(jobs or worthwhile_jobs(runs, seconds), len(runs)), collector)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
-    comparison = Comparison(tuple(seeds), summaries, tuple(columns))
+    comparison = Comparison(tuple(seeds), summaries, tuple(columns), folder, collector.heard)
     if folder is not None:
         write_whole(folder / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
     return comparison

@@ -45,7 +45,8 @@ def _answer(task: Message, connection: Connection) -> Message:
     try:
         experiment = experiment_from(tomllib.loads(task["config"]))
         directory = None if task["out"] is None else Path(task["out"])
-        return {"summary": perform(experiment, directory, [_Messenger(connection)], task["until"])}
+        listeners = [_Messenger(connection), *task["listeners"]]
+        return {"summary": perform(experiment, directory, listeners, task["until"])}
     except (CoterieError, OSError) as error:
         return {"mistake": " ".join(str(error).split())}
     except Exception as error:

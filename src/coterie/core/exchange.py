@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.reducing import MEAN, reducer_of
 from coterie.core.slots import Slot, require_known
 from coterie.errors import CoterieError
 
@@ -184,7 +185,19 @@ def apply(
     was written for.
     """
     listed = list(actions)
-    bound = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    if federation.defence.bounds:
+        _require_mixes(listed, federation, method)
+    mixes = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    bound = [one for one in mixes if one.holds]
+    for one in mixes:
+        if not one.holds:
+            log.warning(
+                "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep "
+                "share_limit = %g",
+                federation.round,
+                one.applied.group,
+                federation.defence.share_limit,
+            )
     union = Columns()
     for one in bound:
         union = union | one.columns
@@ -204,6 +217,21 @@ def apply(
         elif isinstance(action, Put) and action.group is not None:
             _put(action.name, action.group, action.value, federation, mark, method)
     return [one.applied for one in bound]
+
+
+def _require_mixes(actions: Iterable[Action], federation: Federation, method: str) -> None:
+    """An error if clients would be sent what the server computed itself: nobody's share of that is defined."""
+    for action in actions:
+        if isinstance(action, Put) and (action.group is not None or federation.kinds[action.name].held_by != "server"):
+            raise no_share_defined(federation, method, f"what it puts into '{action.name}'")
+
+
+def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
+    """The refusal of a method in which others reach a client by other ways than mixes."""
+    return CoterieError(
+        f"share_limit = {federation.defence.share_limit:g}: {method} gives clients more than mixes ({what}), of which "
+        "no share can be bounded; leave share_limit out (quarantine works with every method)"
+    )
 
 
 def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, mark: int, method: str) -> None:
@@ -235,6 +263,7 @@ class _BoundMix:
 
     def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
         check_weights(mix.weights)
+        self.reducer, self.holds = reducer_of(federation.defence), True
         self.weights = mix.weights.float()
         self.gate = mix.gate
         self.columns = federation.layout.columns(mix.group)
@@ -247,11 +276,6 @@ class _BoundMix:
         elif not self.columns <= self.source.columns:
             raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
         rows, sources = mix.weights.shape
-        if not self.from_upload and sources == federation.clients:
-            counts = (self.weights != 0).any(0)
-            self.read = federation.everyone[counts]
-            self.read_weights = self.weights if bool(counts.all()) else self.weights[:, counts]
-            require_known(mix.source, self.source, self.read, self.columns)
         learned_from = uploads.cohort if self.from_upload else federation.everyone
         if sources != len(learned_from):
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
@@ -263,6 +287,12 @@ class _BoundMix:
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
+        self._bound(mix.weights, learned_from)
+        if not self.from_upload:
+            counts = (self.weights != 0).any(0)
+            self.read = federation.everyone[counts]
+            self.read_weights = self.weights if bool(counts.all()) else self.weights[:, counts]
+            require_known(mix.source, self.source, self.read, self.columns)
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
@@ -277,6 +307,18 @@ class _BoundMix:
             columns=learned_from,
         )
 
+    def _bound(self, weights: Tensor, learned_from: Tensor) -> None:
+        """Let the run's reducer have its say about the weights."""
+        if self.reducer is MEAN:
+            return
+        for_each = not self.to_shared and len(weights) == len(self.clients)
+        own = self.clients[:, None] == learned_from if for_each else None
+        bounded = self.reducer.weights(weights, own)
+        if bounded is None:
+            self.holds = False
+        elif bounded is not weights:
+            self.weights = bounded.float()
+
     def _changes(self) -> Tensor:
         """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
         changes = torch.ones(len(self.clients), dtype=torch.bool)
@@ -288,10 +330,10 @@ class _BoundMix:
         return changes
 
     def product(self, part: Columns) -> Tensor:
-        """`weights @ source` for some of the columns: `[rows, |part|]`."""
+        """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
         if self.from_upload:
-            return self.weights @ part.within(self.source.columns).take(self.uploaded)
-        return self.read_weights @ self.source.rows(self.read, part)
+            return self.reducer.reduce(self.weights, part.within(self.source.columns).take(self.uploaded))
+        return self.reducer.reduce(self.read_weights, self.source.rows(self.read, part))
 
     def write(self, part: Columns, values: Tensor) -> None:
         """Write the product of some of the columns, where the gate allows it."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.columns import Columns
+from coterie.core.defence import Defence
 from coterie.core.layout import Layout
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
 from coterie.core.task import Classification, Task
@@ -48,6 +49,7 @@ class Federation:
     round: int = 0
     validation_sizes: Tensor | None = None
     skip_single_samples: bool = False
+    defence: Defence = field(default_factory=Defence)  # how much one client may do to the others
 
     def __post_init__(self) -> None:
         # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.

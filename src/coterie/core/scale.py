@@ -73,3 +73,15 @@ def number_text(value: float | None) -> str:
     if value is None or math.isnan(value):
         return NO_NUMBER
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def spoken_bytes(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> spoken_bytes(0), spoken_bytes(19_240), spoken_bytes(2_500_000)
+    ('0 B', '19.2 kB', '2.5 MB')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -102,6 +102,14 @@ class Tracks:
                 return int(clients[~stretch.known[clients]][0])
         return None
 
+    def known(self, clients: Tensor, columns: Columns) -> Columns:
+        """Those of the columns that the server knows of all of the clients."""
+        total = Columns()
+        for stretch in self.stretches:
+            if bool(stretch.known[clients].all()):
+                total = total | (stretch.columns & columns)
+        return total
+
     def forget_marks(self) -> None:
         """Nothing of the slot is owed to anybody any longer."""
         for stretch in self.stretches:

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from coterie.core.defence import Defence
 from coterie.errors import require, unknown
 from coterie.options import setting
+from coterie.typed import TypedOptions
 
 StatsPolicy = Literal["mean", "local"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -29,7 +31,7 @@ OPTIMISERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(metaclass=TypedOptions):
     """The run's settings of local training, which phases may override.
 
     >>> Training(lr=0.1, schedule="exponential", decay=0.5).rate(round=3, rounds=10)
@@ -86,7 +88,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointTraining(Training):
+class JointTraining(Training, Defence):
     """What a run of simulated clients and a federation of sites both settle besides local training."""
 
     classifier: str = setting(
@@ -102,9 +104,8 @@ class JointTraining(Training):
     seed: int = setting(0, "The seed of everything random.", "running")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Training.__post_init__(self)
+        Defence.__post_init__(self)
         require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
         require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
         require(self.seed >= 0, f"seed = {self.seed}: must not be negative")
-        if self.stats not in (None, "mean", "local"):
-            raise unknown("stats policy", str(self.stats), ("mean", "local"))

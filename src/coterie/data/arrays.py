@@ -17,6 +17,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.images import Ints, normalise
 from coterie.data.labels import Classes, label_indices, label_numbers, numbered
 from coterie.errors import CoterieError, require
+from coterie.typed import shown, typed
 
 Array = npt.NDArray[Any]
 Values = Array | Tensor | Sequence[Any]
@@ -29,6 +30,7 @@ CLASSES_WITHOUT_QUESTION = 1000
 """Up to here the number of classes is taken from the largest label; beyond, it must make sense."""
 
 
+@typed
 def from_arrays(
     x: Values,
     y: Values,
@@ -64,6 +66,10 @@ def from_arrays(
     labels = [_array(y).reshape(-1)]
     given = [owners]
     if test is not None:
+        require(
+            isinstance(test, tuple) and len(test) in (2, 3),
+            f"test = {shown(test)}: must be (x, y) or (x, y, owners) of an official test split",
+        )
         inputs.append(to_inputs(_array(test[0]), name, keep_dtype))
         labels.append(_array(test[1]).reshape(-1))
         given.append(test[2] if len(test) == 3 else None)
@@ -163,7 +169,10 @@ def to_inputs(values: Array, name: str, keep_dtype: bool = False) -> Tensor:
 
 
 def _array(values: Values) -> Array:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError:
+        raise CoterieError(f"{shown(values)} makes no array: its rows are not of one length") from None
     # Columns of tables and lists of str may come as objects; they are text or they are refused later.
     if array.dtype == object and all(isinstance(value, str) for value in array.flat):
         return array.astype(str)

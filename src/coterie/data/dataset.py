@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from coterie.core.task import Classification, Task
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
+from coterie.typed import EXAMPLE, TypedOptions
+
+FROM_ARRAYS = "torch.as_tensor(array) (ct.from_arrays takes arrays and lists as they are)"
 
 
-@dataclass(frozen=True)
-class Dataset:
+@dataclass(frozen=True, repr=False)
+class Dataset(Displayed, metaclass=TypedOptions):
     """All samples of a data set in memory, the official training split first.
 
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
@@ -28,8 +32,8 @@ class Dataset:
     """
 
     name: str
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
+    labels: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
     classes: int = 0
     train_size: int = -1
     owners: Tensor | None = None
@@ -63,6 +67,11 @@ class Dataset:
         )
         if self.owners is not None:
             require(len(self.owners) == n, f"data '{self.name}': {len(self.owners)} owners but {n} samples")
+
+    def __repr__(self) -> str:
+        labels = f"{self.classes} classes" if self.classes else self.of_task.name
+        owned = f", {len(self.owner_names)} owners" if self.owners is not None else ""
+        return f"Dataset({self.name!r}, {len(self)} samples of shape {self.shape}, {labels}{owned})"
 
     @property
     def of_task(self) -> Task:

@@ -10,11 +10,13 @@ from coterie.data.own import DEFAULT_LABEL, load_own
 from coterie.data.registry import DATASETS
 from coterie.errors import require
 from coterie.registry import is_reference
+from coterie.typed import typed
 
 
+@typed
 def load(
-    name: str,
-    root: Path | None = None,
+    name: str | Path,
+    root: str | Path | None = None,
     progress: bool = True,
     *,
     label: str = DEFAULT_LABEL,
@@ -32,6 +34,7 @@ def load(
     >>> load("digits").train_size
     1797
     """
+    name, root = str(name), None if root is None else Path(root)
     usual = name if name in DATASETS or is_reference(name) else name.lower().replace("-", "_")
     path = Path(name)
     if usual in DATASETS or is_reference(name) or not ("/" in name or "\\" in name or path.suffix or path.exists()):

@@ -11,10 +11,12 @@ from coterie.data.folder import load_folder
 from coterie.data.labels import Classes
 from coterie.data.tables import TABLE_SUFFIXES, load_table, table_splits
 from coterie.errors import CoterieError, require
+from coterie.typed import typed
 
 DEFAULT_LABEL = "label"
 
 
+@typed
 def load_own(
     path: str | Path,
     label: str = DEFAULT_LABEL,

@@ -28,6 +28,7 @@ from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
+from coterie.rounds.sampling import cohort_size
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -38,10 +39,9 @@ class Agreement(FederationTerms):
 
     `shape` is that of one input, `class_names` (or `classes`, their number) what is told apart. `test` is the share
     of its own data that a site sets aside for testing, `validation` that of the rest for judging models. A round goes
-    on without the sites that have not answered within `deadline` seconds, as long as `least_sites` (a majority, and at
-    least 2, unless told otherwise) have. At the
-    start the server waits up to `gather` seconds for everybody; later it waits up to `patience` seconds for
-    `least_sites` and then gives up.
+    on without the sites that have not answered within `deadline` seconds, or sooner where they are known to be quicker,
+    as long as `least_sites` (a majority, and at least 2, unless told otherwise) have. At the start the server waits up
+    to `gather` seconds for everybody; later it waits up to `patience` seconds for `least_sites` and then gives up.
 
     >>> two = Agreement(name="trial", sites=("a", "b"), shape=(1, 8, 8), classes=10, method="fedper")
     >>> two.federation().clients, Agreement.parse(two.plain()) == two
@@ -78,6 +78,10 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "least_sites", min(most, max(2, most // 2 + 1)))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
+        self.defence.require_enough(
+            min(self.least_sites, cohort_size(self.join, self.least_sites)),
+            f"raise least_sites (it is {self.least_sites}) or join",
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
@@ -180,6 +184,7 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
+            defence=self.defence,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

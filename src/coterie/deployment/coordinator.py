@@ -5,14 +5,21 @@ How messages travel is the transport's business; everything that can go wrong wi
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
+from coterie.deployment.answertimes import AnswerTimes
+from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Report, Server, fault_of
+from coterie.deployment.server import Report, Server
 from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
 from coterie.errors import CoterieError
 
@@ -22,6 +29,10 @@ Purpose = Literal["hello", "work", "finish"]
 
 POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites
+AGAIN = 5.0  # seconds before somebody is asked again; from time to time twice as long
+SELDOM = 320.0  # seconds at most, where it does not help
+FULL = (errno.ENOSPC, errno.EDQUOT)
+RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 
 
 @dataclass(frozen=True)
@@ -56,25 +67,35 @@ class Coordinator:
         logbook: Logbook,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        terms: LiveTerms | None = None,
     ) -> None:
         self.server, self.transport, self.logbook = server, transport, logbook
-        self.agreement = server.agreement
+        self._terms = terms or LiveTerms(server.agreement)
         self._clock, self._sleep = clock, sleep
+        self._times = AnswerTimes()
         self._sites: dict[int, str] = {}  # the site of every node that was admitted
         self._free: dict[int, str] = {}  # idle nodes, with the names they were registered by
         self._names: dict[int, str] = {}  # those names of all nodes ever seen
-        self._refused: set[int] = set()
-        self._waiting: set[int] = set()  # nodes of the open round that have not answered
+        self._refused: dict[int, _Pause] = {}  # nodes that are not asked who they are for a while, or at all
+        self._waiting: dict[int, str] = {}  # nodes that have not answered the open round, with their sites
+        self._at_work: dict[int, tuple[str, float]] = {}  # nodes that train, with their sites and since when
+        self._failed: dict[str, str] = {}  # why sites could not do what the open round asks
         self._busy: set[int] = set()  # nodes that owe an answer
         self._doubles: dict[int, int] = {}  # refused nodes, each with the live node whose name it wants
         self._looked = -LISTEN
 
+    @property
+    def agreement(self) -> Agreement:
+        """The terms as they are now: waiting times may change while the federation runs."""
+        return self._terms.now()
+
     def run(self) -> None:
         """All rounds that are left, then the farewell."""
         try:
-            if self.logbook.restore(self.server):
+            resumed = self.logbook.restore(self.server)
+            if resumed:
                 log.info("resumed after round %d", self.server.federation.round)
-            self._gather()
+            self._gather(resumed and not self.server.finished)
             while not self.server.finished:
                 self._round()
             self._farewell()
@@ -85,65 +106,151 @@ class Coordinator:
             raise
         self._status("finished")
 
-    def _gather(self) -> None:
-        """Wait a while for everybody."""
-        end = self._clock() + self.agreement.gather
+    def _gather(self, resumed: bool) -> None:
+        """Wait a while for everybody; after a restart longer for those who were here: they must find the server again.
+
+        A round without them would cost everybody their part in it.
+        """
+        begin, last = self._clock(), self.server.federation.last_round == self.server.federation.round
+        known = {self.agreement.sites[client] for client in last.nonzero()[:, 0].tolist()}
         self._status("waiting", "waiting for the sites")
-        while len(self._present()) < len(self.agreement.sites) and self._clock() < end:
+        while len(present := self._present()) < len(self.agreement.sites):
+            waited = self._clock() - begin
+            enough = not resumed or known <= present.keys() or waited >= RECONNECT
+            if waited >= self.agreement.gather and enough:
+                return
             self._sleep(POLL)
 
     def _round(self) -> None:
-        """The next round, as soon as there are enough sites; a round that too few answer is done again."""
-        end = self._clock() + self.agreement.patience
-        least = self.agreement.least_sites
-        while True:
-            while len(present := self._present()) < least:
-                if self._clock() >= end:
-                    raise CoterieError(
-                        f"round {self.server.federation.round + 1}: {len(present)} of at least {least} sites were "
-                        f"there within {self.agreement.patience:g} s; start the missing ones, then the server again: "
-                        "it resumes"
-                    )
-                self._sleep(POLL)
-            report = self._ask(present)
-            if report is not None:
-                break
-        self.logbook.add(report)
-        self.logbook.checkpoint(self.server)
+        """The next round, as soon as there are enough sites."""
+        report = self._ask(self._enough())
+        self._write(lambda: self.logbook.add(report))
+        self._write(lambda: self.logbook.checkpoint(self.server))
         self._status("running")
 
-    def _ask(self, present: dict[str, int]) -> Report | None:
-        """Send the tasks and take answers until the deadline; nothing if too few came."""
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write to the disk; while that is full, wait: what the sites have done must not be lost for it."""
+        begin, told = self._clock(), False
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in FULL or self._clock() >= begin + self.agreement.patience:
+                    raise
+                if not told:
+                    told = True
+                    log.error(
+                        "%s cannot be written to (%s); make room, it goes on then", self.logbook.path, error.strerror
+                    )
+                self._sleep(AGAIN)
+
+    def _enough(self) -> dict[str, int]:
+        """The sites that are here, once they are as many as a round needs."""
         begin = self._clock()
+        while len(present := self._present()) < (least := self.agreement.least_sites):
+            if self._clock() >= begin + self.agreement.patience:
+                round, others = self.server.federation.round + 1, self._others(list(present))
+                raise CoterieError(
+                    f"round {round}: {len(present)} of at least {least} sites were there within "
+                    f"{self.agreement.patience:g} s{others}; start the missing ones, then the server again: it resumes"
+                )
+            self._sleep(POLL)
+        return present
+
+    def _ask(self, present: dict[str, int]) -> Report:
+        """Send the tasks and take answers until the deadline, and longer if too few have come: late ones count then."""
+        begin = self._clock()
+        self._failed = {}
         tasks = self.server.open_round(list(present))
+        needed = min(self.agreement.least_sites, len(tasks))
         self._status("running", f"round {self.server.federation.round} is under way")
-        self._waiting = {present[name] for name in tasks}
-        while tasks:  # each is let go once it is sent
-            name, task = tasks.popitem()
-            self._send(present[name], "work", pack(task))
-        self._await_answers(begin + self.agreement.deadline)
-        late = [self._sites[node] for node in self._waiting]
-        self._waiting = set()
-        if self.server.answered < self.agreement.least_sites:
-            report = self.server.abandon_round()
-            log.warning("round %d is done again: only %d sites answered", report.round, len(report.trained))
-            return None
+        self._send_tasks(tasks, present)
+        asked_at, told = begin, False
+        while self._waiting or len(self.server.answered) < needed:
+            self._listen()
+            now = self._clock()
+            late = now >= begin + self._times.deadline(self.server.asked, self.agreement.deadline)
+            if len(self.server.answered) >= needed:
+                if late:
+                    break
+            elif late or not self._waiting:
+                if not told:
+                    told = True
+                    self._wait_on(needed)
+                if now >= begin + self.agreement.deadline + self.agreement.patience:
+                    self._give_up(needed, now - begin)
+                if now >= asked_at + AGAIN:
+                    asked_at = now
+                    self._ask_more()
+            self._sleep(POLL)
+        late_sites = sorted(self._waiting.values())
+        self._waiting = {}
         report = self.server.close_round()
         report.seconds["round"] = self._clock() - begin
         if report.missing:
-            log.warning("round %d goes on without %s%s", report.round, ", ".join(report.missing), _late(late))
+            log.warning("round %d goes on without %s%s", report.round, ", ".join(report.missing), _late(late_sites))
         log.info("round %d: %s answered", report.round, ", ".join(report.answered))
         return report
+
+    def _send_tasks(self, tasks: dict[str, Parcel], present: dict[str, int]) -> None:
+        while tasks:  # each is let go once it is sent
+            name, task = tasks.popitem()
+            self._waiting[present[name]] = name
+            self._at_work[present[name]] = (name, self._clock())
+            self._send(present[name], "work", pack(task))
+
+    def _wait_on(self, needed: int) -> None:
+        """Say that a round cannot go on yet, and why: nothing is done again, and nobody's work is lost."""
+        round, answered = self.server.federation.round, self.server.answered
+        told = (
+            f"round {round} waits for answers: {len(answered)} of at least {needed} have come{self._others(answered)}"
+        )
+        log.warning("%s", told)
+        self._status("running", told)
+
+    def _ask_more(self) -> None:
+        """Ask whoever is here with nothing to do and has not answered: newcomers, and who could not do it before."""
+        settled = self.server.settled
+        present = {name: node for name, node in self._present().items() if name not in settled}
+        if present:
+            self._send_tasks(self.server.ask_more(list(present)), present)
+
+    def _give_up(self, needed: int, seconds: float) -> None:
+        """An error that says who is missing, who is at work and who could not do it."""
+        answered, others = len(self.server.answered), self._others(self.server.answered)
+        round = self.server.abandon_round().round
+        raise CoterieError(
+            f"round {round}: {answered} of at least {needed} sites answered within {seconds:.0f} s{others}; start the "
+            "missing ones, raise deadline or patience in federation.toml if they are slow, then start the server "
+            "again: it resumes, and what is trained is not trained again"
+        )
+
+    def _others(self, done: list[str]) -> str:
+        """What is known of all sites but these."""
+        now, rest = self._clock(), [site for site in self.agreement.sites if site not in done]
+        since = dict(self._at_work.values())
+        here = {self._sites[node] for node in self._free if node in self._sites}
+        words = {
+            "at work": [f"{site} ({now - since[site]:.0f} s)" for site in rest if site in since],
+            "could not do it": [
+                f"{site} ({why})" for site, why in self._failed.items() if site in rest and site in here
+            ],
+            "not here": [site for site in rest if site not in since and site not in here],
+        }
+        return "".join(f"; {what}: {', '.join(sites)}" for what, sites in words.items() if sites)
 
     def _farewell(self) -> None:
         """Give every site its finished model; whoever has taken part is waited for a while."""
         end = self._clock() + self.agreement.gather
         while (present := self._present()).keys() < self.server.standing.keys() and self._clock() < end:
             self._sleep(POLL)
-        self._waiting = set(present.values())
+        self._waiting = {node: name for name, node in present.items()}
         for name, task in self.server.farewells(list(present)).items():
             self._send(present[name], "finish", pack(task))
-        self._await_answers(self._clock() + self.agreement.deadline)
+        end = self._clock() + self.agreement.deadline
+        while self._waiting and self._clock() < end:
+            self._listen()
+            self._sleep(POLL)
         absent = sorted(set(self.agreement.sites) - set(self.server.finals))
         if absent:
             log.warning("%s did not get the finished model: start the server again to hand it over", ", ".join(absent))
@@ -152,13 +259,12 @@ class Coordinator:
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
         self._busy.add(node)
-        self.transport.send(node, purpose, content, self.agreement.deadline)
-
-    def _await_answers(self, end: float) -> None:
-        """Listen until everybody who was asked has answered, or the time is up."""
-        while self._waiting and self._clock() < end:
-            self._listen()
-            self._sleep(POLL)
+        terms = self.agreement
+        # An answer may come after the deadline and count, where too few others have come; later it still tells how long
+        # the site takes.
+        whole = terms.deadline + 2 * terms.patience
+        seconds = {"hello": terms.hello, "work": whole, "finish": terms.deadline}[purpose]
+        self.transport.send(node, purpose, content, seconds)
 
     def _present(self) -> dict[str, int]:
         """The sites that are here with nothing to do; newly connected nodes are asked who they are."""
@@ -175,22 +281,27 @@ class Coordinator:
         self._free = self.transport.nodes()
         self._busy -= self._free.keys()
         self._names |= self._free
-        self._refused &= self._free.keys()  # whoever comes back is asked anew
+        # Whoever comes back is asked anew.
+        self._refused = {node: pause for node, pause in self._refused.items() if node in self._free}
         for node in self._freed_doubles():
-            self._refused.discard(node)
-        for node in self._free.keys() - self._sites.keys() - self._refused:
-            self._send(node, "hello", pack(Parcel()))
+            self._refused.pop(node, None)
+        for node in self._free.keys() - self._sites.keys():
+            if node not in self._refused or self._clock() >= self._refused[node].until:
+                self._send(node, "hello", pack(Parcel()))
 
     def _handle(self, answer: Answer) -> None:
         self._busy.discard(answer.node)
         if not isinstance(answer.content, str):
             self._free[answer.node] = self._names.get(answer.node, "")
+        asked = self._at_work.pop(answer.node, None) if answer.purpose == "work" else None
+        if asked is not None and not isinstance(answer.content, str):
+            self._times.took(asked[0], self._clock() - asked[1])
         if answer.purpose == "hello":
             self._admit(answer)
         elif answer.node in self._waiting:
-            self._waiting.discard(answer.node)
-            name = self._sites[answer.node]
+            name = self._waiting.pop(answer.node)
             if isinstance(answer.content, str):
+                self._failed[name] = one_line(answer.content)
                 log.warning("site %s did not do its task: %s", name, one_line(answer.content))
             elif answer.purpose == "work":
                 self.server.receive(name, answer.content)
@@ -200,16 +311,23 @@ class Coordinator:
             log.info("a late answer of site %s is not counted", self._sites.get(answer.node, answer.node))
 
     def _admit(self, answer: Answer) -> None:
+        if isinstance(answer.content, str):
+            # It may be slow, or its owner may put right what is wrong with its data.
+            pause = self._refused.get(answer.node, _Pause()).longer(self._clock())
+            self._refused[answer.node] = pause
+            log.warning(
+                "a site did not say who it is (%s); it is asked again in %g s", one_line(answer.content), pause.seconds
+            )
+            return
         try:
-            if isinstance(answer.content, str):
-                raise RefusedError(answer.content)
             note = read_text(answer.content.text)["note"]
             self._require_single(note.get("site"), answer.node)
             name = self.server.admit(note, self._names.get(answer.node, ""))
         except Exception as error:  # whatever a message does to us is its sender's fault
-            self._refused.add(answer.node)
+            self._refused[answer.node] = _Pause(until=math.inf)
             log.warning("a site is refused: %s", fault_of(error))
             return
+        self._refused.pop(answer.node, None)
         self._sites = {node: site for node, site in self._sites.items() if site != name} | {answer.node: name}
         log.info("site %s is here", name)
         self._status("running" if self.server.federation.round else "waiting")
@@ -232,8 +350,23 @@ class Coordinator:
         return freed
 
     def _status(self, state: Literal["waiting", "running", "finished", "failed"], message: str = "") -> None:
-        here = self._free.keys() | self._waiting
-        self.logbook.status(state, self.server, [site for node, site in self._sites.items() if node in here], message)
+        here = self._free.keys() | self._waiting.keys()
+        present = [site for node, site in self._sites.items() if node in here]
+        with suppress(OSError):  # what cannot be written down for those who watch must not end what they watch
+            self.logbook.status(state, self.server, present, message)
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """How long somebody is not asked."""
+
+    seconds: float = AGAIN / 2
+    until: float = 0.0
+
+    def longer(self, now: float) -> _Pause:
+        """Twice as long, from now on."""
+        seconds = min(2 * self.seconds, SELDOM)
+        return _Pause(seconds, now + seconds)
 
 
 def _late(sites: list[str]) -> str:

@@ -1,21 +1,25 @@
-"""What a federation's server leaves on disk: a checkpoint after every round, a line per round, and how it stands."""
+"""What a federation's server leaves on disk: its last checkpoints, a line per round, and how it stands."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server, Standing
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
 from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
-from coterie.files import write_whole
+from coterie.files import link_whole, remove_partial, write_whole
 
 STATUS = "status.json"
+CHECKPOINTS = "checkpoints"
 
 State = Literal["waiting", "running", "finished", "failed"]
 
@@ -25,17 +29,70 @@ class Logbook:
 
     def __init__(self, path: Path, agreement: Agreement) -> None:
         self.path, self.agreement = path, agreement
-        (path / MIXES).mkdir(parents=True, exist_ok=True)
+        for folder in (MIXES, CHECKPOINTS):
+            (path / folder).mkdir(parents=True, exist_ok=True)
+            remove_partial(path / folder)
+        remove_partial(path)
         self._directory = RunDirectory(path)
 
     def checkpoint(self, server: Server) -> None:
-        """Save everything that the next round starts from; the old checkpoint is replaced at once."""
+        """Save everything that the next round starts from, beside that of the rounds before, to go back to."""
         about = {
             "round": str(server.federation.round),
             "fingerprint": self.agreement.fingerprint,
             "standing": json.dumps({name: asdict(standing) for name, standing in server.standing.items()}),
         }
-        save_tensors(self.path / CHECKPOINT, dict(server.federation.state()), about)
+        path = self._kept(server.federation.round)
+        save_tensors(path, dict(server.federation.state()), about)
+        link_whole(path, self.path / CHECKPOINT)
+        counted = [round for round in self.checkpoints() if round <= server.federation.round]
+        for round in set(self.checkpoints()) - set(
+            counted[-self.agreement.checkpoints :]
+        ):  # later ones were taken back
+            self._kept(round).unlink(missing_ok=True)
+
+    def checkpoints(self) -> list[int]:
+        """The rounds that can be gone back to."""
+        return sorted(
+            int(path.stem) for path in (self.path / CHECKPOINTS).glob("*.safetensors") if path.stem.isdecimal()
+        )
+
+    def go_back(self, round: int) -> list[int]:
+        """Let the next start begin after a round; the later rounds that are taken back.
+
+        Nothing is lost before that start: until then the same brings the later rounds back.
+        """
+        listed = self.checkpoints()
+        require(
+            round in listed,
+            f"round = {round}: is not kept; those that are: {', '.join(map(str, listed)) or 'none'} (the last "
+            f"{self.agreement.checkpoints}: checkpoints in the agreement)",
+        )
+        path = self._kept(round)
+        try:
+            _, about = load_tensors(path)
+        except SafetensorError as error:
+            raise CoterieError(f"'{path}' is damaged ({error}); go back to another round") from None
+        self._require_same(path, about)
+        later = [line["round"] for line in self._directory.lines() if line["round"] > round] if self._has_lines else []
+        link_whole(path, self.path / CHECKPOINT)
+        (self.path / SUMMARY).unlink(missing_ok=True)
+        values = {"state": "waiting", "round": round, "rounds": self.agreement.rounds, "present": []}
+        self._write_status(values | {"message": f"went back to round {round}; start the server"})
+        return later
+
+    def _kept(self, round: int) -> Path:
+        return self.path / CHECKPOINTS / f"{round:05d}.safetensors"
+
+    @property
+    def _has_lines(self) -> bool:
+        return (self.path / ROUNDS).is_file()
+
+    def _require_same(self, path: Path, about: Mapping[str, str]) -> None:
+        require(
+            about.get("fingerprint") == self.agreement.fingerprint,
+            f"'{path}' is of another agreement than federation.toml; restore that, or begin in another folder",
+        )
 
     def restore(self, server: Server) -> bool:
         """Bring a server back to the last checkpoint; whether there was one."""
@@ -43,15 +100,15 @@ class Logbook:
         if not path.is_file():
             return False
         state, about = load_tensors(path)
-        if about.get("fingerprint") != self.agreement.fingerprint:
-            raise CoterieError(
-                f"'{path}' is of another agreement than federation.toml; restore that, or begin in another folder"
-            )
+        self._require_same(path, about)
         server.federation.restore(state)
         server.federation.round = int(about["round"])
         server.standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
-        if (self.path / ROUNDS).is_file():
+        if self._has_lines:
             self._directory.cut_back(server.federation.round)
+        for round in self._directory.recorded_rounds():
+            if round > server.federation.round:
+                self._directory.remove_mixes(round)
         return True
 
     def add(self, report: Report) -> None:
@@ -69,7 +126,11 @@ class Logbook:
             "rounds": self.agreement.rounds,
             "present": sorted(present),
             "message": message,
+            **({"quarantined": server.quarantined} if server.quarantined else {}),
         }
+        self._write_status(values)
+
+    def _write_status(self, values: dict[str, Any]) -> None:
         write_whole(self.path / STATUS, json.dumps(values).encode())
 
     def finish(self, server: Server) -> None:

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.downloads import begin_anew, owed
-from coterie.core.exchange import Applied, Uploads, apply
+from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
-from coterie.core.task import Task
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import check_answer, fault_of, says_why
 from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, one_line, read_text, unpack
-from coterie.rounds.collect import receive
+from coterie.rounds.collect import declared_columns, receive, screened
+from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
+from coterie.rounds.quarantine import LEFT, Incoming, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
@@ -46,6 +48,7 @@ class Report:
     asked: list[str]
     answered: list[str] = field(default_factory=list)
     diverged: list[str] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)  # whose answers were set aside, and why
     lost: list[str] = field(default_factory=list)  # sites that had lost what they kept
     refused: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -69,6 +72,7 @@ class Server:
         agreement.kind.check(self.federation)
         self.federation.validation_sizes.zero_()
         agreement.kind.init(self.federation)
+        set_up_defences(agreement.kind, self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._begins_anew = False
@@ -172,12 +176,30 @@ class Server:
         self._open.report.seconds["tasks"] = time.perf_counter() - begin
         return tasks
 
-    def _tasks(self, delivery: Delivery) -> dict[str, Parcel]:
-        """What the delivery's clients are to do, and all that they are owed for it."""
+    def ask_more(self, names: list[str]) -> dict[str, Parcel]:
+        """The tasks of further sites in the open round, or once more of those that were asked: too few have answered.
+
+        Whoever was asked before is owed the same as then.
+        """
+        round = self._opened()
+        new = sorted(self.agreement.sites.index(name) for name in names if name not in round.report.asked)
+        if new:
+            round.delivery.undo()
+            round.cohort = torch.cat([round.cohort, torch.tensor(new)]).sort().values
+            round.delivery = Delivery(self.agreement.kind, self.federation, round.cohort)
+            round.report.asked = [self.agreement.sites[client] for client in round.cohort.tolist()]
+        found = self._tasks(round.delivery, names)
+        round.report.bytes["down"] += sum(task.bytes for task in found.values())
+        return found
+
+    def _tasks(self, delivery: Delivery, names: list[str] | None = None) -> dict[str, Parcel]:
+        """What the delivery's clients (or some) are to do, and all that they are owed for it."""
         peers = delivery.peers()
+        named = {self.agreement.sites[client]: client for client in delivery.clients.tolist()}
         return {
-            self.agreement.sites[client]: self._task(client, list(peers.get(client, ())))
-            for client in delivery.clients.tolist()
+            name: self._task(client, list(peers.get(client, ())))
+            for name, client in named.items()
+            if names is None or name in names
         }
 
     def _task(self, client: int, peers: list[int]) -> Parcel:
@@ -210,9 +232,9 @@ class Server:
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            bare = not packed.buffers and _says_why(read_text(packed.text)["note"])
+            bare = not packed.buffers and says_why(read_text(packed.text)["note"])
             answer = unpack(packed, {} if bare else self.expected_answer())
-            _check_answer(answer.note, round.report.round, self.agreement.task)
+            check_answer(answer.note, round.report.round, self.agreement.task)
         except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
             round.report.refused[name] = reason = fault_of(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, reason)
@@ -226,6 +248,7 @@ class Server:
             log.warning("round %d: site %s diverged; it keeps its last good model", round.report.round, name)
             return
         round.answers[name] = answer
+        round.report.refused.pop(name, None)
         round.report.bytes["up"] += packed.bytes
         for moment in ("received", "trained"):
             if answer.note.get(moment):
@@ -246,9 +269,25 @@ class Server:
         return round.expected
 
     @property
-    def answered(self) -> int:
-        """How many answers of the open round count so far."""
-        return len(self._opened().answers)
+    def asked(self) -> list[str]:
+        """The sites that were asked in the open round."""
+        return list(self._opened().report.asked)
+
+    @property
+    def answered(self) -> list[str]:
+        """The sites whose answers of the open round count so far."""
+        return list(self._opened().answers)
+
+    @property
+    def settled(self) -> list[str]:
+        """The sites that have nothing more to say in the open round: they answered, or diverged."""
+        return [*self.answered, *self._opened().report.diverged]
+
+    @property
+    def quarantined(self) -> list[str]:
+        """The sites whose answers do not count for now."""
+        left = self.federation.values.get(LEFT)
+        return [] if left is None else [self.agreement.sites[client] for client in left.nonzero()[:, 0].tolist()]
 
     def close_round(self) -> Report:
         """Mix what has come in. Sites that were asked and have not answered keep what they had."""
@@ -258,31 +297,44 @@ class Server:
         report.answered = [name for name in report.asked if name in round.answers]
         handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
         report.missing = [name for name in report.asked if name not in handled]
-        counted = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
-        round.delivery.undo(round.cohort[~torch.isin(round.cohort, counted)])
+        answered = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
+        incoming, out = screened(
+            federation, self._incoming(answered, [round.answers[name] for name in report.answered])
+        )
+        for client, reason in out.items():
+            site = self.agreement.sites[client]
+            report.quarantined[site] = reason
+            report.trained.pop(site, None)
+            log.warning("round %d: the answer of site %s is set aside: %s", report.round, site, reason)
+        report.answered = [name for name in report.answered if name not in report.quarantined]
+        round.delivery.undo(round.cohort[~torch.isin(round.cohort, incoming.cohort)])
         report.mixes += round.delivery.applied
         if report.answered:
-            uploads = self._received(counted, [round.answers[name] for name in report.answered])
+            uploads = receive(federation, incoming)
             name, mark = type(method).__name__, exchange_mark(federation.round)
             report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
 
-    def _received(self, cohort: Tensor, answers: list[Parcel]) -> Uploads:
+    def _incoming(self, cohort: Tensor, answers: list[Parcel]) -> Incoming:
         """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""
         federation, method = self.federation, self.agreement.kind
         recipe, uploads = method.recipe(federation), method.uploads(federation)
+        declared = declared_columns(federation, uploads)
+        if not answers:
+            return Incoming(cohort, {}, declared, {})
         changed = {*trained_slots(recipe), *(keep.slot for keep in keeps(recipe)), *uploads}
         held = {slot: federation[slot].rows(cohort) for slot in sorted(changed)}
-        for slot, group in uploads.items():
+        for slot, columns in declared.items():
             sent = torch.stack([answer.tensors[f"slot.{slot}"] for answer in answers])
-            federation.layout.columns(group).within(federation[slot].columns).put(held[slot], sent)
+            columns.within(federation[slot].columns).put(held[slot], sent)
         names = [name for name in answers[0].tensors if name.startswith("measured.")]
         measured = {
             name.removeprefix("measured."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
         }
-        return receive(federation, uploads, cohort, held, measured)
+        losses = [mean_loss(answer.note.get("trained") or {}) for answer in answers]
+        return Incoming(cohort, held, declared, measured, losses)
 
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""
@@ -321,23 +373,3 @@ class _OpenRound:
     report: Report
     answers: dict[str, Parcel] = field(default_factory=dict)
     expected: dict[str, Expected] | None = None
-
-
-def fault_of(error: Exception) -> str:
-    """Why a message is refused, in a line: what was wrong with it, or which error it made."""
-    return one_line(error) if isinstance(error, RefusedError) else f"it cannot be read ({type(error).__name__})"
-
-
-def _says_why(note: Note) -> bool:
-    """Whether an answer says why it carries no tensors: training diverged, or what the site kept is lost."""
-    return note.get("diverged") is True or note.get("lost") is True
-
-
-def _check_answer(note: Note, round: int, task: Task) -> None:
-    """Refuse an answer whose note is malformed or of another round."""
-    if note.get("round") != round or type(note.get("diverged")) is not bool:
-        raise RefusedError(f"it answers round {note.get('round')}, not {round}")
-    for moment in ("received", "trained"):
-        score = note.get(moment)
-        if score is not None and not task.accepts(score):
-            raise RefusedError(f"its result '{moment}' is malformed")

@@ -143,7 +143,11 @@ class Site:
     def work(self, task: Parcel) -> Parcel:
         """A round: take what the server sends, train, keep what is personal, and answer with the method's uploads."""
         note, federation, method = task.note, self.federation, self.agreement.kind
-        begin = time.perf_counter()
+        begin, mark = time.perf_counter(), task.digest
+        self._enter(note)
+        if (kept := self.store.answer(note["round"], mark)) is not None:
+            log.info("site %s: round %d is asked again; it is not trained again", self.name, note["round"])
+            return Parcel(kept[0], kept[1])
         answer: Note = {"round": note["round"], "diverged": False}
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
@@ -161,18 +165,20 @@ class Site:
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
         me = torch.tensor([self.client])
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
-        uploads, diverged = collect(federation, recipe, note["uploads"], me, trained)
+        collected = collect(federation, recipe, note["uploads"], me, trained)
+        uploads = collected.uploads
         answer["seconds"] = time.perf_counter() - begin
-        if diverged:
+        if collected.diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
             answer["trained"] = self._told(score)
-        self.store.save(note["round"], self._state(), note["since"], self.agreement.toml())
+        self.store.save(note["round"], self._state(), note["since"], self.agreement.toml(), self.agreement.checkpoints)
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
         }
         tensors |= {f"measured.{name}": value[0] for name, value in uploads.measured.items()}
+        self.store.keep_answer(note["round"], mark, tensors, answer)
         return Parcel(tensors, answer)
 
     def finish(self, task: Parcel) -> Parcel:

@@ -30,6 +30,7 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     classes = Classes(agreement.classes, agreement.class_names)
     data = load_own(path, label, size=wanted, progress=progress, classes=classes)
     inputs = fitted(data.inputs, agreement.shape, data.name, resized=wanted is not None)
+    require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
     return replace(data, inputs=inputs, owners=None, owner_names=())
 
@@ -56,6 +57,29 @@ def fitted(inputs: Tensor, shape: Shape, what: str, resized: bool) -> Tensor:
     if resized and found == (1, *shape[1:]) and shape[0] == 3:
         return inputs.repeat(1, 3, 1, 1)
     raise CoterieError(f"data '{what}': one input has shape {found}, not {shape}; {_remedy(found, shape)}")
+
+
+def require_scaled(inputs: Tensor, largest: float, what: str) -> None:
+    """An error if inputs `[N, ...]` hold larger numbers than agreed: models that train on these would harm the others.
+
+    >>> import torch
+    >>> require_scaled(torch.tensor([[0.5, -2e6]]), 1000.0, "scans.csv")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: data 'scans.csv': it is not scaled, input 1 of a sample is -2e+06 (largest_input is \
+1000); bring all to about -1 .. 1, the same way at every site
+    """
+    if not len(inputs) or not inputs.is_floating_point():
+        return
+    low, high = inputs.flatten(1).aminmax(dim=0)
+    furthest = (-low).maximum(high)
+    place = int(furthest.argmax())
+    value = float(low[place] if -low[place] > high[place] else high[place])
+    require(
+        abs(value) <= largest,
+        f"data '{what}': it is not scaled, input {place} of a sample is {value:.4g} (largest_input is {largest:g}); "
+        "bring all to about -1 .. 1, the same way at every site",
+    )
 
 
 def _remedy(found: Shape, wanted: Shape) -> str:

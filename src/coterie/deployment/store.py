@@ -1,17 +1,21 @@
-"""A site's own disk: its rows after each round that counts, never more than two rounds of them."""
+"""A site's own disk: its rows after the last rounds that counted, and its last answer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
+from coterie.deployment.wire import Note
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors, save_tensors
-from coterie.files import require_format
+from coterie.files import remove_partial, require_format
 
 FINAL = "final.safetensors"
+ANSWER = "answer.safetensors"
 FORMAT = 1
 
 
@@ -30,6 +34,7 @@ class Store:
     def __init__(self, folder: Path, federation: str, site: str, fingerprint: str) -> None:
         self.path = folder / federation / site
         self.path.mkdir(parents=True, exist_ok=True)
+        remove_partial(self.path)
         self._about = {"format": str(FORMAT), "federation": federation, "site": site, "fingerprint": fingerprint}
 
     def snapshot(self, round: int) -> dict[str, Tensor] | None:
@@ -37,12 +42,38 @@ class Store:
         path = self._file(round)
         return self._read(path) if path.is_file() else None
 
-    def save(self, round: int, state: dict[str, Tensor], keep: int, agreement: str = "") -> None:
-        """Save the state after a round, and the agreement's TOML; of earlier rounds only `keep` stays."""
+    def save(self, round: int, state: dict[str, Tensor], since: int, agreement: str = "", back: int = 1) -> None:
+        """Save the state after a round, and the agreement's TOML.
+
+        `since` is the last round that the server counted. What lies between never counted, and what is later than this
+        round the server took back. Of the rounds that counted those stay from which the site would go on if the server
+        went back, to any of its last `back` rounds.
+        """
         save_tensors(self._file(round), state, self._about | {"round": str(round), "agreement": agreement})
+        counted = [other for other in self.rounds() if other <= since]
+        needed = [other for other in counted if other > round - back]
+        stay = {*needed, *[other for other in counted if other <= round - back][-1:], round}
         for other in self.rounds():
-            if other not in (round, keep):
+            if other not in stay:
                 self._file(other).unlink(missing_ok=True)
+
+    def keep_answer(self, round: int, task: str, tensors: Mapping[str, Tensor], note: Note) -> None:
+        """Keep what was answered to a task (its digest), in place of any former answer."""
+        about = {"round": str(round), "task": task, "note": json.dumps(note, allow_nan=False)}
+        save_tensors(self.path / ANSWER, tensors, self._about | about)
+
+    def answer(self, round: int, task: str) -> tuple[dict[str, Tensor], Note] | None:
+        """What was answered to just this task before, if that is still here, and so is what came of it."""
+        path = self.path / ANSWER
+        if not path.is_file() or not self._file(round).is_file():
+            return None
+        try:
+            tensors, about = load_tensors(path)
+        except (SafetensorError, OSError):
+            return None  # it is only there to save time
+        if any(about.get(key) != self._about[key] for key in ("format", "fingerprint")) or about.get("task") != task:
+            return None
+        return tensors, json.loads(about["note"])
 
     def rounds(self) -> list[int]:
         """The rounds whose snapshots are here."""

@@ -11,7 +11,7 @@ from coterie.experiment.run_options import RunOptions
 from coterie.options import same_setting, setting
 
 # Results do not depend on these, so that they may change at any time.
-CHANGEABLE = ("deadline", "least_sites", "gather", "patience")
+CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,25 @@ class FederationTerms(JointTraining):
     method: Any = same_setting(RunOptions, "method")
     model: Any = same_setting(RunOptions, "model")
     most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
+    largest_input: float = setting(
+        1000.0, "Data with larger numbers than this are refused at their site: they are not scaled.", "sites"
+    )
+    checkpoints: int = setting(3, "Rounds that server and sites keep, to go back to.", "defence")
+    hello: float = setting(300.0, "Seconds that a site has to read its data and say who it is.", "waiting")
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
     least_sites: int = setting(
         0, "A round needs the answers of so many sites.", "waiting", shown="a majority, at least 2"
     )
-    deadline: float = setting(600.0, "Seconds after which a round goes on without the sites that are late.", "waiting")
+    deadline: float = setting(
+        600.0, "Seconds at most after which a round goes on without the sites that are late.", "waiting"
+    )
     patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
-        for waiting in ("deadline", "gather", "patience"):
+        require(self.largest_input > 0, f"largest_input = {self.largest_input}: must be greater than 0")
+        require(self.checkpoints >= 1, f"checkpoints = {self.checkpoints}: must be at least 1")
+        for waiting in ("deadline", "hello", "gather", "patience"):
             seconds = getattr(self, waiting)
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")

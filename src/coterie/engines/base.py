@@ -16,6 +16,7 @@ from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
 from coterie.client.scores import Score
 from coterie.client.trainer import train, tune
+from coterie.client.training_scores import Seen, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
@@ -53,6 +54,7 @@ class Trained:
     measured: dict[str, Tensor] = field(default_factory=dict)  # name -> [m, ...]
     scores: list[Score] = field(default_factory=list)  # at the moment `trained`, if asked for
     test_seconds: float = 0.0
+    training: list[TrainingSums] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,19 @@ def empty_rows(federation: Federation, work: Work, count: int) -> dict[str, Tens
 
 
 def do_work(
-    worker: Worker, federation: Federation, client: int, work: Work, rows: Iterable[tuple[str, Tensor]]
+    worker: Worker,
+    federation: Federation,
+    client: int,
+    work: Work,
+    rows: Iterable[tuple[str, Tensor]],
+    seen: Seen | None = None,
 ) -> tuple[dict[str, Tensor], Score | None, float]:
-    """One client's round: fills its `rows` (slot, `[slot width]`); returns what it measured, score and testing time."""
+    """One client's round: fills its `rows` (slot, `[slot width]`); returns what it measured, score and testing time.
+
+    `seen`, if given, is filled with what the model put out for its training samples.
+    """
     worker.seat(federation, client, work.peers.get(client, ()))
-    measured = train(worker, work.recipe)
+    measured = train(worker, work.recipe, seen)
     for slot, row in rows:
         columns: Columns = federation[slot].columns
         row.copy_(columns.take(worker.model(slot).row))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.client.scores import Score
+from coterie.client.training_scores import Seen, TrainingScores
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work, do_test, do_work, empty_rows
@@ -30,9 +31,12 @@ class Serial(Engine):
         """Have every client of the cohort do the work."""
         trained = Trained(empty_rows(federation, work, len(cohort)))
         found: dict[str, list[Tensor]] = {name: [] for name in work.measured}
+        training = TrainingScores(self.worker.problem.task, len(cohort))
         for position, client in enumerate(cohort.tolist()):
             rows = [(slot, matrix[position]) for slot, matrix in trained.rows.items()]
-            measured, score, seconds = do_work(self.worker, federation, client, work, rows)
+            seen: Seen = []
+            measured, score, seconds = do_work(self.worker, federation, client, work, rows, seen)
+            training.take(position, seen)
             for name, value in measured.items():
                 found[name].append(value)
             if score is not None:
@@ -40,6 +44,7 @@ class Serial(Engine):
             trained.test_seconds += seconds
             self.tell(position + 1)
         trained.measured = {name: torch.stack(values) for name, values in found.items()}
+        trained.training = training.sums()
         return trained
 
     def test(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from coterie.experiment.kept import (
     LAYOUT,
     MIXES,
     PARTITION,
+    QUALITY,
     ROUNDS,
     ROWS,
     STOPPED,
@@ -142,8 +145,15 @@ class RunDirectory(KeptRun):
 
     def add_line(self, line: Line) -> None:
         """Append a round to the metrics."""
-        with (self.path / ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with (self.path / ROUNDS).open("ab") as file:
+            begin = file.seek(0, os.SEEK_END)
+            try:
+                file.write((json.dumps(line) + "\n").encode())
+                file.flush()
+            except OSError:  # a full disk: half a line would make the next one unreadable
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), begin)
+                raise
 
     def cut_back(self, last: int) -> list[Line]:
         """Forget the rounds after `last`, which will be run again; those that are left."""
@@ -190,6 +200,7 @@ class RunDirectory(KeptRun):
         if self.has(ROWS):
             (self.path / ROWS).replace(self.path / CHECKPOINT)
         (self.path / SUMMARY).unlink(missing_ok=True)
+        (self.path / QUALITY).unlink(missing_ok=True)
 
     def remove_mixes(self, round: int) -> None:
         """Forget who learned from whom in a round."""
@@ -203,6 +214,11 @@ class RunDirectory(KeptRun):
         federation.restore(state)
         federation.round = int(json.loads(metadata[LAYOUT])["round"])
 
+    def write_quality(self, quality: Mapping[str, Tensor]) -> None:
+        """Keep what the task says of the clients' finished models, if it says anything."""
+        if quality:
+            save_tensors(self.path / QUALITY, quality, {})
+
     def finish(self, federation: Federation, tested: str, summary: Mapping[str, Any]) -> None:
         """Save the final rows and the summary."""
         self._save_state(ROWS, federation, tested)
@@ -215,6 +231,7 @@ class RunDirectory(KeptRun):
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""
         (self.path / STOPPED).unlink(missing_ok=True)
+        (self.path / QUALITY).unlink(missing_ok=True)
 
 
 def copy_name(original: str, digest: str) -> str:

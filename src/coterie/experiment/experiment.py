@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from coterie import options
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES
 from coterie.experiment.prepared import Prepared, prepare
@@ -15,13 +18,28 @@ from coterie.experiment.result import Result
 from coterie.experiment.run import run
 from coterie.experiment.settings import Settings, make_method, make_rule, rule_options
 from coterie.files import require_format
+from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS
 from coterie.registry import PluginFile, absolute, is_reference, split_reference
-from coterie.rounds.listeners import Listener
+from coterie.rounds.listeners import GivenListener
+from coterie.typed import typed
+
+WHAT = ("data", "partition", "model")
+
+
+def _spoken(thing: object) -> str:
+    """A method, data, a partition or a model in a few words.
+
+    >>> _spoken("digits"), _spoken(make_rule("iid", {"clients": 4}))
+    ("'digits'", 'Iid(clients=4)')
+    """
+    if isinstance(thing, ModelSpec):
+        return thing.name
+    return type(thing).__name__ if isinstance(thing, nn.Module) else repr(thing)
 
 
 @dataclass(frozen=True)
-class Experiment(Settings):
+class Experiment(Settings, Displayed):
     """One run: a method on a partitioned data set with a model. `Settings` says what each option means.
 
     >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
@@ -29,9 +47,33 @@ class Experiment(Settings):
     True
     """
 
-    def run(self, out: str | Path | None = None, listeners: Sequence[Listener] = (), progress: bool = False) -> Result:
+    def __repr__(self) -> str:
+        """In one line: what is run, and every setting that is not the usual one."""
+        told = [_spoken(self.method), *(f"{name}={_spoken(getattr(self, name))}" for name in WHAT)]
+        told += [f"{name}={value!r}" for name, value in self.changed().items()]
+        return " ".join(f"Experiment({', '.join(told)})".split())
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the usual ones, but for the first four.
+
+        >>> Experiment(rounds=5, lr=0.01).changed()
+        {'rounds': 5}
+        """
+        values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        usual = {"engine": "serial" if self.device == "cpu" else "stacked"}
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if name not in ("method", *WHAT) and value != usual.get(name, default)
+        }
+
+    @typed
+    def run(
+        self, out: str | Path | None = None, listeners: Sequence[GivenListener] = (), progress: bool = False
+    ) -> Result:
         """Run to the end, or until a listener stops it; with `out`, write a run directory there.
 
+        `listeners` are objects, classes or names, such as `"tensorboard"`.
         `progress` shows how far the run is: bars in a terminal or notebook, elsewhere a line about once a second.
         """
         return run(self, None if out is None else Path(out), listeners, progress)

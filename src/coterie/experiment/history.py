@@ -16,6 +16,8 @@ from coterie.rounds.report import RoundReport
 Line = dict[str, Any]
 ACTIVITIES = ("train", "exchange", "evaluate")
 COHORT = "cohort_trained"
+TRAINING = "training"
+"""Where a line holds how the cohort did on the samples that it trained on, while it did."""
 VALIDATION = "validation"
 """Where a line holds the same as for test samples of the validation samples, if there are any."""
 
@@ -26,10 +28,13 @@ def as_line(report: RoundReport) -> Line:
         "round": report.round,
         "cohort": report.cohort,
         "diverged": report.diverged,
+        **({"quarantined": list(report.quarantined)} if report.quarantined else {}),
         "tuning_diverged": report.tuning_diverged,
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    if report.training is not None:
+        line[TRAINING] = _by_client(report.training)
     validation: Line = {}
     if report.cohort_trained is not None:
         line[COHORT] = _by_client(report.cohort_trained)
@@ -188,12 +193,12 @@ class History:
         }
 
     def diverged(
-        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged"] = "diverged"
+        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged", "quarantined"] = "diverged"
     ) -> dict[str, list[int]]:
-        """The rounds in which clients (or their tuning before a test) diverged, by client name."""
+        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
-            for client in line.get(what, ()):  # lines of older runs do not tell of tuning
+            for client in line.get(what, ()):  # lines of older runs do not tell of everything
                 found.setdefault(names[client], []).append(line["round"])
         return found
 

@@ -29,6 +29,7 @@ ROWS = "rows.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 SUMMARY = "summary.json"
 STOPPED = "stopped.json"
+QUALITY = "quality.safetensors"
 LAYOUT = "layout"
 """The text in a file of rows that says how they are read, and after which round they are."""
 
@@ -140,6 +141,15 @@ class KeptRun(ABC):
             return self.tensors(name)
         except SafetensorError as error:
             raise CoterieError(f"run = {self.path}: {name} is damaged ({error})") from None
+
+    def quality(self) -> dict[str, Tensor]:
+        """What was said of the clients' finished models; nothing if the run has not ended, or is an older one."""
+        if not self.has(QUALITY):
+            return {}
+        try:
+            return self.tensors(QUALITY)[0]
+        except SafetensorError as error:
+            raise CoterieError(f"run = {self.path}: {QUALITY} is damaged ({error})") from None
 
     @property
     def finished(self) -> bool:

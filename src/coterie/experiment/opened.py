@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
+from coterie.core.task.base import LOSS
+from coterie.core.task.quality import calibration_errors, recalls
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
 from coterie.experiment.config import Config
@@ -19,19 +22,23 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
 from coterie.experiment.kept import LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
-from coterie.experiment.result import AtMoments, Result, metric_of
+from coterie.experiment.result import AtMoments, Inputs, Result, metric_of, plot_mixing, plot_run, recorded_mixes
 from coterie.experiment.summary import summary_of
+from coterie.experiment.training import last_training, training_frame, training_mean
 from coterie.experiment.without_data import experiment_of, missing_objects, prepared_without_data, task_of
 from coterie.files import silence
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Moment
+from coterie.typed import typed
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 Status = Literal["finished", "stopped", "unfinished"]
 
 
+@typed
 def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRun:
     """Open a run that is finished, was stopped or is still going, as it is at this moment.
 
@@ -49,7 +56,7 @@ def kept_run(path: Path) -> KeptRun:
     return PackedRun.open(path.parent, path.name) if path.parent.is_file() else RunDirectory.open(path)
 
 
-class OpenedRun:
+class OpenedRun(Displayed):
     """A run as its files tell it.
 
     `config` repeats it and `about` describes it. Clients count as in the run: those held out are not among them.
@@ -89,35 +96,57 @@ class OpenedRun:
         """Who holds which samples."""
         return self._kept.partition()
 
+    @typed
     def mixes(self, round: int) -> list[Applied]:
         """Who learned from whom in a recorded round."""
-        recorded = self.rounds
-        known = f"{recorded[0]} to {recorded[-1]}, {len(recorded)} of them" if recorded else "none"
-        require(round in recorded, f"round = {round}: is not among the rounds that were recorded ({known})")
-        return self._kept.mixes(round)
+        return recorded_mixes(self._kept, round)
+
+    @typed
+    def plot(self, what: str = "curves") -> Figure:
+        """A figure of the run, as `Result.plot` draws it."""
+        return plot_run(self._kept, what)
+
+    @typed
+    def plot_mixing(self, round: int | None = None) -> Figure:
+        """Who learned from whom in a recorded round, as `Result.plot_mixing` draws it."""
+        return plot_mixing(self._kept, round)
 
     @property
     def history(self) -> DataFrame:
         """What the run is judged by, a line for each evaluated round and moment: its means and spread over clients.
 
-        `seconds` and `bytes` are those of the whole round, up and down together.
+        `training_loss` is the mean over the clients that trained in the round, `seconds` and `bytes` are those of the
+        whole round, up and down together.
         """
         from pandas import DataFrame
 
-        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "seconds", "bytes")
+        columns = ("round", "moment", "mean", "weighted", "std", "worst_decile", "training_loss", "seconds", "bytes")
         return DataFrame(self._moments(), columns=columns)
 
     def _moments(self) -> Iterator[tuple[Any, ...]]:
         for line in self._lines:
-            cost = sum(line["seconds"].values()), sum(line["bytes"].values())
+            training, cost = training_mean(line, LOSS), (sum(line["seconds"].values()), sum(line["bytes"].values()))
             for moment in MOMENTS:
                 if (found := _at(line, moment)) is not None:
                     scores = (found[name] for name in ("mean", "weighted", "std", "worst_decile"))
-                    yield line["round"], moment, *scores, *cost
+                    yield line["round"], moment, *scores, training, *cost
+
+    @property
+    def bytes(self) -> int:
+        """What a network would have carried so far, up and down together."""
+        return sum(sum(line["bytes"].values()) for line in self._lines)
+
+    @property
+    def seconds(self) -> float:
+        """How long its rounds took so far."""
+        return float(sum(sum(line["seconds"].values()) for line in self._lines))
 
     @property
     def clients(self) -> DataFrame:
-        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class."""
+        """Every client: its name, its samples, what it was last judged by at each moment, its samples of each class.
+
+        `training_loss` and its like are those of the last round in which it trained.
+        """
         from pandas import DataFrame
 
         everyone = [one for one in self.about["clients"] if one["takes_part"]]
@@ -125,8 +154,40 @@ class OpenedRun:
         for moment in MOMENTS:
             newest = self.newest(moment)
             columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
+        for metric in dict.fromkeys((LOSS, self.judged_by)):
+            columns[f"training_{metric}"] = last_training(self._lines, metric, len(everyone)).tolist()
         for number, name in enumerate(self.about["data"]["class_names"]):
             columns[f"class {name}"] = [one["classes"][number] for one in everyone]
+        table = DataFrame(columns)
+        table.index.name = "client"
+        return table
+
+    @property
+    def training(self) -> DataFrame:
+        """How clients did on the samples they trained on, as they did: a line for each round and client of its cohort.
+
+        Its columns are `round`, `client` and the task's metrics, such as `accuracy` and `loss`.
+        """
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]]
+        return training_frame(self._lines, names, list(self.about["data"]["task"]["metrics"]))
+
+    @property
+    def quality(self) -> DataFrame:
+        """The clients' finished models beyond their score, a line each: `macro_f1`, `auc`, `ece`, `recall …` by class.
+
+        NaN stands where a client has no test samples of a class, or of one class alone (AUC). Runs that have not ended,
+        and tasks without classes, have no lines.
+        """
+        from pandas import DataFrame
+
+        kept = {name: values.numpy() for name, values in self._kept.quality().items()}
+        names = [one["name"] for one in self.about["clients"] if one["takes_part"]] if kept else []
+        columns: dict[str, Any] = {"name": names}
+        if {"macro_f1", "auc", "hits", "support", "bin_samples"} <= kept.keys():
+            columns |= {"macro_f1": kept["macro_f1"], "auc": kept["auc"], "ece": calibration_errors(kept)}
+            shares = recalls(kept)
+            classes = self.about["data"]["class_names"]
+            columns |= {f"recall {name}": shares[:, place] for place, name in enumerate(classes)}
         table = DataFrame(columns)
         table.index.name = "client"
         return table
@@ -144,6 +205,7 @@ class OpenedRun:
         """Accuracy by moment, by mean, by round, by client, as `Result.accuracy` gives it."""
         return self.metric("accuracy")
 
+    @typed
     def metric(self, name: str = "") -> AtMoments:
         """A metric of the task (the one it is judged by, unless named) by moment, by mean, by round, by client."""
         return metric_of(self._history, name)
@@ -160,13 +222,8 @@ class OpenedRun:
         """
         return self.result.model(client)
 
-    def predict(self, client: int, inputs: Tensor) -> Tensor:
+    def predict(self, client: int, inputs: Inputs) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`."""
-        shape = tuple(self.about["data"]["shape"])
-        require(
-            tuple(inputs.shape[1:]) == shape,
-            f"inputs: samples have the shape {tuple(inputs.shape[1:])}; the model takes {shape}",
-        )
         return self.result.predict(client, inputs)
 
     @property
@@ -212,7 +269,7 @@ class OpenedRun:
             config, _, partition, experiment, _ = self._ground
             with silence():
                 prepared = experiment_of(config, partition, experiment, with_data=True).prepare()
-        return Result(prepared, federation, self._history, self.summary or {"rounds": self.done})
+        return Result(prepared, federation, self._history, self.summary or {"rounds": self.done}, self._kept)
 
 
 def _at(line: Line, moment: str) -> Line | None:

@@ -18,6 +18,7 @@ from coterie.experiment.kept import (
     CONFIG,
     MIXES,
     PARTITION,
+    QUALITY,
     ROUNDS,
     ROWS,
     STOPPED,
@@ -64,7 +65,7 @@ def pack(runs: Sequence[Path], out: Path, models: bool = False) -> list[str]:
 
 def _files(run: RunDirectory, models: bool) -> Iterator[str]:
     rows = ROWS if run.has(ROWS) else CHECKPOINT
-    wanted = [CONFIG, ABOUT, PARTITION, ROUNDS, SUMMARY, STOPPED, *([rows] if models else [])]
+    wanted = [CONFIG, ABOUT, PARTITION, ROUNDS, QUALITY, SUMMARY, STOPPED, *([rows] if models else [])]
     yield from (name for name in wanted if run.has(name))
     yield from sorted(f"{MIXES}/{name}" for name in run.names(MIXES) if name.endswith(".safetensors"))
 

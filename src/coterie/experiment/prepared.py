@@ -25,6 +25,8 @@ from coterie.models import MODELS, ModelSpec, build
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.split import Indices
 from coterie.rng import stream_seed
+from coterie.rounds.defences import set_up_defences
+from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
 
@@ -81,6 +83,7 @@ class Prepared:
         """A federation of some of the partition's clients before its first round."""
         federation = self.empty_federation(clients)
         self.method.init(federation)
+        set_up_defences(self.method, federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
@@ -107,6 +110,7 @@ class Prepared:
             training=self.experiment.training,
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
+            defence=self.experiment.defence,
         )
 
 
@@ -117,6 +121,7 @@ def prepare(experiment: Settings) -> Prepared:
     data = experiment.data
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    assert isinstance(data, Dataset)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
     if experiment.share < 1:
         require(
@@ -144,7 +149,11 @@ def prepare(experiment: Settings) -> Prepared:
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
     begun = prepared.empty_federation()
     method.check(begun)
+    experiment.defence.require_enough(
+        cohort_size(experiment.join, len(prepared.participants)), "let more clients take part in a round"
+    )
     method.init(begun)  # what cannot be set up shows before the first round
+    set_up_defences(method, begun)
     return prepared
 
 

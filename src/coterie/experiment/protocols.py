@@ -15,6 +15,7 @@ from coterie.errors import unknown
 from coterie.experiment.config import Config, overridden
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.reports import Reports
+from coterie.typed import typed
 
 Keys = Mapping[str, Any]
 Options = Mapping[str, Keys]
@@ -294,6 +295,7 @@ def find(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
+@typed
 def protocol(name: str, method: str, **given: Any) -> Experiment:
     """A paper's experiment with a method, in which whatever is given overrides the paper's settings.
 

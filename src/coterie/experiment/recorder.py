@@ -9,6 +9,7 @@ from coterie.client.scores import TUNING_DIVERGED
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.history import History, as_line
 from coterie.experiment.prepared import Prepared
+from coterie.experiment.remembered import MixSource, RememberedMixes
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
 
@@ -29,6 +30,7 @@ class Recorder(Listener):
     def __init__(self, prepared: Prepared, history: History, directory: RunDirectory | None) -> None:
         self._prepared, self._settings = prepared, prepared.experiment
         self._history, self._directory = history, directory
+        self._remembered = RememberedMixes()
         self._recorded = self._saved = 0
         self._saved_at = time.monotonic()
 
@@ -51,16 +53,23 @@ class Recorder(Listener):
                 report.round,
                 self._names[client],
             )
+        for client, reason in report.quarantined.items():
+            log.warning("round %d: the upload of client %s is set aside: %s", report.round, self._names[client], reason)
         for client in report.tuning_diverged:
             log.warning("round %d: client %s: %s", report.round, self._names[client], TUNING_DIVERGED)
         if self._directory is not None:
             self._directory.add_line(line)
-            every = self._settings.record_every
-            if report.mixes and every and (report.round % every == 0 or report.round == self._settings.rounds):
-                self._directory.add_mixes(report.round, report.mixes)
+        every = self._settings.record_every
+        if report.mixes and every and (report.round % every == 0 or report.round == self._settings.rounds):
+            (self._remembered.add if self._directory is None else self._directory.add_mixes)(report.round, report.mixes)
         self._recorded = report.round
         if self._due(report.round):
             self.save()
+
+    @property
+    def recorded(self) -> MixSource:
+        """Who learned from whom, as far as it was recorded: on disk, else in memory."""
+        return self._remembered if self._directory is None else self._directory
 
     def _due(self, round: int) -> bool:
         """Whether it is time for a checkpoint."""
@@ -83,6 +92,7 @@ class Recorder(Listener):
         """Record how the run ended."""
         if self._directory is None:
             return
+        self._directory.write_quality(outcome.quality)
         if outcome.summary is None:
             self.save()
         elif outcome.stopped is not None:

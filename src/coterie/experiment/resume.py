@@ -12,12 +12,14 @@ from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.extend import extend
 from coterie.experiment.result import Result
 from coterie.experiment.run import finish, watched
-from coterie.rounds.listeners import Listener
+from coterie.rounds.listeners import GivenListener
+from coterie.typed import typed
 
 
+@typed
 def resume(
     path: str | Path,
-    listeners: Sequence[Listener] = (),
+    listeners: Sequence[GivenListener] = (),
     progress: bool = False,
     experiment: Experiment | None = None,
     rounds: int | None = None,

@@ -19,20 +19,21 @@ from coterie.experiment.history import History, plain_number, plain_numbers
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
+from coterie.experiment.remembered import RememberedRun
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
 from coterie.files import log_to
 from coterie.methods import METHODS
-from coterie.rounds.evaluate import Evaluation, final_metrics
-from coterie.rounds.listeners import Listener, Listeners, Outcome, Start, require_listeners
+from coterie.rounds.evaluate import Evaluation, Finished
+from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
 from coterie.rounds.round import Rounds
 
 SMALL_MODEL = 100_000  # parameters
 
 
 def run(
-    experiment: Settings, out: Path | None = None, listeners: Sequence[Listener] = (), progress: bool = False
+    experiment: Settings, out: Path | None = None, listeners: Sequence[GivenListener] = (), progress: bool = False
 ) -> Result:
     """Run an experiment; with `out`, record it in a new run directory."""
     if out is not None:
@@ -51,16 +52,16 @@ def run(
 
 
 @contextmanager
-def watched(listeners: Sequence[Listener], progress: bool) -> Iterator[tuple[Listener, ...]]:
+def watched(listeners: Sequence[GivenListener], progress: bool) -> Iterator[tuple[Listener, ...]]:
     """The listeners and, if wished, the display of progress, which is open from here: preparing may warn, too."""
-    require_listeners(listeners)
+    made = made_listeners(listeners)
     if not progress:
-        yield tuple(listeners)
+        yield made
         return
     from coterie.rounds.progress import RoundProgress  # what draws bars takes a while to load
 
     with RoundProgress() as shown:
-        yield shown, *listeners
+        yield shown, *made
 
 
 def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
@@ -97,7 +98,17 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         history.lines = directory.cut_back(federation.round)
         directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
-    start = Start(method_name(method), names, experiment.rounds, federation.round + 1, federation, prepared)
+    kept_in = None if directory is None else directory.path
+    start = Start(
+        method_name(method),
+        names,
+        experiment.rounds,
+        first_round=federation.round + 1,
+        federation=federation,
+        prepared=prepared,
+        directory=kept_in,
+        moved=history.bytes()["total"],
+    )
     recorder = Recorder(prepared, history, directory)
     tell = Listeners((recorder, *listeners))
     if experiment.optimizer != "sgd":
@@ -113,9 +124,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
-            quality = final_metrics(problem.task, rounds.scores_received(keep_scores=True), labels)
+            finished = Finished.of(problem.task, rounds.scores_received(keep_scores=True), labels)
         config = complete(experiment)
-        at_the_end = {**quality, **_validation(prepared, history)}
+        at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
         summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
@@ -127,11 +138,12 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 }
                 for moment, scores in onboard(prepared, federation).items()
             }
-        tell.end(Outcome(len(history.lines), summary, stopped))
+        tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise
-    return Result(prepared, federation, history, summary)
+    kept = RememberedRun(prepared, history, summary, recorder.recorded, kept_in)
+    return Result(prepared, federation, history, summary, kept)
 
 
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:

@@ -6,10 +6,10 @@ Free of PyTorch: the command line's help is made from them. `Settings` says whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from coterie.core.training import JointTraining, MemoryFormat
-from coterie.errors import require, unknown
+from coterie.errors import require
 from coterie.options import BY_RULE, setting
 
 RUNS_SEED = "the run's seed"
@@ -105,5 +105,3 @@ class RunOptions(JointTraining):
         require(0 < self.share <= 1, f"share = {self.share:g}: must be above 0 and at most 1")
         require(self.scale in SCALES, f"scale = {self.scale}: must be published, or left out")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
-        if self.memory not in get_args(MemoryFormat):
-            raise unknown("memory", self.memory, get_args(MemoryFormat))

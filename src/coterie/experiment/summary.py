@@ -8,7 +8,8 @@ from typing import Any
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.experiment.config import Config
-from coterie.experiment.history import History, plain_number
+from coterie.experiment.history import TRAINING, History, plain_number
+from coterie.experiment.training import training_mean
 from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.rounds.evaluate import MOMENTS
@@ -41,9 +42,11 @@ def summary_of(
         "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
         "std": {moment: plain_number(found.std) for moment, found in newest.items()},
         **quality,
+        **_training(history),
         "clients": clients,
         "diverged": history.diverged(dict(enumerate(names))),
         "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
+        **({"quarantined": history.diverged(dict(enumerate(names)), "quarantined")} if config["quarantine"] else {}),
         "bytes": history.bytes(),
         "partition": {
             "hash": partition.hash,
@@ -53,6 +56,13 @@ def summary_of(
         "engine": config["engine"],
         "config": config,
     }
+
+
+def _training(history: History) -> dict[str, Any]:
+    """How the last cohort did on the samples that it trained on: each metric's mean over its clients."""
+    newest = history.lines[-1] if history.lines else {}
+    found = {metric: plain_number(training_mean(newest, metric)) for metric in newest.get(TRAINING, {})}
+    return {TRAINING: found} if found else {}
 
 
 def _metrics(history: History, task: Task) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from coterie.core.federation import Federation
 from coterie.core.task import Classification
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
+from coterie.typed import TypedOptions
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(metaclass=TypedOptions):
     """A personalised federated learning method: a frozen dataclass of its hyper-parameters.
 
     A method says which columns of the model are shared (`shared`; all others are personal), what it needs besides

@@ -20,7 +20,7 @@ from coterie.methods.base import Method
 
 def own_head_loss(batch: BatchView) -> Tensor:
     """Eq. (5): CE(φ_k · stopgrad(z), y), which moves the local classifier alone."""
-    return batch.task.loss(batch.head("model", batch.features.detach()), batch.labels)
+    return batch.task.loss(batch.classifier_logits, batch.labels)
 
 
 def shared_head_loss(batch: BatchView) -> Tensor:

@@ -15,11 +15,13 @@ from safetensors.numpy import load as from_safetensors
 from safetensors.numpy import save as to_safetensors
 
 from coterie.data.dataset import Dataset
+from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.files import safetensors_texts
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
+from coterie.typed import shown, typed
 
 Plain = int | float | str | bool
 Part = Literal["train", "validation", "test"]
@@ -27,8 +29,8 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 FORMAT = "coterie partition 1"
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Partition(Displayed):
     """The samples of every client, and all that is needed to draw them again.
 
     `train`, `validation` and `test` hold one int64 index array per client. `parameters` holds the rule's
@@ -54,10 +56,10 @@ class Partition:
     keys: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        count = len(self.train)
+        count = len(_arrays_of("train", self.train))
         require(count > 0, "partition: there are no clients; at least 1 is needed")
         for part in PARTS:
-            arrays = [np.array(indices, dtype=np.int64) for indices in getattr(self, part)]
+            arrays = _arrays_of(part, getattr(self, part))
             if part == "validation" and not arrays:
                 arrays = [np.empty(0, np.int64) for _ in range(count)]
             object.__setattr__(self, part, tuple(arrays))
@@ -86,6 +88,12 @@ class Partition:
                 isinstance(value, Plain),
                 f"partition: parameter {option} = {value!r}: must be a number, a string or a bool",
             )
+
+    def __repr__(self) -> str:
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        told = [f"{count} {part}" for part, own in parts.items() if (count := sum(map(len, own)))]
+        apart = f", {len(self.held_out)} held out" if self.held_out else ""
+        return f"Partition({self.rule}, {self.clients} clients{apart}, {', '.join(told)} samples)"
 
     @property
     def clients(self) -> int:
@@ -202,6 +210,7 @@ class Partition:
         partial.replace(target)
 
     @staticmethod
+    @typed
     def load(path: str | Path) -> Partition:
         """Read what `save` wrote; the stored hash must match. Of an `.npz`, the SHA-256 becomes a parameter."""
         if is_partition_file(path):
@@ -243,6 +252,24 @@ class Partition:
             rows: tuple[Indices, ...] = getattr(self, part)
             arrays[part], arrays[f"{part}_offsets"] = joined(rows)
         return arrays
+
+
+def _arrays_of(part: Part, given: Any) -> list[Indices]:
+    """Every client's samples of a part, however they were given."""
+    try:
+        arrays = [np.asarray(indices) for indices in given]
+    except (TypeError, ValueError):
+        arrays = [np.asarray("")]
+    numbers = not isinstance(given, str | Mapping) and all(one.ndim == 1 and _whole(one) for one in arrays)
+    require(
+        numbers,
+        f"partition: {part} = {shown(given)}: must hold the numbers of each client's samples, such as [[0, 1, 2], [5]]",
+    )
+    return [np.array(one, dtype=np.int64) for one in arrays]
+
+
+def _whole(array: Any) -> bool:
+    return len(array) == 0 or array.dtype.kind in "iu"
 
 
 def _json(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from coterie.data.dataset import Dataset
 from coterie.errors import require
 from coterie.partition.partition import Partition, Plain
 from coterie.partition.split import Indices, Split
+from coterie.typed import TypedOptions, typed
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Shares:
     resolved: Mapping[str, Plain] = field(default_factory=dict)
 
 
-class Rule(ABC):
+class Rule(metaclass=TypedOptions):
     """A partition rule: a frozen dataclass of options that is called with a data set and a seed.
 
     `name` is its name in the registry, `default_split` the split of the protocol it comes from, `needs_classes` says
@@ -48,6 +49,7 @@ class Rule(ABC):
     def shares(self, dataset: Dataset, seed: int) -> Shares:
         """Decide which samples each client holds."""
 
+    @typed
     def __call__(self, dataset: Dataset, seed: int, split: Split | None = None) -> Partition:
         """Partition the data; without `split` the rule's own default is used.
 
@@ -123,7 +125,7 @@ def require_count(option: str, value: int, least: int = 1) -> None:
 def require_alpha(alpha: float) -> None:
     """Raise unless `alpha` is a usable Dirichlet concentration."""
     usable = math.isfinite(alpha) and 1e-6 <= alpha <= 1e6
-    require(usable, f"alpha = {alpha}: must be greater than 0 (from 1e-06 to 1e+06)")
+    require(usable, f"alpha = {alpha:g}: must be greater than 0 (from 1e-06 to 1e+06)")
 
 
 def require_skew(clients: int, alpha: float, least: int | None) -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from coterie.errors import require
 from coterie.rng import numpy_stream
+from coterie.typed import TypedOptions
 
 Indices = npt.NDArray[np.int64]
 
@@ -17,7 +18,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(metaclass=TypedOptions):
     """A random, unstratified split of each client's own samples.
 
     `test` is the share of a client's samples that is kept for testing; the training part has
@@ -33,8 +34,8 @@ class Split:
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 < self.test < 1, f"test = {self.test}: must be greater than 0 and less than 1")
-        require(0 <= self.validation < 1, f"validation = {self.validation}: must be at least 0 and less than 1")
+        require(0 < self.test < 1, f"test = {self.test:g}: must be greater than 0 and less than 1")
+        require(0 <= self.validation < 1, f"validation = {self.validation:g}: must be at least 0 and less than 1")
 
     def __call__(self, pool: Indices, seed: int, client: int) -> tuple[Indices, Indices, Indices]:
         """Cut one client's samples into (train, validation, test), each in ascending order."""

@@ -29,9 +29,9 @@ MOMENTS = {
 
 def new_figure(width: float, height: float, title: str) -> Figure:
     """A figure of its own, which touches nothing global in matplotlib; sizes in inches."""
-    from matplotlib.figure import Figure
+    from coterie.report.canvas import ShownFigure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    figure = ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.suptitle(plain(title), fontsize=11, color=INK, x=0.02, ha="left", weight="bold")
     return figure
 

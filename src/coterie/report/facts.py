@@ -81,7 +81,7 @@ def _travels(method: Method, federation: Federation, engine: Engine) -> Iterator
         up = [word for slot, group in uploads.items() for word in _spoken(federation, slot, group)]
         up += [measure.name for measure in measures(recipe) if not measure.keep]
         trained = engine.train(federation, Work(recipe, peers=peers), federation.everyone)
-        sent, _ = collect(federation, recipe, uploads, federation.everyone, trained)
+        sent = collect(federation, recipe, uploads, federation.everyone, trained).uploads
         apply(method.exchange(sent), federation, sent, exchange_mark(federation.round))
         yield up, down
 

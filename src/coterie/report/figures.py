@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,13 @@ from coterie.report.drawing import (
     scores,
     style,
 )
+from coterie.report.figures_quality import QUALITY_OF_A_RUN, QUALITY_OF_SEVERAL
 from coterie.report.figures_several import against, gains, method_curves
 from coterie.report.learning import Floats
-from coterie.report.onerun import ABSENT, PARTS, Content
+from coterie.report.onerun import ABSENT, PARTS
 from coterie.report.pictures import ABSENT as ABSENT_COLOUR
 from coterie.report.pictures import DPI, FORMATS, GAMMA, WEIGHTS
+from coterie.report.rounding import Content
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,60 +39,63 @@ if TYPE_CHECKING:
 SOURCES = 3
 
 
-def write_figures(content: Content, folder: Path) -> list[Path]:
-    """Write every figure that the content has numbers for, in every format; those of several runs in folders each."""
+def write_figures(content: Content, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every figure that the content has numbers for, in each format; those of several runs in folders each."""
     written: list[Path] = []
     if content["comparison"] is not None:
-        written += _write(method_figures(content["comparison"]), folder)
+        written += save_figures(method_figures(content["comparison"]), folder, formats)
     taken: set[str] = set()
     for number, run in enumerate(content["runs"], 1):
         name = run["name"] if run["name"] not in taken else f"{run['name']}-{number}"
         taken.add(name)
-        written += _write(run_figures(run), folder if len(content["runs"]) == 1 else folder / name)
+        written += save_figures(run_figures(run), folder if len(content["runs"]) == 1 else folder / name, formats)
     return written
 
 
 def method_figures(comparison: Content) -> dict[str, Figure]:
     """The figures of several runs, by name."""
-    found = {
-        "methods": method_curves(comparison),
-        "against-bytes": against(comparison, "bytes"),
-        "against-seconds": against(comparison, "seconds"),
-        "gains": gains(comparison),
-    }
-    return {name: figure for name, figure in found.items() if figure is not None}
+    return {name: figure for name, draw in OF_SEVERAL.items() if (figure := draw(comparison)) is not None}
 
 
 def run_figures(run: Content) -> dict[str, Figure]:
     """The figures of one run, by name; those for which it has no numbers are left out."""
-    drawn: dict[str, Callable[[Content], Figure | None]] = {
-        "curves": _curves,
-        "clients": _clients,
-        "partition": _partition,
-        "learning": _learning,
-        "graph": _graph,
-        "agreement": _agreement,
-        "bytes": lambda run: _costs(run, "bytes"),
-        "seconds": lambda run: _costs(run, "seconds"),
-    }
-    return {name: figure for name, draw in drawn.items() if (figure := draw(run)) is not None}
+    return {name: figure for name, draw in OF_A_RUN.items() if (figure := draw(run)) is not None}
 
 
-def _write(figures: dict[str, Figure], folder: Path) -> list[Path]:
-    import matplotlib
-
+def save_figures(figures: Mapping[str, Figure], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write figures by name, each in every format; the same numbers give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, figure in figures.items():
-        for suffix in FORMATS:
-            out = io.BytesIO()
-            # Without the salt and with a date, two drawings of the same numbers differ.
-            with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-                dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}[suffix]
-                figure.savefig(out, format=suffix[1:], dpi=DPI, metadata=dated)
-            write_whole(folder / f"{name}{suffix}", out.getvalue())
+        # Finding room for everything takes longer than drawing, and is the same for all formats.
+        figure.dpi = DPI
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for suffix in formats:
             written.append(folder / f"{name}{suffix}")
+            write_whole(written[-1], _drawn(figure, suffix, name))
     return written
+
+
+def _drawn(figure: Figure, suffix: str, name: str) -> bytes:
+    """A figure as a file. `savefig` would draw it twice."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()
+    figure.dpi = DPI
+    canvas: Any = {".png": FigureCanvasAgg, ".pdf": FigureCanvasPdf, ".svg": FigureCanvasSVG}[suffix](figure)
+    # Without the salt and with a date, two drawings of the same numbers differ.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        if suffix == ".png":
+            canvas.print_png(out)
+        elif suffix == ".pdf":
+            canvas.print_pdf(out, metadata={"CreationDate": None})
+        else:
+            canvas.print_svg(out, metadata={"Date": None})
+    return out.getvalue()
 
 
 def _curves(run: Content) -> Figure | None:
@@ -109,6 +114,21 @@ def _curves(run: Content) -> Figure | None:
         axes.plot(rounds, values["worst"], color=SERIES[1], lw=1.2, ls="--", label="worst tenth, mean")
         axes.set_title(MOMENTS[moment], fontsize=9, color=INK, loc="left")
     legend(figure, places[0])
+    return figure
+
+
+def _training(run: Content) -> Figure | None:
+    one = run["training"]
+    if one is None:
+        return None
+    values = {name: scores({"share": False}, one[name]) for name in ("mean", "tested", "q10", "q25", "q75", "q90")}
+    figure = new_figure(5.6, 3.4, f"{run['method']} on {run['data']}: training loss")
+    axes, rounds = style(figure.subplots(), "round", "loss"), one["rounds"]
+    axes.fill_between(rounds, values["q10"], values["q90"], color=SERIES[2], alpha=0.16, lw=0, label="10–90 %")
+    axes.fill_between(rounds, values["q25"], values["q75"], color=SERIES[2], alpha=0.28, lw=0, label="25–75 %")
+    axes.plot(rounds, values["mean"], color=SERIES[2], lw=1.8, label="mean over clients")
+    axes.plot(rounds, values["tested"], color=SERIES[5], lw=1.2, ls="--", label="on test samples, right after")
+    legend(figure, axes)
     return figure
 
 
@@ -293,3 +313,26 @@ def _costs(run: Content, what: str) -> Figure | None:
         below = below + np.array(values)
     legend(figure, axes)
     return figure
+
+
+OF_A_RUN: dict[str, Callable[[Content], Figure | None]] = {
+    "curves": _curves,
+    "training": _training,
+    "clients": _clients,
+    "partition": _partition,
+    **QUALITY_OF_A_RUN,
+    "learning": _learning,
+    "graph": _graph,
+    "agreement": _agreement,
+    "bytes": lambda run: _costs(run, "bytes"),
+    "seconds": lambda run: _costs(run, "seconds"),
+}
+"""The figures of one run, by name; nothing is drawn where it has no numbers for one."""
+OF_SEVERAL: dict[str, Callable[[Content], Figure | None]] = {
+    "methods": method_curves,
+    "against-bytes": lambda comparison: against(comparison, "bytes"),
+    "against-seconds": lambda comparison: against(comparison, "seconds"),
+    "gains": gains,
+    **QUALITY_OF_SEVERAL,
+}
+"""Those of several runs."""

@@ -19,7 +19,7 @@ from coterie.report.drawing import (
     scores,
     style,
 )
-from coterie.report.onerun import Content
+from coterie.report.rounding import Content
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +15,11 @@ from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
-from coterie.rounds.evaluate import MOMENTS, over_rounds
-
-Content = dict[str, Any]
+from coterie.report.rounding import Content, rounded
+from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 # Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
@@ -32,32 +31,41 @@ MOST_CLIENTS = 200
 
 
 def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
-    """The content of a run's part of the page, with at most so many entries of matrices."""
+    """The content of a run's part of the page, with at most so many entries of matrices; none are read for 0."""
     problems = [*run.skipped]
     try:
         classes, why_no_classes = class_counts(run), ""
     except CoterieError as error:
         classes, why_no_classes = None, str(error)
-    learning = _learning(run, classes, entries, problems)
+    learning = _learning(run, classes, entries, problems) if entries else []
     return {
-        "name": run.name,
-        "method": spoken_method(run),
+        **basic_content(run),
         "options": [[key, _spoken(value)] for key, value in run.config.get("set", {}).items()],
-        "data": short_name(str(run.config["data"])),
         "seed": run.config["seed"],
         "state": run.state,
-        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
-        "clients": list(run.names),
         "sizes": list(run.sizes),
         **_class_content(run, classes, why_no_classes),
-        "curves": curves(run),
+        "training": training_curve(run),
         "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
+        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
-        "cost": _cost(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "notes": list(run.partition.notes) if run.partition else [],
         "wrong": [*problems, *_went_wrong(run)],
+    }
+
+
+def basic_content(run: RunRecord) -> Content:
+    """The part of it that takes no time, however many clients there are: names, curves, costs."""
+    return {
+        "name": run.name,
+        "method": spoken_method(run),
+        "data": short_name(str(run.config["data"])),
+        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
+        "clients": list(run.names),
+        "curves": curves(run),
+        "cost": _cost(run),
     }
 
 
@@ -65,15 +73,6 @@ def spoken_method(run: RunRecord) -> str:
     """The method's name as its paper writes it, if it is a known one."""
     name = str(run.config["method"])
     return METHODS[name].__name__ if name in METHODS else short_name(name)
-
-
-def rounded(values: Floats | Sequence[float], digits: int = 5) -> list[float | None]:
-    """Numbers short enough for a page; none for what is not finite.
-
-    >>> rounded([0.123456789, float("nan")])
-    [0.12346, None]
-    """
-    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
 
 
 def curves(run: RunRecord) -> Content:
@@ -93,6 +92,20 @@ def curves(run: RunRecord) -> Content:
             "best": rounded([over_rounds(run.scale, means)["best"]])[0],
         }
     return found
+
+
+def training_curve(run: RunRecord) -> Content | None:
+    """The loss on training samples by round: its mean over the clients that trained, its quantiles, the test loss."""
+    found = run.training_losses()
+    if not found:
+        return None
+    bands = zip(*(_quantiles(values) for _, values, _ in found), strict=True)
+    return {
+        "rounds": [round for round, _, _ in found],
+        "mean": rounded([mean_over_clients(values) for _, values, _ in found]),
+        "tested": rounded([mean_over_clients(tested) for _, _, tested in found]),
+        **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
+    }
 
 
 def _quantiles(values: Floats) -> list[float]:
@@ -225,6 +238,8 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
         yield f"{run.name} is {run.state}; 'coterie resume {run.directory.path}' carries it on"
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
+    for client, rounds in run.history.diverged(names, "quarantined").items():
+        yield f"client {client} was in quarantine in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
     for client, rounds in run.history.diverged(names, "tuning_diverged").items():
         yield f"client {client} was tested untuned in {len(rounds)} of {done} rounds: its tuning diverged"
     yield from run.warnings()

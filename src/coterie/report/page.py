@@ -13,16 +13,29 @@ from string import Template
 
 from coterie.errors import CoterieError
 from coterie.files import write_whole
-from coterie.report.onerun import MOST_ENTRIES, Content, run_content
+from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
+from coterie.report.rounding import Content
 from coterie.report.severalruns import several_content
+from coterie.typed import typed
 from coterie.version import VERSION
 
 ASSETS = files("coterie.report") / "assets"
 # In the order in which they need each other.
-SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "graph.js", "several.js", "main.js")
+SCRIPTS = (
+    "kit.js",
+    "scheme.js",
+    "curves.js",
+    "clients.js",
+    "quality.js",
+    "learning.js",
+    "graph.js",
+    "several.js",
+    "main.js",
+)
 
 
+@typed
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
     """Write the report of a run, or of several runs, into an HTML file that opens offline.
 

@@ -71,9 +71,9 @@ class Learning:
     about: str
 
     @classmethod
-    def of_run(cls, run: str | Path, round: int | None = None) -> Learning:
+    def of_run(cls, run: str | Path | KeptRun, round: int | None = None) -> Learning:
         """From a run that is kept: a recorded round; by default the last in which clients chose whom to learn from."""
-        directory = kept_run(Path(run))
+        directory = run if isinstance(run, KeptRun) else kept_run(Path(run))
         config = directory.config()
         chosen = _recorded_round(directory, config, round)
         about = directory.about()
@@ -143,7 +143,8 @@ def require_matplotlib() -> None:
 def draw(learning: Learning) -> Figure:
     """The picture as a figure of its own, which touches nothing global in matplotlib."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-    from matplotlib.figure import Figure
+
+    from coterie.report.canvas import ShownFigure
 
     shown = learning.ordered(label_order(learning.counts))
     names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in shown.names]
@@ -153,7 +154,7 @@ def draw(learning: Learning) -> Figure:
     left, below = 0.5 + longest, 0.4 + longest
     strip = MATRIX * min(max(classes / 38, 0.2), 0.45) + GAP if classes else 0.0
     width, height = left + strip + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
-    figure = Figure(figsize=(width, height), facecolor="white")
+    figure = ShownFigure(figsize=(width, height), facecolor="white")
 
     def axes(start: float, across: float) -> Axes:
         return figure.add_axes((start / width, below / height, across / width, MATRIX / height))

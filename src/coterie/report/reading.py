@@ -17,11 +17,12 @@ from safetensors import SafetensorError
 from coterie.core.exchange import Applied
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
+from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config
 from coterie.experiment.directory import LOG, RunDirectory
-from coterie.experiment.history import History, Line, numbers
-from coterie.experiment.kept import CONFIG, ROUNDS
+from coterie.experiment.history import COHORT, TRAINING, History, Line, numbers
+from coterie.experiment.kept import CONFIG, ROUNDS, KeptRun
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
 
@@ -38,7 +39,7 @@ class RunRecord:
     partition, names are numbers and there are no sizes.
     """
 
-    directory: RunDirectory
+    directory: KeptRun
     config: Config
     partition: Partition | None
     participants: tuple[int, ...]
@@ -68,6 +69,16 @@ class RunRecord:
         sizes = np.array(self.history.test_sizes, np.int64)
         return [Evaluation(self.scale, {self.scale.name: values}, sizes) for values in self.scores(moment)]
 
+    def training_losses(self) -> list[tuple[int, Floats, Floats]]:
+        """By round: the cohort's losses on the samples it trained on, and those on its test samples right after."""
+        found = []
+        for line in self.history.lines:
+            if TRAINING in line:
+                # Where some rest, `trained` is of everybody.
+                tested = line.get(COHORT) or line.get("trained") or {}
+                found.append((line["round"], numbers(line[TRAINING][LOSS]), numbers(tested.get(LOSS, []))))
+        return found
+
     def mixes(self) -> Iterator[tuple[int, list[Applied] | str]]:
         """Who learned from whom, by round; in words why not, where a record cannot be read."""
         for round in self.directory.recorded_rounds():
@@ -78,8 +89,7 @@ class RunRecord:
 
     def warnings(self) -> list[str]:
         """What the log warns of, each once, without what the rounds tell."""
-        path = self.directory.path / LOG
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        text = self.directory.content(LOG).decode(errors="replace") if self.directory.has(LOG) else ""
         said = (match[1] for line in text.splitlines() if (match := WARNING.match(line)))
         return list(dict.fromkeys(line for line in said if not TOLD_BY_ROUNDS.match(line)))
 
@@ -91,10 +101,10 @@ def run_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.iterdir() if (folder / CONFIG).is_file()) or [path]
 
 
-def read_run(path: Path) -> RunRecord:
+def read_run(run: Path | KeptRun) -> RunRecord:
     """Read a run, finished or not; an error if the directory holds none."""
-    directory = RunDirectory.open(path)
-    config, skipped = directory.config(), list[str]()
+    directory = RunDirectory.open(run) if isinstance(run, Path) else run
+    path, config, skipped = directory.path, directory.config(), list[str]()
     name = path.resolve().name
     missing = [key for key in ("method", "data", "rounds", "seed") if key not in config]
     require(not missing, f"run = {path}: its {CONFIG} lacks {', '.join(missing)}")
@@ -127,7 +137,7 @@ def read_run(path: Path) -> RunRecord:
     )
 
 
-def _summary(directory: RunDirectory, name: str, skipped: list[str]) -> dict[str, Any]:
+def _summary(directory: KeptRun, name: str, skipped: list[str]) -> dict[str, Any]:
     if not directory.finished and not directory.stopped:
         return {}
     try:
@@ -140,13 +150,12 @@ def _summary(directory: RunDirectory, name: str, skipped: list[str]) -> dict[str
     return found
 
 
-def _lines(directory: RunDirectory, name: str, skipped: list[str]) -> list[tuple[int, Line]]:
+def _lines(directory: KeptRun, name: str, skipped: list[str]) -> list[tuple[int, Line]]:
     """The lines of the rounds that are JSON, each with its number in the file."""
-    path = directory.path / ROUNDS
-    if not path.is_file():
+    if not directory.has(ROUNDS):
         skipped.append(f"{name}: {ROUNDS} is missing; there are no rounds to show")
         return []
-    texts = path.read_bytes().split(b"\n")
+    texts = directory.content(ROUNDS).split(b"\n")
     found: list[tuple[int, Line]] = []
     for number, text in enumerate(texts, 1):
         if not text.strip():
@@ -214,16 +223,17 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         if not isinstance(held, dict) or not all(_is_number(held.get(key)) for key in keys):
             return f"{part}: not a number for each of {', '.join(keys)}"
     # Lines of older runs do not tell of tuning.
-    for part, usual in (("cohort", None), ("diverged", None), ("tuning_diverged", [])):
+    for part, usual in (("cohort", None), ("diverged", None), ("quarantined", []), ("tuning_diverged", [])):
         held = line.get(part, usual)
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
-    for moment in MOMENTS:
-        if moment in line:
-            values = line[moment].get(scale.name) if isinstance(line[moment], dict) else None
+    trained = len(line["cohort"])
+    for part, name, count in (*((moment, scale.name, clients) for moment in MOMENTS), (TRAINING, LOSS, trained)):
+        if part in line:
+            values = line[part].get(name) if isinstance(line[part], dict) else None
             known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
-            if not known or len(values or ()) != clients:
-                return f"{moment}: not a number for each of the {clients} clients"
+            if not known or len(values or ()) != count:
+                return f"{part}: not a number for each of the {count} clients"
     return ""
 
 
@@ -231,7 +241,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _state(directory: RunDirectory, config: Config, summary: dict[str, Any], done: int) -> str:
+def _state(directory: KeptRun, config: Config, summary: dict[str, Any], done: int) -> str:
     if directory.finished:
         return f"finished: {done} rounds"
     if directory.stopped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,8 @@ from coterie.report.watching import Watch
 
 HOST = "127.0.0.1"
 SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "learning.js", "watch.js")
+# Seconds between two pieces that are read, in which others can be answered, and when there was nothing to read.
+BETWEEN, IDLE = 0.002, 1.0
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 
@@ -30,6 +33,25 @@ class WatchServer(ThreadingHTTPServer):
             raise CoterieError(f"port = {port}: cannot be used ({error}); name another, or none") from None
         # Whoever gives this machine another name, as web pages of others may, is not answered.
         self.names = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Answer until `shutdown`; meanwhile what runs have written is read, however much there is to begin with."""
+        ended = threading.Event()
+        reader = threading.Thread(target=self._read, args=(ended,), daemon=True)
+        reader.start()
+        try:
+            super().serve_forever(poll_interval)
+        finally:
+            ended.set()
+            reader.join()
+
+    def _read(self, ended: threading.Event) -> None:
+        pause = 0.0
+        while not ended.wait(pause):
+            try:
+                pause = BETWEEN if self.watch.read_on() else IDLE
+            except OSError:  # a run that is just being moved or removed
+                pause = IDLE
 
     @property
     def address(self) -> str:

@@ -13,10 +13,15 @@ import numpy as np
 from coterie.compare.cell import HOW, Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
+from coterie.core.scale import Scale
+from coterie.errors import CoterieError
 from coterie.experiment.config import PLUGINS
+from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
-from coterie.report.onerun import Content, rounded, spoken_method
+from coterie.report.onerun import spoken_method
+from coterie.report.quality import methods_quality
 from coterie.report.reading import RunRecord
+from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 
 # Gains smaller than this are none.
@@ -79,13 +84,30 @@ def several_content(runs: Sequence[RunRecord]) -> tuple[Content | None, list[str
                 f"the runs with seed {seed} are on {len(partitions)} different partitions: their differences are not "
                 "the methods' alone"
             )
-    scale = kept[0].scale
+    return contenders_content(found, notes), notes
+
+
+def contenders_content(found: Sequence[Contender], notes: list[str]) -> Content:
+    """The content of a comparison of some methods; what is to be minded is added to the notes."""
     return {
-        "metric": {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better},
+        "metric": metric_content(found[0].runs[0].scale),
         "methods": [_method(one, notes) for one in found],
         "table": _table(found),
         "gains": _gains(found),
-    }, notes
+        "quality": methods_quality({one.title: one.runs for one in found}, _class_names(found[0].runs[0])),
+    }
+
+
+def metric_content(scale: Scale) -> Content:
+    """What figures need to know of a metric."""
+    return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
+
+
+def _class_names(run: RunRecord) -> Sequence[str] | None:
+    try:
+        return class_counts(run).names
+    except CoterieError:
+        return None
 
 
 def _seed(run: RunRecord) -> int:

@@ -12,7 +12,7 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
-from coterie.core.scale import judged_scale, number_text
+from coterie.core.scale import judged_scale, number_text, spoken_bytes
 from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if "training" in summary:
+        fit = ", ".join(f"{name} {number_text(value)}" for name, value in summary["training"].items())
+        yield f"training samples, last round, mean over clients: {fit}"
     if summary.get("validation", {}).get("used_by_method"):
         yield f"{summary['method']} learns from the validation samples itself: they do not choose a round independently"
     if "newcomers" in summary:
@@ -155,20 +158,10 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
+    for client, rounds in summary.get("quarantined", {}).items():
+        yield f"client {client} was in quarantine in {len(rounds)} of {summary['rounds']} rounds"
     for client, rounds in summary.get("tuning_diverged", {}).items():
         yield f"client {client} was tested untuned in {len(rounds)} of {summary['rounds']} rounds: its tuning diverged"
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
     seconds = sum(summary["seconds"]["per_round"].values())
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
-
-
-def spoken_bytes(count: float) -> str:
-    """A number of bytes for people.
-
-    >>> spoken_bytes(0), spoken_bytes(19_240), spoken_bytes(2_500_000)
-    ('0 B', '19.2 kB', '2.5 MB')
-    """
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"

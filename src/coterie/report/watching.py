@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,16 @@ from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
 from coterie.registry import short_name
 from coterie.report.learning import learning_matrix, most_personal
-from coterie.report.onerun import Content, whole_numbers
+from coterie.report.onerun import whole_numbers
+from coterie.report.rounding import Content
 from coterie.rounds.evaluate import MOMENTS
 
 # Folders below the one that is watched.
 DEEPEST = 4
 # Points of a curve in the overview, bytes of the log's end.
 MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
+# Bytes of rounds that are read at a time, and seconds that an answer may spend on reading.
+AT_ONCE, PATIENCE = 1 << 18, 0.02
 # What is drawn of what a line says of a moment, and what it says besides metrics.
 POINTS = {"mean": "mean", "worst": "worst_decile"}
 SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
@@ -34,7 +38,7 @@ SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
 
 @dataclass
 class WatchedRun:
-    """What a run's rounds have told so far. `look` reads what is new."""
+    """What a run's rounds have told so far. `read` takes in what is new."""
 
     name: str
     folder: Path
@@ -46,6 +50,7 @@ class WatchedRun:
     done: int = 0
     curves: dict[str, Content] = field(default_factory=dict)
     _read: int = 0
+    _written: float = 0.0
     _file: int = 0
     _overview: str = ""
     _state: str = ""
@@ -59,8 +64,7 @@ class WatchedRun:
         return cls(name, folder, method, data, int(config.get("seed", 0)), int(config.get("rounds", 0)))
 
     def look(self) -> str:
-        """The run in short, as JSON."""
-        written = self._new_rounds()
+        """The run in short as far as it was read, as JSON."""
         ends = ((SUMMARY, "finished"), (STOPPED, "stopped"))
         state = next((word for name, word in ends if own_file(f"{self.folder}/{name}")), "")
         if state != self._state or not self._overview:
@@ -78,7 +82,7 @@ class WatchedRun:
                 "done": self.done,
                 "planned": self.planned,
                 "state": state,
-                "written": written,
+                "written": self._written,
                 "curve": points,
             }
             self._overview = json.dumps(about)
@@ -86,7 +90,8 @@ class WatchedRun:
 
     def details(self) -> Content:
         """The run at length: its curves, who learned from whom in the last recorded round, the end of its log."""
-        self._new_rounds()
+        while self.read():
+            pass
         told = {"name": self.name, "metric": self._scale(), "curves": self.curves, "log": self._log()}
         return {**told, **self._learning()}
 
@@ -94,26 +99,29 @@ class WatchedRun:
         usual = self.metric in ("", ACCURACY.name)
         return {"name": self.metric or ACCURACY.name, "share": usual, "higher": usual}
 
-    def _new_rounds(self) -> float:
-        """Read the lines that were added; when the last one was."""
+    def read(self) -> bool:
+        """Take in some of the lines that were added; whether there are more."""
         path = self.folder / ROUNDS
         now = own_file(path)
         if now is None:
-            return 0.0
+            return False
+        self._written = now.st_mtime
         if now.st_ino != self._file or now.st_size < self._read:
             # A run that is carried on from a checkpoint cuts its rounds back, in a new file.
             self._read, self._file, self.done, self.curves, self._overview = 0, now.st_ino, 0, {}, ""
         if now.st_size == self._read:
-            return now.st_mtime
+            return False
         with path.open("rb") as file:
             file.seek(self._read)
-            # The last line may not be whole yet.
-            new, end, _ = file.read(now.st_size - self._read).rpartition(b"\n")
+            found = file.read(min(AT_ONCE, now.st_size - self._read))
+            if b"\n" not in found:  # a line may be longer, and the last one not whole yet
+                found += file.readline()
+        new, end, _ = found.rpartition(b"\n")
         self._read += len(new) + len(end)
         for text in new.splitlines():
             self._take(text)
             self._overview = ""
-        return now.st_mtime
+        return bool(end) and self._read < now.st_size
 
     def _take(self, text: bytes) -> None:
         try:
@@ -182,13 +190,37 @@ class Watch:
         self.folder = folder
         self._runs: dict[str, WatchedRun] = {}
         self._lock = threading.Lock()
+        self._turn = 0
 
     def overview(self) -> str:
-        """All runs in short, as JSON, by name."""
+        """All runs in short, as JSON, by name. What there is no time to read now is read by `read_on`, or next time."""
         with self._lock:
             self._find()
+            end = time.monotonic() + PATIENCE
+            for run in self._in_turn():
+                while run.read() and time.monotonic() < end:
+                    pass
+                if time.monotonic() >= end:
+                    break
             found = [self._runs[name].look() for name in sorted(self._runs)]
         return f'{{"folder": {json.dumps(str(self.folder))}, "runs": [{", ".join(found)}]}}'
+
+    def read_on(self) -> bool:
+        """Read a little of a run, or find new ones; whether there may be more. Others are answered in between."""
+        with self._lock:
+            if any(run.read() for run in self._in_turn()):
+                return True
+            known = set(self._runs)
+            self._find()
+            return not self._runs.keys() <= known
+
+    def _in_turn(self) -> Iterator[WatchedRun]:
+        """All runs, beginning with the one after which the last reader stopped."""
+        names = sorted(self._runs)
+        first = self._turn % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            self._turn += 1
+            yield self._runs[name]
 
     def details(self, name: str) -> str | None:
         """One run at length, as JSON; nothing if there is no run of that name."""

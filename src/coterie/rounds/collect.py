@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,43 +13,78 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
+from coterie.rounds.quarantine import Incoming, set_aside
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What counts of a round, and whose does not: clients that diverged, and those in quarantine with the reason."""
+
+    uploads: Uploads
+    diverged: list[int] = field(default_factory=list)
+    quarantined: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> list[int]:
+        """The clients that keep their last good rows."""
+        return [*self.diverged, *self.quarantined]
 
 
 def collect(
-    federation: Federation, recipe: Recipe, uploads: Mapping[str, str], cohort: Tensor, trained: Trained
-) -> tuple[Uploads, list[int]]:
+    federation: Federation,
+    recipe: Recipe,
+    uploads: Mapping[str, str],
+    cohort: Tensor,
+    trained: Trained,
+    losses: Sequence[float | None] = (),
+) -> Collected:
     """Both sides of an upload: clients keep what is personal, the server takes what they send.
 
-    A client whose rows are not finite is left out: it keeps its last good row and is named.
+    A client whose rows are not finite is left out: it keeps its last good row and is named. So is one whose upload
+    jumps, where the run watches that; `losses` are the cohort's after training.
     """
     finite = torch.ones(len(cohort), dtype=torch.bool)
     for rows in trained.rows.values():
         finite &= _finite_rows(rows)
     diverged = cohort[~finite].tolist()
+    measured: Mapping[str, Tensor] = trained.measured
     if diverged:
-        cohort = cohort[finite]
-        trained = Trained(
-            {slot: rows[finite] for slot, rows in trained.rows.items()},
-            {name: values[finite] for name, values in trained.measured.items()},
-        )
-    around = ClientRows(federation, cohort, trained.rows)
-    held = {**trained.rows, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
+        losses = [loss for loss, good in zip(losses, finite.tolist(), strict=bool(losses)) if good]
+        cohort, measured = cohort[finite], _some(measured, finite)
+    finished = _some(trained.rows, finite) if diverged else trained.rows
+    around = ClientRows(federation, cohort, finished)
+    held = {**finished, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
     kept = {measure.name for measure in measures(recipe) if measure.keep}
+    sent = {name: values for name, values in measured.items() if name not in kept}
+    incoming = Incoming(cohort, held, declared_columns(federation, uploads), sent, losses)
+    incoming, quarantined = screened(federation, incoming)
     for name in kept:
-        federation.keep_value(name, cohort, trained.measured[name])
-    sent = {name: values for name, values in trained.measured.items() if name not in kept}
-    return receive(federation, uploads, cohort, held, sent), diverged
+        federation.keep_value(name, incoming.cohort, measured[name][torch.isin(cohort, incoming.cohort)])
+    return Collected(receive(federation, incoming), diverged, quarantined)
 
 
-def receive(
-    federation: Federation,
-    uploads: Mapping[str, str],
-    cohort: Tensor,
-    held: Mapping[str, Tensor],
-    measured: Mapping[str, Tensor],
-) -> Uploads:
-    """Take in what the cohort holds now, slot by slot (`[m, slot width]`): what was sent of it, the server knows."""
-    declared = {name: federation.layout.columns(group) for name, group in uploads.items()}
+def declared_columns(federation: Federation, uploads: Mapping[str, str]) -> dict[str, Columns]:
+    """The columns of each slot that travel."""
+    return {name: federation.layout.columns(group) for name, group in uploads.items()}
+
+
+def screened(federation: Federation, incoming: Incoming) -> tuple[Incoming, dict[int, str]]:
+    """What counts of all that came in, and whose does not, with the reason."""
+    out = set_aside(federation, incoming)
+    if not out:
+        return incoming, out
+    counts = ~torch.isin(incoming.cohort, torch.tensor(list(out)))
+    held, measured = _some(incoming.held, counts), _some(incoming.measured, counts)
+    return Incoming(incoming.cohort[counts], held, incoming.declared, measured), out
+
+
+def _some(rows: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
+    return {name: values[chosen] for name, values in rows.items()}
+
+
+def receive(federation: Federation, incoming: Incoming) -> Uploads:
+    """Take in what the cohort holds now: what was sent of it, the server knows."""
+    cohort, held, declared = incoming.cohort, incoming.held, incoming.declared
     around = ClientRows(federation, cohort, held)
     remembered = {
         name: (slot.follows(around) if callable(slot.follows) else around.after(slot.follows, slot.columns))
@@ -62,7 +98,7 @@ def receive(
             slot.tracks.trained(cohort, declared.get(name, Columns()))
     federation.rounds_taken[cohort] += 1
     federation.last_round[cohort] = federation.round
-    return Uploads(federation.as_seen_by_server(), cohort, held, declared, measured)
+    return Uploads(federation.as_seen_by_server(), cohort, held, declared, incoming.measured)
 
 
 def _finite_rows(rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Mix, Peers, Uploads, apply
+from coterie.core.exchange import Mix, Peers, Uploads, apply, no_share_defined
 from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark
 from coterie.engines.base import PeersOf
@@ -32,6 +32,8 @@ class Delivery:
         made = list(method.deliver(view, clients)) if delivers(method) else []
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
+        if self._chosen and federation.defence.bounds:
+            raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
         mark = delivery_mark(federation.round + after)

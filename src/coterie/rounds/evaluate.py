@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -52,8 +52,15 @@ class Evaluation:
             return replace(
                 cls.of(task, [tested for tested, _ in parts]), validation=cls.of(task, [held for _, held in parts])
             )
-        sums = [score.sums() for score in scores]
-        values = {metric.scale.name: np.array([metric.value(own) for own in sums]) for metric in task.metrics}
+        return cls.of_sums(task, [score.sums() for score in scores])
+
+    @classmethod
+    def of_sums(cls, task: Task, sums: Sequence[Mapping[str, int | float]]) -> Evaluation:
+        """The evaluation that sums over each client's samples amount to; without samples there is no number."""
+        values = {
+            metric.scale.name: np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
+            for metric in task.metrics
+        }
         return cls(task.primary.scale, values, np.array([own[SAMPLES] for own in sums], np.int64))
 
     @classmethod
@@ -147,6 +154,15 @@ def over_rounds(
     return found
 
 
-def final_metrics(task: Task, scores: Sequence[Score], labels: Sequence[Tensor]) -> dict[str, float | None]:
-    """What the task says at the end of a run beyond its metrics."""
-    return task.final_metrics([score.sums() for score in scores], [score.kept for score in scores], labels)
+@dataclass(frozen=True)
+class Finished:
+    """What is said of the finished models: the task's final `metrics`, and `quality`, a row for each client."""
+
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    quality: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task, scores: Sequence[Score], labels: Sequence[Tensor]) -> Finished:
+        """By every client's scores of its test samples, whose labels are given."""
+        quality = task.quality([score.kept for score in scores], labels)
+        return cls(task.final_metrics([score.sums() for score in scores], quality), quality)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
-from coterie.errors import require
+from coterie.errors import CoterieError
 from coterie.registry import Registry, subclasses_of
 from coterie.rounds.report import RoundReport
+from coterie.typed import fitting
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Start:
     first_round: int  # 1, or where a resumed run carries on
     federation: Federation  # the live state, to be read between rounds
     prepared: Any = None  # the experiment's `Prepared`: data, partition, model
+    directory: Path | None = None  # where the run is kept, if it is
+    moved: int = 0  # bytes up and down in the rounds before
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Outcome:
     summary: Mapping[str, Any] | None = None  # unless there was an error
     stopped: str | None = None
     error: BaseException | None = None
+    quality: Mapping[str, Tensor] = field(default_factory=dict)  # what the task says of every client's finished model
 
 
 class Listener:
@@ -135,21 +142,37 @@ class Listeners(Listener):
                 outcome.error.add_note(f"{type(listener).__name__}.end failed as well ({kind}: {another})")
 
 
-def require_listeners(listeners: Sequence[Listener]) -> None:
-    """An error unless these are listeners.
+GivenListener = Listener | type[Listener] | str
+"""A listener as it is given: itself, its class, or its name (`LISTENERS`, or `./file.py:Name`)."""
 
-    >>> require_listeners([3])
-    Traceback (most recent call last):
-    ...
-    coterie.errors.CoterieError: listeners = [...]: int is no coterie.Listener; derive a class from it
+
+def made_listeners(given: Sequence[GivenListener]) -> tuple[Listener, ...]:
+    """The listeners that were given, by name, as classes or as they are.
+
+    >>> class Quiet(Listener):
+    ...     pass
+    >>> [type(one).__name__ for one in made_listeners([Quiet, Quiet()])]
+    ['Quiet', 'Quiet']
     """
-    require(isinstance(listeners, Sequence), f"listeners = {listeners}: must be a list of coterie.Listener objects")
-    for listener in listeners:
-        require(
-            isinstance(listener, Listener),
-            f"listeners = [...]: {type(listener).__name__} is no coterie.Listener; derive a class from it",
-        )
+    return tuple(_made(one) for one in fitting("listeners", given, Sequence[GivenListener]))
 
 
-LISTENERS: Registry[type[Listener]] = Registry("listener", "coterie.listeners", {}, subclasses_of(Listener))
-"""Listeners by name, as others add them: classes that can be made without options."""
+def _made(given: GivenListener) -> Listener:
+    if isinstance(given, Listener):
+        return given
+    name, found = (given, LISTENERS.find(given)) if isinstance(given, str) else (given.__name__, given)
+    try:
+        return found()
+    except TypeError as error:
+        raise CoterieError(
+            f"listener '{name}': cannot be made without options ({error}); give it as an object"
+        ) from None
+
+
+_OWN: dict[str, type[Listener] | str] = {
+    "tensorboard": "coterie.loggers.tensorboard:TensorBoard",
+    "wandb": "coterie.loggers.wandb:WandB",
+}
+
+LISTENERS: Registry[type[Listener]] = Registry("listener", "coterie.listeners", _OWN, subclasses_of(Listener))
+"""Listeners by name: classes that can be made without options."""

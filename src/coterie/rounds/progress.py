@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.core.scale import number_text
+from coterie.core.scale import ACCURACY, NO_NUMBER, number_text, spoken_bytes
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.report import RoundReport
 
@@ -20,6 +20,8 @@ SECONDS_BETWEEN_LINES = 1.0
 PATIENCE = 1.0
 SECONDS_BETWEEN_UPDATES = 0.1
 MOST_WARNINGS = 20
+# What a line holds besides bar and details: the time left, gaps, and so much of a bar that it can be seen.
+SHORTEST_BAR, TIME_LEFT, GAPS = 5, 7, 4
 
 
 class ProgressDisplay:
@@ -32,7 +34,7 @@ class ProgressDisplay:
         self.total, self._done = total, 0.0
         self._first_done: float | None = None
         self._opened = self._begin = self._last_line = time.monotonic()
-        console = Console(stderr=True, highlight=False)
+        self._console = console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -90,10 +92,10 @@ class RoundProgress(ProgressDisplay, Listener):
 
     def begin(self, start: Start) -> None:
         """Say how many rounds there are to be."""
-        self.total = start.rounds
-        self._received = received_mean(None)
+        self.total, self._moved = start.rounds, start.moved
+        self._metric, self._mean, self._worst = ACCURACY.name, NO_NUMBER, NO_NUMBER
         done = start.first_round - 1
-        self._task = self._bar.add_task("rounds", total=start.rounds, completed=done, received=self._received)
+        self._task = self._bar.add_task("round", total=start.rounds, completed=done, received=self._beside())
         self._round_began = self._updated = time.monotonic()
 
     def clients_done(self, round: int, done: int, total: int) -> None:
@@ -102,17 +104,41 @@ class RoundProgress(ProgressDisplay, Listener):
         if now - self._round_began < PATIENCE or now - self._updated < SECONDS_BETWEEN_UPDATES:
             return
         self._updated, self._done = now, round - 1 + done / total
-        within = f"{done}/{total} clients trained, {self._received}"
-        self._bar.update(self._task, completed=self._done, received=within)
-        self._say(f"round {round}/{self.total}, {within}", now)
+        self._bar.update(self._task, completed=self._done, received=self._beside(f"{done}/{total}"))
+        self._say(f"round {round}/{self.total}, {done}/{total} clients trained, {self._told()}", now)
 
     def round(self, report: RoundReport) -> None:
         """A round is over."""
         if report.received is not None:
-            self._received = received_mean(report.received.mean)
-        self._bar.update(self._task, completed=report.round, received=self._received)
-        self._came_to(report.round, f"round {report.round}/{self.total}, {self._received}")
+            self._metric = report.received.scale.name
+            self._mean, self._worst = (number_text(one) for one in (report.received.mean, report.received.worst_decile))
+        self._moved += sum(report.bytes.values())
+        self._bar.update(self._task, completed=report.round, received=self._beside())
+        self._came_to(report.round, f"round {report.round}/{self.total}, {self._told()}")
         self._round_began = time.monotonic()
+
+    def _told(self) -> str:
+        """What is known of the run so far, for a plain line."""
+        text = f"received mean {self._mean}, worst tenth {self._worst}, {spoken_bytes(self._moved)} moved"
+        return self._plain(text)
+
+    def _beside(self, clients: str = "") -> str:
+        """The same beside a bar: as much of it as the terminal has room for."""
+        room = self._console.width - len(f"round {self.total}/{self.total}") - SHORTEST_BAR - TIME_LEFT - GAPS
+        mean, moved = f"{self._metric} {self._mean}", spoken_bytes(self._moved)
+        worst, whose = f"worst {self._worst}", clients and f"{clients} clients"
+        at_length = (whose, f"received {mean}", f"worst tenth {self._worst}", f"{moved} moved")
+        short = ((whose, mean, worst, moved), (clients, mean, worst, moved), (clients, mean, worst), (clients, mean))
+        texts = [", ".join(filter(None, at_length)), *(" ".join(filter(None, wish)) for wish in short)]
+        return self._plain(next((text for text in texts if len(text) <= room), clients or self._mean))
+
+    def _plain(self, text: str) -> str:
+        """A text as the terminal can show it."""
+        try:
+            text.encode(self._console.encoding)
+        except (UnicodeEncodeError, LookupError):
+            return text.replace(NO_NUMBER, "-").encode("ascii", "replace").decode()
+        return text
 
 
 def received_mean(value: float | None) -> str:

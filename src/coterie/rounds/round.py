@@ -20,6 +20,7 @@ from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
+from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
 
@@ -83,19 +84,25 @@ class Rounds:
         report.mixes += delivery.applied
         clock.lap("exchange")
         # Where clients rest, each is tested when it has trained: that is what it stores until its next turn.
-        work = Work(method.recipe(federation), wanted or partial, delivery.peers())
+        # Where uploads are watched, so are the losses that they were made with.
+        tested = wanted or partial or federation.defence.watches
+        work = Work(method.recipe(federation), tested, delivery.peers())
         self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
         with self._taken_back(delivery):
             tell.delivered(report, work)
             trained = self.engine.train(federation, work, cohort)
             clock.lap("train")
             clock.move("train", "evaluate", trained.test_seconds)
+            if trained.training:
+                report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
-        uploads, report.diverged = collect(federation, work.recipe, method.uploads(federation), cohort, trained)
-        delivery.undo(torch.tensor(report.diverged, dtype=torch.int64))
+        losses = self._losses(cohort, trained.scores)
+        collected = collect(federation, work.recipe, method.uploads(federation), cohort, trained, losses)
+        uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
+        delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
         clock.lap("exchange")
         if work.test:
-            newest = self._evaluate_cohort(cohort, trained.scores, report.diverged)
+            newest = self._evaluate_cohort(cohort, trained.scores, collected.left_out)
             if partial:
                 assert self.stored is not None
                 self.stored = self.stored.updated(cohort.numpy(), newest)
@@ -161,10 +168,18 @@ class Rounds:
                 scores += self.engine.test(self.federation, clients, keep_scores, peers)
         return scores
 
-    def _evaluate_cohort(self, cohort: Tensor, scores: list[Score], diverged: list[int]) -> Evaluation:
-        """The cohort with its trained models; who diverged, with the model it holds."""
-        if diverged:
-            held = dict(zip(diverged, self.engine.test(self.federation, torch.tensor(diverged)), strict=True))
+    def _losses(self, cohort: Tensor, scores: list[Score]) -> list[float | None]:
+        """The cohort's losses on its test samples after training, where uploads are watched."""
+        if not self.federation.defence.watches:
+            return []
+        held = [self._validation[client] for client in cohort.tolist()]
+        parts = [score.split([len(score.losses) - size, size])[0] for score, size in zip(scores, held, strict=True)]
+        return [mean_loss(part.sums()) for part in parts]
+
+    def _evaluate_cohort(self, cohort: Tensor, scores: list[Score], left_out: list[int]) -> Evaluation:
+        """The cohort with its trained models; whose do not count, with the model it holds."""
+        if left_out:
+            held = dict(zip(left_out, self.engine.test(self.federation, torch.tensor(left_out)), strict=True))
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         return self._evaluation(cohort, scores)
 

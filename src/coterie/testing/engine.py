@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,13 +43,16 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
     """
     for method in ASKING:
         for model, join in (("plain", 1.0), ("norm", 0.5)):
-            ours, ours_scores = _run(make, method, model, join)
-            theirs, theirs_scores = _run(Serial, method, model, join)
+            ours, ours_scores, ours_losses = _run(make, method, model, join)
+            theirs, theirs_scores, theirs_losses = _run(Serial, method, model, join)
             where = f"{type(method).__name__}, model '{model}', join {join:g}"
             for slot in theirs.slots:
                 _compare(_rows(ours, slot), _rows(theirs, slot), f"{where}: slot '{slot}'", tolerance)
             for name, value in theirs.values.items():
                 _compare(ours.values[name].nan_to_num(), value.nan_to_num(), f"{where}: value '{name}'", tolerance)
+            if ours_losses.shape != theirs_losses.shape:
+                raise CheckFailedError(f"{where}: nothing is told of training samples (Trained.training)")
+            _compare(ours_losses, theirs_losses, f"{where}: loss on training samples", tolerance)
             apart = abs(ours_scores.mean - theirs_scores.mean)
             if apart > (0.1 if tolerance else 0.0):
                 raise CheckFailedError(f"{where}: accuracies lie {apart:.2g} apart")
@@ -56,7 +60,8 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
 
 def _run(
     make: Callable[[Problem, Method, int], Engine], method: Method, model: str, join: float
-) -> tuple[Federation, Evaluation]:
+) -> tuple[Federation, Evaluation, Tensor]:
+    """The federation after a few rounds, its last scores, and the losses on training samples of all rounds."""
     experiment = toy_experiment(method, model, join=join)
     prepared = experiment.prepare()
     engine = make(prepared.problem(), method, experiment.seed)
@@ -65,9 +70,9 @@ def _run(
     try:
         with torch.random.fork_rng(devices=[]):
             rounds = Rounds(method, prepared.federation(), engine, join)
-            for _ in range(ROUNDS):
-                rounds.run_round()
-            return rounds.federation, rounds.evaluate_received()
+            told = [rounds.run_round().training for _ in range(ROUNDS)]
+            losses = np.concatenate([np.zeros(0) if one is None else one.loss for one in told])
+            return rounds.federation, rounds.evaluate_received(), torch.from_numpy(losses).nan_to_num()
     finally:
         torch.set_num_threads(threads)
         engine.close()

@@ -224,10 +224,11 @@ def check_travel(method: Method) -> None:
 
 
 def check_engines(method: Method) -> None:
-    """The stacked engine (or its fall-back) ends with the serial engine's rows."""
+    """The stacked engine (or its fall-back) ends with the serial engine's rows, and tells the same of training."""
     for join in (1.0, JOIN):
-        one, other = (_rounds(method, engine, join) for engine in ("serial", "stacked"))
+        (one, told), (other, also_told) = (_rounds(method, engine, join) for engine in ("serial", "stacked"))
         _expect_near(_rows(other), _rows(one), f"join {join:g}: stacked rows", 1e-3)
+        _expect_near(also_told, told, f"join {join:g}: losses on training samples", 1e-3)
 
 
 METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
@@ -245,17 +246,17 @@ METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
 """The checks by name, in the order in which they are run."""
 
 
-def _rounds(method: Method, name: str, join: float) -> Federation:
-    """The federation after a few rounds on an engine."""
+def _rounds(method: Method, name: str, join: float) -> tuple[Federation, Tensor]:
+    """The federation after a few rounds on an engine, and what was told of training; 0 for what was not."""
     experiment = toy_experiment(method, join=join)
     prepared = experiment.prepare()
     engine: Engine = make_engine(name, prepared.problem(), method, experiment.seed)
     rounds = Rounds(method, prepared.federation(), engine, join)
     with torch.random.fork_rng(devices=[]):
-        for _ in range(ROUNDS):
-            rounds.run_round()
+        told = [rounds.run_round().training for _ in range(ROUNDS)]
     engine.close()
-    return rounds.federation
+    losses = [np.zeros(0) if one is None else one.loss for one in told]
+    return rounds.federation, torch.from_numpy(np.concatenate(losses)).nan_to_num()
 
 
 def _expect(promise: bool, message: str) -> None:

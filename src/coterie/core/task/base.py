@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coterie.core.scale import Scale
 from coterie.errors import require, unknown
+from coterie.typed import TypedOptions
 
 Sums = Mapping[str, int | float | None]
 """Sums over some samples by quantity, and under `samples` how many those are; none for what is not finite."""
@@ -106,7 +107,7 @@ def merged(parts: Sequence[Sums]) -> dict[str, int | float | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(metaclass=TypedOptions):
     """What a label is, the loss, the prediction and the metrics, in one object.
 
     `metrics` holds the task's own metrics first, then those that were asked for besides. `judged_by` names the one
@@ -184,10 +185,15 @@ class Task(ABC):
         """What the final metrics need of every sample besides sums: `[n, ...]`, or nothing."""
         return None
 
-    def final_metrics(
-        self, sums: Sequence[Sums], kept: Sequence[Tensor | None], labels: Sequence[Tensor]
-    ) -> dict[str, float | None]:
-        """Numbers for the end of a run that sums do not give, of all clients; none where there is no such number."""
+    def quality(self, kept: Sequence[Tensor | None], labels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What a run keeps of every client's finished model, by name, a row for each client; nothing by default.
+
+        `kept` is what `kept` made of each client's outputs for its test samples, `labels` are theirs.
+        """
+        return {}
+
+    def final_metrics(self, sums: Sequence[Sums], quality: Mapping[str, Tensor]) -> dict[str, float | None]:
+        """Numbers of all clients for the end of a run, from their sums and `quality`; none where there is no number."""
         return {}
 
     def accepts(self, sums: object) -> bool:

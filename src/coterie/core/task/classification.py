@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from coterie.core.scale import ACCURACY, Scale
 from coterie.core.task.base import Loss, LossWithSlope, MeanLoss, Metric, Sums, Task
+from coterie.core.task.quality import quality_of
 from coterie.errors import CoterieError, require
-
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -111,52 +107,15 @@ class Classification(Task):
         """The classes' probabilities, `[n, C]`: macro-F1 and AUC do not follow from sums."""
         return outputs.softmax(-1)
 
-    def final_metrics(
-        self, sums: Sequence[Sums], kept: Sequence[Tensor | None], labels: Sequence[Tensor]
-    ) -> dict[str, float | None]:
-        """Macro-F1 and one-against-rest AUC, each the mean over clients that can have one.
+    def quality(self, kept: Sequence[Tensor | None], labels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Classes that are recognised, macro-F1, one-against-rest AUC and calibration, client by client.
 
         A client's AUC is over the classes in its own test data; with a single class there is none. Scores that
         are not numbers (a model that overflowed) rank lowest.
         """
-        f1, auc = [], []
-        for probabilities, truth in zip(kept, (own.numpy() for own in labels), strict=True):
-            assert probabilities is not None
-            known = np.nan_to_num(probabilities.double().numpy())
-            f1.append(macro_f1(truth, known.argmax(1)))
-            if len(np.unique(truth)) > 1:
-                auc.append(macro_auc(truth, known))
-        return {"macro_f1": float(np.mean(f1)), "auc": float(np.mean(auc)) if auc else None}
+        return quality_of([own for own in kept if own is not None], labels, self.classes)
 
-
-# scikit-learn has both, but takes milliseconds a call, of which there would be one per client and class.
-
-
-def macro_f1(truth: Integers, guess: Integers) -> float:
-    """The mean F1 of the classes that occur in either: 2·hits / (samples + guesses).
-
-    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]))
-    0.6666666666666666
-    """
-    classes = int(max(truth.max(), guess.max())) + 1
-    hits = np.bincount(truth[truth == guess], minlength=classes)
-    both = np.bincount(truth, minlength=classes) + np.bincount(guess, minlength=classes)
-    return float(np.mean(2 * hits[both > 0] / both[both > 0]))
-
-
-def macro_auc(truth: Integers, scores: Floats) -> float:
-    """The mean over the classes in `truth [n]` of the share of pairs that `scores [n, C]` rank right; ties are half.
-
-    >>> macro_auc(np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
-    0.5
-    """
-    from scipy.stats import rankdata  # slow to import, seldom needed
-
-    ranks = rankdata(scores, axis=0)
-    shares = []
-    for present in np.unique(truth):
-        ours = truth == present
-        positives, negatives = int(ours.sum()), int((~ours).sum())
-        above = ranks[ours, present].sum() - positives * (positives + 1) / 2
-        shares.append(above / (positives * negatives))
-    return float(np.mean(shares))
+    def final_metrics(self, sums: Sequence[Sums], quality: Mapping[str, Tensor]) -> dict[str, float | None]:
+        """Macro-F1 and AUC, each the mean over clients that can have one."""
+        auc = quality["auc"][~quality["auc"].isnan()].numpy()
+        return {"macro_f1": float(quality["macro_f1"].numpy().mean()), "auc": float(auc.mean()) if len(auc) else None}

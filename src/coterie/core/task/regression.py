@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -146,9 +146,7 @@ class Regression(Task):
             first = int(wrong[0])
             raise CoterieError(f"data '{what}': label of sample {first} is NaN or infinite; remove or fill it")
 
-    def final_metrics(
-        self, sums: Sequence[Sums], kept: Sequence[Tensor | None], labels: Sequence[Tensor]
-    ) -> dict[str, float | None]:
+    def final_metrics(self, sums: Sequence[Sums], quality: Mapping[str, Tensor]) -> dict[str, float | None]:
         """R² over the test samples of all clients together, each predicted by its own client's model."""
         pooled = R2().value(merged(sums))
         return {"pooled_r2": None if math.isnan(pooled) else pooled}

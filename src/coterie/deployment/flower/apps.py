@@ -20,11 +20,13 @@ except ImportError as error:
 
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
 from coterie.deployment.faults import code_of, spoken_fault
 from coterie.deployment.flower.node import UNANSWERED
+from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.server import Server, fault_of
+from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
@@ -140,37 +142,38 @@ def server_app(agreement_path: Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         given = context.run_config
-        agreement = servers_agreement(agreement_path, str(given["agreement"]))
+        agreement = with_own_terms(agreement_path, str(given["agreement"]))
         directory = private_folder(Path(str(given["directory"])))
         with log_to(directory / LOG):
             server = Server(agreement)
             sites = agreement.sites if given["keyed"] else None
             transport = FlowerTransport(grid, most_bytes(server.federation), sites)
-            Coordinator(server, transport, Logbook(directory, agreement)).run()
+            terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
+            Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 
     return app
 
 
-def servers_agreement(packed: Path, own: str) -> Agreement:
-    """The server's own agreement, which says how long to wait; in all else it must be that of the app."""
+def with_own_terms(packed: Path, path: str) -> Agreement:
+    """The agreement of an app, with the terms of one's own copy that may change; in all else both must be the same."""
     agreement = Agreement.read(packed)
-    if not own:
+    if not path:
         return agreement
-    servers = Agreement.read(Path(own))
-    require(servers.fingerprint == agreement.fingerprint, f"{own}: was changed after this app was packed; start again")
-    return servers
+    own = Agreement.read(Path(path))
+    require(own.fingerprint == agreement.fingerprint, f"{path}: was changed after this app was packed; start again")
+    return own
 
 
 def client_app(agreement_path: Path) -> ClientApp:
     """The Flower ClientApp of a site; its node configuration names the site, its data and its folder.
 
-    `name`, `data` and `state` are needed; `label` names the label column of a table.
+    `name`, `data` and `state` are needed; `agreement` is the site's own copy, `label` names a table's label column.
     """
     app = ClientApp()
 
     def site(context: Context) -> Site:
-        agreement = Agreement.read(agreement_path)
         node: dict[str, Any] = dict(context.node_config)
+        agreement = with_own_terms(agreement_path, str(node.get("agreement") or ""))
         name = str(node["name"])
         data = load_site_data(agreement, Path(str(node["data"])), str(node.get("label") or "label"))
         store = Store(Path(str(node["state"])), agreement.name, name, agreement.fingerprint)

@@ -87,8 +87,8 @@ def write_folder(folder: Path, agreement: Agreement) -> list[Path]:
 def write_app(folder: Path, agreement: Agreement) -> list[Path]:
     """Write the Flower app of a federation: whoever has the same agreement writes the same bytes.
 
-    How long the server waits may change in the course of a federation and is no business of the sites: the app holds
-    the defaults, and the server gets its own terms by another way.
+    Terms that may change in the course of a federation have their defaults in it: for these server and sites have their
+    own copies of the agreement.
     """
     defaults: dict[str, Any] = {item.name: item.default for item in fields(agreement) if item.name in CHANGEABLE}
     agreed = replace(agreement, **defaults)

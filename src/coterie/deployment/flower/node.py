@@ -11,6 +11,7 @@ from typing import Self
 
 from coterie.deployment.flower.app import AGREED, agree
 from coterie.deployment.flower.audit import AUDIT
+from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
@@ -224,8 +225,10 @@ class Node:
         if any(sign in said for sign in PORT_TAKEN) and not self._wished:
             self.port = free_port()
             return refused
+        clock = clock_problem(self.server, self.authority)
         if not refused:
             why = "its key is not known yet, or its last connection still counts" if REFUSED in said else words
+            why = clock or why
             tell(f"the server at {self.server} does not take this site yet ({why}); trying on for {FORGOTTEN:g} s")
             return time.monotonic()
         if time.monotonic() - refused > FORGOTTEN:
@@ -233,6 +236,8 @@ class Node:
             if REFUSED in said:
                 why = "it refuses this site for good: the key is not registered there, or was withdrawn"
                 way_out = "have it accepted with 'coterie federation keys --accept' there, and the server started again"
+            if clock:
+                why, way_out = clock, "then start this again"
             raise CoterieError(f"server = {self.server}: {why}; {way_out}")
         return refused
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from coterie.deployment.flower import guard
 from coterie.errors import CoterieError, require
@@ -39,10 +40,11 @@ class Process:
         self, command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path, lock: Lock | None = None
     ) -> None:
         self.command, self.log = list(command), log
-        self._begin = self._read = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
+            self._file = os.fstat(output.fileno()).st_ino
+            self._begin = self._read = os.fstat(output.fileno()).st_size
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", guard.__file__, str(GRACE), *command],
+                [sys.executable, "-I", guard.__file__, str(GRACE), str(log), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -66,16 +68,24 @@ class Process:
         return self.wait(0)
 
     def said(self) -> str:
-        """What the command has written so far."""
-        with self.log.open("rb") as output:
-            output.seek(self._begin)
-            return output.read().decode("utf-8", errors="replace")
+        """What the command has written so far; if its log was moved away, since then."""
+        return self._content("_begin").decode("utf-8", errors="replace")
+
+    def _content(self, place: Literal["_begin", "_read"]) -> bytes:
+        """The log from a place on. Where it was moved away or cut, a new one is read from its beginning."""
+        try:
+            with self.log.open("rb") as output:
+                found = os.fstat(output.fileno())
+                if found.st_ino != self._file or found.st_size < getattr(self, place):
+                    self._file, self._begin, self._read = found.st_ino, 0, 0
+                output.seek(getattr(self, place))
+                return output.read()
+        except FileNotFoundError:
+            return b""
 
     def news(self) -> list[str]:
         """The lines that the command has written since this was last asked."""
-        with self.log.open("rb") as output:
-            output.seek(self._read)
-            whole = output.read().rpartition(b"\n")
+        whole = self._content("_read").rpartition(b"\n")
         self._read += len(whole[0]) + len(whole[1])
         return COLOURS.sub("", whole[0].decode("utf-8", errors="replace")).splitlines()
 

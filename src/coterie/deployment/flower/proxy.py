@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Protocol
 
 import h11
@@ -250,7 +251,9 @@ class _Connection:
         """Answer a request that is not passed on, if nothing was answered yet."""
         if self._stream.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        headers = [("connection", "close"), ("content-length", str(len(refusal.body)))]
+        # The time is for sites: one whose clock is off learns so from any answer.
+        headers = [("date", formatdate(usegmt=True)), ("connection", "close")]
+        headers.append(("content-length", str(len(refusal.body))))
         if refusal.body:
             headers.append(("content-type", "application/json"))
         begin = h11.Response(status_code=refusal.status, headers=headers)

@@ -32,6 +32,7 @@ from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.result import Result
 from coterie.methods.base import Method
 from coterie.models import build
+from coterie.typed import typed
 
 log = logging.getLogger("coterie")
 
@@ -142,6 +143,7 @@ def _of_client(agreement: Agreement, blueprint: Blueprint, result: Result, clien
     return federation
 
 
+@typed
 def load_model(path: str | Path) -> nn.Module:
     """A site's model from its file, in evaluation mode: `load_model("site-a.safetensors")(inputs)` gives class scores.
 

@@ -15,10 +15,12 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.client.recipe import phases
 from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.training_scores import TrainingSums
 from coterie.core.federation import Federation
+from coterie.core.task.base import SAMPLES
 from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.remote.queue import Pace
-from coterie.engines.remote.worker import Call, Done, Positions
+from coterie.engines.remote.worker import MEASURED, TRAINING, Call, Done, Positions
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 
@@ -59,8 +61,9 @@ class RemoteEngine(Engine):
         samples = [len(self._problem.train[client]) for client in clients]
         results = self._perform(federation, call, samples, self._train_pace, rows)
         lasted = time.perf_counter() - begin
-        measured, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
-        trained = Trained(rows, {name: torch.stack(measured[name]) for name in work.measured}, scores)
+        found, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
+        measured = {name: torch.stack(found[f"{MEASURED}{name}"]) for name in work.measured}
+        trained = Trained(rows, measured, scores, training=_training(found))
         busy = sum(done.seconds for _, done in results)
         tested = sum(done.test_seconds for _, done in results)
         trained.test_seconds = lasted * tested / busy if busy else 0.0
@@ -114,8 +117,8 @@ def _outline(work: Work) -> list[object]:
 
 
 def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple[dict[str, list[Tensor]], list[Score]]:
-    """What was measured (by name) and the scores of every position, in order; `tests` counts each one's samples."""
-    measured: dict[str, dict[int, Tensor]] = {}
+    """What workers sent of every position (by name), and the scores, in order; `tests` counts each one's samples."""
+    sent: dict[str, dict[int, Tensor]] = {}
     scores: dict[int, Score] = {}
     for task, done in results:
         tensors = load(done.tensors) if done.tensors else {}
@@ -127,8 +130,15 @@ def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple
                 position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
             }
         for name, rows in tensors.items():
-            measured.setdefault(name.removeprefix("measured."), {}).update(zip(task, rows, strict=True))
-    return {name: _in_order(found) for name, found in measured.items()}, _in_order(scores)
+            sent.setdefault(name, {}).update(zip(task, rows, strict=True))
+    return {name: _in_order(found) for name, found in sent.items()}, _in_order(scores)
+
+
+def _training(found: dict[str, list[Tensor]]) -> list[TrainingSums]:
+    """The sums over training samples among what workers sent, client by client."""
+    columns = {name.removeprefix(TRAINING): values for name, values in found.items() if name.startswith(TRAINING)}
+    by_client = [dict(zip(columns, map(float, own), strict=True)) for own in zip(*columns.values(), strict=True)]
+    return [{**own, SAMPLES: int(own[SAMPLES])} for own in by_client]
 
 
 def _in_order(found: dict[int, Item]) -> list[Item]:

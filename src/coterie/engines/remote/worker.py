@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.training_scores import Seen, TrainingScores, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows
@@ -71,6 +72,8 @@ class Call:
 
 
 Positions = tuple[int, ...]
+MEASURED, TRAINING = "measured.", "training."
+"""Begin the names of what was measured, and of sums over training samples, among a task's tensors."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,13 @@ class TaskWorker:
         if self._together is not None and own_room is not None:
             trained = self._together.train(federation, self._work, self._clients(task))
             own_room |= trained.rows
-            return _named(trained.measured) | _joined(trained.scores), trained.test_seconds
+            found = _named(trained.measured) | _joined(trained.scores) | _as_columns(trained.training)
+            return found, trained.test_seconds
         if own_room is not None:
             own_room |= empty_rows(federation, self._work, len(task))
         measured: dict[str, list[Tensor]] = {name: [] for name in self._work.measured}
         scores: list[Score] = []
+        training = TrainingScores(self._problem.task, len(task))
         seconds = 0.0
         for place, position in enumerate(task):
             self._position = position
@@ -215,14 +220,16 @@ class TaskWorker:
                 rows = [(slot, matrix[place]) for slot, matrix in own_room.items()]
             else:
                 rows = [(slot, self._buffers[number][position]) for slot, number in call.rows.items()]
-            values, score, lasted = do_work(self._worker, federation, call.clients[position], self._work, rows)
+            seen: Seen = []
+            values, score, lasted = do_work(self._worker, federation, call.clients[position], self._work, rows, seen)
+            training.take(place, seen)
             for name, value in values.items():
                 measured[name].append(value)
             if score is not None:
                 scores.append(score)
             seconds += lasted
         together = {name: torch.stack(values) for name, values in measured.items()}
-        return _named(together) | _joined(scores), seconds
+        return _named(together) | _joined(scores) | _as_columns(training.sums()), seconds
 
     def _test(self, task: Positions) -> dict[str, Tensor]:
         call, scores = self._call, []
@@ -254,7 +261,13 @@ class TaskWorker:
 
 
 def _named(measured: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"measured.{name}": values for name, values in measured.items()}
+    return {f"{MEASURED}{name}": values for name, values in measured.items()}
+
+
+def _as_columns(training: Sequence[TrainingSums]) -> dict[str, Tensor]:
+    """Sums over training samples, each quantity's of all clients of a task together: `[len(task)]`."""
+    columns = {name: [own[name] for own in training] for name in training[0]}
+    return {f"{TRAINING}{name}": torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:

@@ -81,8 +81,8 @@ class HandWrittenNet:
 
     def gradients(
         self, weights: Tensors, into: Tensors, x: Tensor, labels: Tensor, shares: Tensor, *, head_only: bool
-    ) -> None:
-        """Write the gradients `into` place.
+    ) -> Tensor:
+        """Write the gradients `into` place; what the models put out, `[k, B, C]`.
 
         `x [k, B, ...]` are samples, or features if only the head is trained; `shares [k, B]` are what each sample
         counts in its client's mean, 0 where it is padding. Tensors that `into` lacks are not trained. Each is best
@@ -94,6 +94,7 @@ class HandWrittenNet:
         grad = self._head.backward(weights, above, grad, into, not head_only)
         if not head_only:
             self._trunk.backward(weights, below, grad, into, False)
+        return outputs
 
 
 class _Linear:

@@ -28,6 +28,8 @@ class StackedBatch:
         self._inputs = None if is_features else x
         self._features = x if is_features else None
         self._tensors: dict[str, Tensors] = {}
+        # What a term that was computed for each client asked of the models' outputs, if it did: [k, B, C].
+        self.computed: Tensor | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -70,13 +72,17 @@ class StackedBatch:
             slots: dict[str, Tensors],
             taken: Tensor,
             values: dict[str, Tensor],
-        ) -> Tensor:
-            return function(OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features))
+        ) -> tuple[Tensor, ...]:
+            batch = OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features)
+            found = function(batch)
+            return (found,) if batch.computed is None else (found, batch.computed)
 
         per_value = {name: 0 if federation.kinds[name].per_client else None for name in values}
         batched = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, per_value))
-        out: Tensor = batched(self.labels, self.inputs, self.features, slots, taken, values)
-        return out
+        out: tuple[Tensor, ...] = batched(self.labels, self.inputs, self.features, slots, taken, values)
+        if self.computed is None and len(out) > 1:
+            self.computed = out[1].detach()
+        return out[0]
 
 
 class OneClient:
@@ -100,6 +106,7 @@ class OneClient:
         self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
         self._features = features
         self._logits: Tensor | None = None
+        self._apart: Tensor | None = None
 
     @property
     def features(self) -> Tensor:
@@ -115,6 +122,17 @@ class OneClient:
         if self._logits is None:
             self._logits = self.head(self.slot)
         return self._logits
+
+    @property
+    def classifier_logits(self) -> Tensor:
+        """The same numbers with a gradient for the classifier alone: `[B, C]`."""
+        self._apart = self.head(self.slot, self.features.detach())
+        return self._apart
+
+    @property
+    def computed(self) -> Tensor | None:
+        """The same numbers, if anybody has asked for them: `[B, C]`."""
+        return self._apart if self._logits is None else self._logits
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[B, C]`."""

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Measure, Phase, Recipe, phases, trained_slots
+from coterie.client.recipe import Measure, Phase, Recipe, phases, told_phase, trained_slots
 from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
+from coterie.client.training_scores import TrainingScores
 from coterie.core.federation import Federation
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
@@ -96,9 +97,11 @@ class Stacked(Engine):
         order = torch.argsort(sizes, descending=True, stable=True)
         back = torch.argsort(order)
         stack = Stack(self._ground, federation, cohort[order])
-        measured = self._do(stack, work, back)
+        training = TrainingScores(self.problem.task, len(cohort))
+        measured = self._do(stack, work, back, training)
         rows = {slot: federation[slot].columns.take(stack.rows(slot)).cpu()[back] for slot in work.slots}
-        trained = Trained(rows, measured)
+        told = training.sums()
+        trained = Trained(rows, measured, training=[told[position] for position in back.tolist()])
         if work.test:
             begin = time.perf_counter()
             scores = self._test(stack, keep_scores=False)
@@ -106,13 +109,13 @@ class Stacked(Engine):
             trained.test_seconds = time.perf_counter() - begin
         return trained
 
-    def _do(self, stack: Stack, work: Work, back: Tensor) -> dict[str, Tensor]:
+    def _do(self, stack: Stack, work: Work, back: Tensor, training: TrainingScores) -> dict[str, Tensor]:
         """Do what the recipe says; what was measured, in the cohort's order (`back` leads to it)."""
         measured: dict[str, Tensor] = {}
-        number = 0
+        number, telling = 0, told_phase(work.recipe, self.method.tested)
         for step in work.recipe:
             if isinstance(step, Phase):
-                StackedPhase(stack, step, number).run()
+                StackedPhase(stack, step, number).run(training if number == telling else None)
                 number += 1
             elif isinstance(step, Measure):
                 measured[step.name] = self._measured(stack, step, work, back)

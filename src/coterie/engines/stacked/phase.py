@@ -11,10 +11,12 @@ from torch import Tensor
 
 from coterie.client.recipe import Phase
 from coterie.client.terms import RECEIVED, task_loss
+from coterie.client.training_scores import TrainingScores
 from coterie.core.columns import Columns
 from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import StackedBatch
+from coterie.engines.stacked.last_epoch import LastEpoch
 from coterie.engines.stacked.model import chunks, padded
 from coterie.engines.stacked.schedule import Schedule
 from coterie.engines.stacked.stack import Stack
@@ -80,30 +82,47 @@ class StackedPhase:
                 part = span.contiguous() if self.by_hand else span
                 yield StackedPart(slot, slice(start, stop), self.factor * rate, part, torch.zeros_like(part))
 
-    def run(self) -> None:
-        """Every step of every client, as many clients at a time as still have steps to take."""
-        own = padded([self.stack.ground.problem.train[client] for client in self.stack.clients.tolist()])
-        if self.by_hand:
-            self._run_by_hand(self.by_hand, own)
-        else:
-            for index, x, shares in self._batches(own):
-                part = slice(0, len(index))
-                batch = StackedBatch(self.stack, self.phase.slot, index, part, x, is_features=self.head_only)
-                self._step(self._gradients(batch, shares), len(index))
+    def run(self, training: TrainingScores | None = None) -> None:
+        """Every step of every client, as many clients at a time as still have steps to take.
 
-    def _run_by_hand(self, net: HandWrittenNet, own: Tensor) -> None:
+        `training`, if given, is told what the models put out for their samples in their last epoch.
+        """
+        stack, problem = self.stack, self.stack.ground.problem
+        own = padded([problem.train[client] for client in stack.clients.tolist()])
+        schedule = self._schedule()
+        samples = own[torch.arange(len(own))[:, None], schedule.positions].to(stack.ground.device)  # [S, m, B]
+        told = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
+        if self.by_hand:
+            self._run_by_hand(self.by_hand, own, schedule, samples, told)
+            return
+        for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
+            part = slice(0, len(index))
+            batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
+            self._step(self._gradients(batch, shares), len(index))
+            if told is not None and batch.computed is not None:
+                told.take(step, batch.computed)
+        if told is not None:
+            told.score()
+
+    def _run_by_hand(
+        self, net: HandWrittenNet, own: Tensor, schedule: Schedule, samples: Tensor, told: LastEpoch | None
+    ) -> None:
         ground, rows = self.stack.ground, self.stack.trained[self.phase.slot]
         grads = [torch.empty_like(part.rows) for part in self.parts]
         mounted = 0
-        for index, x, shares in self._batches(own):
+        for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
             if len(index) != mounted:
                 mounted = len(index)
                 weights = ground.net.tensors(rows[:mounted]) | self._tensors(
                     [part.rows for part in self.parts], mounted
                 )
                 into = self._tensors(grads, mounted)
-            net.gradients(weights, into, x, ground.labels[index], shares, head_only=self.head_only)
+            outputs = net.gradients(weights, into, x, ground.labels[index], shares, head_only=self.head_only)
             self._step([grad[:mounted] for grad in grads], mounted)
+            if told is not None:
+                told.take(step, outputs)
+        if told is not None:
+            told.score()
         for part in self.parts:
             rows[:, part.span] = part.rows
 
@@ -113,21 +132,24 @@ class StackedPhase:
         found = [(entries[part.span.start], matrix) for part, matrix in zip(self.parts, rows, strict=True)]
         return {entry.name: entry.view(matrix[:k]) for entry, matrix in found}
 
-    def _batches(self, own: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
+    def _schedule(self) -> Schedule:
+        """Which samples every client takes in every step."""
         stack, ground = self.stack, self.stack.ground
         sizes = [len(ground.problem.train[client]) for client in stack.clients.tolist()]
         streams = [
             torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, int(key))
             for key in stack.federation.keys[stack.clients]
         ]
-        schedule = Schedule.of(sizes, streams, self.epochs, ground.problem.training.batch)
-        clients = torch.arange(len(own))[:, None]
-        samples = own[clients, schedule.positions].to(ground.device)  # [S, m, B]
+        return Schedule.of(sizes, streams, self.epochs, ground.problem.training.batch)
+
+    def _batches(self, own: Tensor, schedule: Schedule, samples: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
+        ground = self.stack.ground
         source, places = ground.inputs, samples
         if self.head_only:
             features = self._features(own.to(ground.device))
             source = features.flatten(0, 1)
+            clients = torch.arange(len(own))[:, None]
             places = (clients * own.shape[1] + schedule.positions).to(ground.device)
         shares = schedule.shares.to(ground.device)
         a_step = max(1, places[0].numel() * source[0].numel())
@@ -162,7 +184,9 @@ class StackedPhase:
         batch.leaves = leaves
         loss = self.stack.ground.problem.task.loss
         if self.phase.terms == (task_loss,) and isinstance(loss, LossWithSlope):
-            flat = loss(batch.logits.flatten(0, 1), batch.labels.flatten())
+            outputs = batch.logits
+            batch.computed = outputs.detach()
+            flat = loss(outputs.flatten(0, 1), batch.labels.flatten())
             losses = flat.view(batch.labels.shape)
         else:
             losses = torch.stack([batch.per_client(term) for term in self.phase.terms]).sum(0)

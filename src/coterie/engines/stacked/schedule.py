@@ -16,6 +16,7 @@ class Schedule:
     positions: Tensor  # [S, m, B], among the client's own samples
     shares: Tensor  # [S, m, B], what a sample counts in its batch's mean: 0 where padded
     active: list[int]  # [S], how many clients take each step
+    early: list[int]  # [S], how many of these are not in their last epoch yet: the first ones
 
     @classmethod
     def of(cls, sizes: Sequence[int], streams: Sequence[torch.Generator], epochs: int, batch: int) -> Schedule:
@@ -24,6 +25,8 @@ class Schedule:
         >>> schedule = Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=1, batch=2)
         >>> schedule.active, schedule.shares[:, 0].tolist()
         ([2, 1], [[0.5, 0.5], [1.0, 0.0]])
+        >>> Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=2, batch=2).early
+        [2, 1, 0, 0]
         """
         width = min(batch, max(sizes))
         counts = torch.tensor(sizes)
@@ -39,4 +42,4 @@ class Schedule:
         shares = (torch.arange(width) < left[..., None]) / left.clamp(min=1)[..., None]
         place = epoch.clamp(max=epochs - 1) * longest + number
         positions = drawn.view(len(sizes), -1, width)[torch.arange(len(sizes)), place]
-        return cls(positions, shares, (left > 0).sum(1).tolist())
+        return cls(positions, shares, (left > 0).sum(1).tolist(), (epoch < epochs - 1).sum(1).tolist())

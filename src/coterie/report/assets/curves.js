@@ -71,6 +71,31 @@ function runCurves(parent, run) {
   }
 }
 
+/** The loss on the samples that clients train on, and beside it that on their test samples. */
+function trainingCurve(parent, run) {
+  const one = run.training;
+  if (!one) return;
+  const tested = one.tested.some(known);
+  const loss = { name: 'loss', share: false };
+  const all = [...one.q10, ...one.q90, ...one.mean, ...one.tested];
+  figure(parent, {
+    title: 'Training loss of the clients that took part',
+    legend: [
+      [lineMark('var(--s2)'), 'mean over clients'],
+      [areaMark('var(--s2)', 0.38), 'middle half of the clients'],
+      [areaMark('var(--s2)', 0.16), 'all but the outer tenths'],
+      ...(tested ? [[lineMark('var(--s5)', '5 4'), 'on test samples, right after']] : []),
+    ],
+    how: 'How to read: the task’s loss on the clients’ own training samples in their last epoch, as training met them. Lower is better; a test loss that rises while this one falls tells of overfitting.',
+  }, (width) => lines(width, 280, {
+    series: [
+      { label: 'training, mean', xs: one.rounds, ys: one.mean, colour: 'var(--s2)', bands: [[one.q10, one.q90, 0.16], [one.q25, one.q75, 0.26]] },
+      ...(tested ? [{ label: 'test, mean', xs: one.rounds, ys: one.tested, colour: 'var(--s5)', dash: '5 4', thin: true }] : []),
+    ],
+    y: extent([...all, 0], 0.03), xTitle: 'round', yTitle: 'loss', yText: (value) => (known(value) ? plainScore(loss)(value) : '–'),
+  }));
+}
+
 /** Layers that add up, over rounds: bytes up and down, seconds by activity. */
 function stacked(width, height, { rounds, layers, yTitle, yText, told }) {
   const totals = rounds.map((_, i) => layers.reduce((sum, one) => sum + one.values[i], 0));

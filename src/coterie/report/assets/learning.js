@@ -78,7 +78,7 @@ function learning(parent, run) {
     figure(grid, {
       title: 'Who learns from whom: the weights W of the round',
       legend: absent ? [[areaMark('var(--absent)'), 'took no part']] : [],
-      how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws dark blocks along the diagonal. Colours follow the square root of the weight; the darkest is the largest weight between different clients, of all rounds.',
+      how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws blocks along the diagonal. Colours follow the square root of the weight; the strongest is the largest weight between different clients, of all rounds.',
     }, (width) => matrix(width, run, {
       value, most, rowTitle: 'learns', columnTitle: 'from',
       tell: (i, j, found) => `client ${run.clients[i]} from client ${run.clients[j]}, round ${round()}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}${run.overlap ? `\ntheir classes overlap by ${(100 * run.overlap[i][j]).toFixed(1)} %` : ''}`,

@@ -29,12 +29,15 @@ function oneRun(parent, run) {
   parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.clients.length} clients`, `seed ${run.seed}`, run.state].join(' · ')));
   tiles(parent, run);
   listed(parent, 'What went wrong', run.wrong);
-  if (Object.keys(run.curves).length) runCurves(section(parent, 'Over the rounds', 'grid thirds'), run);
-  else parent.append(make('div', { class: 'card' }, 'No round was tested: there are no curves.'));
+  const rounds = section(parent, 'Over the rounds', 'grid thirds');
+  if (Object.keys(run.curves).length) runCurves(rounds, run);
+  else rounds.append(make('div', { class: 'card' }, 'No round was tested: there are no curves of scores.'));
+  trainingCurve(rounds, run);
   const people = section(parent, 'The clients');
   clientRows(people, run);
   bubbles(people, run);
   if (run.counts === null) people.append(make('div', { class: 'card' }, `The partition by classes is not shown: ${run.why}.`));
+  runQuality(section(parent, 'The finished models'), run);
   parent.append(make('h2', {}, 'Who learns from whom'));
   learning(parent, run);
   if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
@@ -49,6 +52,7 @@ if (content.comparison) {
   comparisonTable(place, content.comparison);
   several(section(place, 'The methods compared'), content.comparison);
   gains(section(place, 'Who gained, who lost'), content.comparison);
+  methodsQuality(section(place, 'The finished models compared'), content.comparison);
 }
 const run = make('section', { id: 'run' });
 if (content.runs.length > 1) {

@@ -29,11 +29,28 @@ function several(parent, comparison) {
   panel(`${name} as received, against time`, 'received', 'seconds', `${unit} of computation so far`, plainNumber, 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.', size);
 }
 
+const UNITS = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+/** How cells follow each other: by the number at their beginning, with its unit; else as texts. Dashes come last. */
+function inOrder(one, other) {
+  const [a, b] = [one, other].map((text) => {
+    const [, digits, unit] = text.match(/^(-?[0-9.]+(?:e[+-]?[0-9]+)?)(?:[^A-Za-z]*([kMGT]?B))?/) || [];
+    return digits === undefined ? Infinity : Number(digits) * (UNITS[unit] || 1);
+  });
+  return a === b ? one.localeCompare(other) : a - b;
+}
 function comparisonTable(parent, { table }) {
-  const head = make('tr', {}, ...['method', 'seeds', ...table.columns].map((title) => make('th', {}, title)));
   const rows = table.rows.map((row) => make('tr', {}, ...[row.method, row.seeds, ...row.cells].map((text) => make('td', {}, text))));
+  const body = make('tbody', {}, ...rows);
+  const heads = ['method', 'seeds', ...table.columns].map((title) => make('th', {}, make('button', { type: 'button', class: 'sort', title: 'sort' }, title)));
+  heads.forEach((head, column) => head.firstChild.addEventListener('click', () => {
+    const down = head.getAttribute('aria-sort') === 'ascending';
+    for (const one of heads) one.removeAttribute('aria-sort');
+    head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+    rows.sort((a, b) => (down ? -1 : 1) * inOrder(a.cells[column].textContent, b.cells[column].textContent));
+    body.replaceChildren(...rows);
+  }));
   const notes = [table.note, table.settings].filter(Boolean).map((text) => make('p', { class: 'soft' }, text));
-  parent.append(make('div', { class: 'card' }, make('h3', {}, 'The methods in numbers'), make('div', { class: 'scroll' }, make('table', {}, make('thead', {}, head), make('tbody', {}, ...rows))), make('p', {}), ...notes));
+  parent.append(make('div', { class: 'card' }, make('h3', {}, 'The methods in numbers'), make('div', { class: 'scroll' }, make('table', {}, make('thead', {}, make('tr', {}, ...heads)), body)), make('p', {}), ...notes));
 }
 
 /** Every client a dot: how much better or worse than by training alone. */
@@ -64,7 +81,7 @@ function gains(parent, { gains: found, metric }) {
       rows.forEach((one, place) => {
         const y = place * row;
         svg.append(draw('text', { class: 'name', x: 4, y: y + 16 }, one.method));
-        svg.append(draw('text', { x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
+        svg.append(draw('text', { class: 'told', x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
         svg.append(draw('line', { x1: px(one.mean), x2: px(one.mean), y1: y + 28, y2: y + 62, stroke: 'var(--ink)', 'stroke-width': 2.5 }));
         one.gains.forEach((gain, i) => {
           const colour = gain.gain > 1e-9 ? 'var(--s0)' : gain.gain < -1e-9 ? 'var(--s1)' : 'var(--s5)';

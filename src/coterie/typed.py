@@ -1,0 +1,316 @@
+"""Arguments checked against their annotations where Python users hand them in: a wrong type is one line, not a trace.
+
+What a command line or a file says is text, and `coterie.options` reads it. What Python says has types already: nothing
+is guessed here. Numbers of NumPy become plain ones, whole numbers stand for others where they say the same, classes are
+looked for as they are annotated, and annotations that nobody can check let everything pass.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import types
+import typing
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+
+from coterie.errors import CoterieError, unknown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LONGEST = 60
+"""Letters of a value in a message."""
+EXAMPLE = "example"
+"""The key in a field's metadata under which stands what could be given."""
+_NOT_LISTS = (str, bytes, Mapping)
+_COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
+    """`value` as what is wanted there, if it is that; otherwise an error that says what it must be.
+
+    >>> import numpy as np
+    >>> fitting("rounds", np.int64(5), int), fitting("lr", 1, float), fitting("seeds", range(2), Sequence[int])
+    (5, 1.0, (0, 1))
+    >>> fitting("rounds", "5", int)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: rounds = '5': must be a whole number
+    """
+    try:
+        return _any_of(value, wanted)
+    except _UnfitError:
+        pass  # said below, with what would fit
+    words = [word for one in _alternatives(wanted) if get_origin(one) is typing.Literal for word in get_args(one)]
+    if words and isinstance(value, str):
+        raise unknown(option, value, words)
+    such = f", such as {example}" if example else ""
+    raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{such}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: itself if it is short, else what it is.
+
+    >>> shown("5"), shown(None), shown([1] * 99)
+    ("'5'", 'None', 'a list')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | int | float | list | tuple | dict | set | range):
+        text = repr(value)
+        if len(text) <= LONGEST and "\n" not in text:
+            return text
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def spoken(wanted: Any) -> str:
+    """An annotation in words.
+
+    >>> spoken(int | None), spoken(Sequence[str]), spoken(Mapping[str, float])
+    ('a whole number or None', 'a list, each of it text', 'a table of names, each with a number')
+    """
+    words = list(dict.fromkeys(map(_word, _alternatives(wanted))))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+class TypedOptions(ABCMeta):
+    """The type of classes of options: dataclasses whose arguments are checked, however they come to be made.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Pull(metaclass=TypedOptions):
+    ...     mu: float = 0.01
+    >>> Pull(1)
+    Pull(mu=1.0)
+    >>> Pull(nu=1)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: unknown option of Pull 'nu' (allowed: mu)
+    """
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What the class is called with: notebooks show it, where they would show `__call__`'s."""
+        return _signature(cls)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance of what was given, checked."""
+        if not _takes_its_options(cls):
+            return super().__call__(*args, **kwargs)  # somebody wrote what it is made with by hand
+        return super().__call__(**_checked_options(cls, args, kwargs))
+
+    def unknown_option(cls, name: str, value: object) -> CoterieError:
+        """The error for an option that the class has not; a class may know more about where it belongs."""
+        return unknown(f"option of {cls.__name__}", name, _options(cls))
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose arguments are checked against its annotations.
+
+    >>> @typed
+    ... def double(number: int) -> int:
+    ...     return 2 * number
+    >>> double("2")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: number = '2': must be a whole number
+    >>> double()
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: double needs number: a whole number
+    """
+    signature, name = inspect.signature(function), function.__name__
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        hints = _hints(function)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _misfit(name, signature, hints, kwargs, error) from None
+        for option, value in bound.arguments.items():
+            if signature.parameters[option].kind not in _COLLECTED:
+                bound.arguments[option] = fitting(option, value, hints.get(option, Any))
+        return function(*bound.args, **bound.kwargs)
+
+    return checked
+
+
+class _UnfitError(Exception):
+    """A value is not what was looked for."""
+
+
+@functools.cache
+def _hints(thing: Any) -> dict[str, Any]:
+    """The annotations of arguments; none where they name what only their author could see."""
+    if isinstance(thing, types.FunctionType):
+        # What a function returns may be known to type checkers alone.
+        arguments = types.FunctionType(thing.__code__, thing.__globals__)
+        arguments.__annotations__ = {name: one for name, one in thing.__annotations__.items() if name != "return"}
+        thing = arguments
+    try:
+        return get_type_hints(thing)
+    except NameError:
+        return {}
+
+
+@functools.cache
+def _signature(cls: type) -> inspect.Signature:
+    made: Any = getattr(cls, "__init__")  # noqa: B009 (mypy takes it for that of an instance)
+    own = inspect.signature(made)
+    return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+@functools.cache
+def _options(cls: type) -> dict[str, str]:
+    """The options of a dataclass, each with an example if its field has one."""
+    made: Any = cls
+    return {item.name: str(item.metadata.get(EXAMPLE, "")) for item in fields(made) if item.init}
+
+
+def _takes_its_options(cls: TypedOptions) -> bool:
+    """Whether a class is made from the options that it has as a dataclass."""
+    taken = set(cls.__signature__.parameters)
+    return is_dataclass(cls) and taken == set(_options(cls))
+
+
+def _checked_options(cls: TypedOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    known = _options(cls)
+    for name, value in kwargs.items():
+        if name not in known:
+            raise cls.unknown_option(name, value)
+    try:
+        given = cls.__signature__.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise _misfit(cls.__name__, cls.__signature__, _hints(cls), kwargs, error) from None
+    hints = _hints(cls)
+    return {name: fitting(name, value, hints.get(name, Any), known[name]) for name, value in given.items()}
+
+
+def _misfit(
+    name: str, signature: inspect.Signature, hints: Mapping[str, Any], given: Mapping[str, Any], error: TypeError
+) -> CoterieError:
+    """Why arguments are not those of a call."""
+    known = signature.parameters
+    for option in given:
+        if option not in known:
+            return unknown(f"argument of {name}", option, [one for one in known if one not in ("self", "cls")])
+    for option, parameter in known.items():
+        if f"'{option}'" in str(error) and parameter.default is inspect.Parameter.empty and "missing" in str(error):
+            return CoterieError(f"{name} needs {option}: {spoken(hints.get(option, Any))}")
+    named = [option for option, one in known.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    return CoterieError(f"{name}: {error}; without names it takes {', '.join(named) or 'none'}")
+
+
+def _alternatives(wanted: Any) -> list[Any]:
+    if get_origin(wanted) in (typing.Union, types.UnionType):
+        return sorted(get_args(wanted), key=lambda one: one is type(None))
+    return [wanted]
+
+
+def _as(value: Any, wanted: Any) -> Any:
+    """The value as one of the alternatives; an error if it is none."""
+    if wanted is Any:
+        return value
+    if wanted in _PLAIN:
+        return _PLAIN[wanted](value)
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is typing.Literal:
+        return _require(value, isinstance(value, str) and value in inner)
+    if origin is type:
+        return _require(value, isinstance(value, type) and issubclass(value, inner[0]))
+    if origin is collections.abc.Callable:
+        return _require(value, callable(value))
+    if origin in (collections.abc.Sequence, list):
+        return _elements(value, inner[0])
+    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+        return _elements(_require(value, isinstance(value, list | tuple)), inner[0])
+    if origin is collections.abc.Mapping:
+        return _entries(value, *inner)
+    if isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False):
+        return _require(value, isinstance(value, wanted))
+    return value  # an annotation that nobody can check
+
+
+def _require(value: Any, fits: bool) -> Any:
+    if not fits:
+        raise _UnfitError
+    return value
+
+
+def _elements(value: Any, inner: Any) -> tuple[Any, ...]:
+    _require(value, isinstance(value, Iterable) and not isinstance(value, _NOT_LISTS))
+    return tuple(_any_of(one, inner) for one in value)
+
+
+def _entries(value: Any, key: Any, inner: Any) -> dict[Any, Any]:
+    _require(value, isinstance(value, Mapping))
+    return {_any_of(name, key): _any_of(one, inner) for name, one in value.items()}
+
+
+def _any_of(value: Any, wanted: Any) -> Any:
+    # Where both may be, 1 is a whole number and 1.0 is not.
+    for candidate in sorted(_alternatives(wanted), key=lambda one: one is not type(value)):
+        try:
+            return _as(value, candidate)
+        except _UnfitError:
+            continue
+    raise _UnfitError
+
+
+def _whole(value: Any) -> int:
+    whole = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
+    return int(_require(value, whole and not isinstance(value, bool)))
+
+
+def _number(value: Any) -> float:
+    return float(_require(value, isinstance(value, Real) and not isinstance(value, bool)))
+
+
+def _truth(value: Any) -> bool:
+    return bool(_require(value, isinstance(value, bool)))
+
+
+def _text(value: Any) -> str:
+    return str(_require(value, isinstance(value, str)))
+
+
+def _nothing(value: Any) -> None:
+    _require(value, value is None)
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    str: _text,
+    type(None): _nothing,
+}
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+
+
+def _word(wanted: Any) -> str:
+    """One alternative in words."""
+    if wanted in _WORDS:
+        return _WORDS[wanted]
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin is type:
+        return f"a class that extends {inner[0].__name__}"
+    if origin is collections.abc.Callable:
+        return "a function"
+    if origin is tuple and inner[0] is Any:
+        return "a tuple"
+    if origin in (collections.abc.Sequence, list, tuple):
+        return "a list" if inner[0] is Any else f"a list, each of it {spoken(inner[0])}"
+    if origin is collections.abc.Mapping:
+        return f"a table of names, each with {spoken(inner[1])}"
+    name = getattr(wanted, "__name__", str(wanted))
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

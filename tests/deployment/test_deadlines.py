@@ -208,6 +208,21 @@ def test_another_task_of_the_same_round_is_trained(tmp_path: Path) -> None:
     assert site.work(task).note["seconds"] != first.note["seconds"]  # what came of it is gone
 
 
+def test_an_answer_that_cannot_be_kept_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Together(agreed("local"), tmp_path)
+    together.admit()
+    task = together.server.open_round(list(SITES))["site-a"]
+    site = together.sites["site-a"]
+    assert site.work(task).note == site.work(task).note  # nothing to send is kept, too
+
+    def full(self: Store, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "keep_answer", full)
+    answer = together.sites["site-b"].work(replace(task, note=task.note | {"client": 1}))
+    assert answer.note["diverged"] is False
+
+
 def test_after_a_restart_the_server_waits_for_those_who_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

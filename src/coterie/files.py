@@ -61,6 +61,14 @@ def link_whole(source: Path, path: Path) -> None:
     partial.replace(path)
 
 
+def private_folder(path: Path) -> Path:
+    """A folder for its owner alone, made if need be, and made so if it was there and open to others."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
 @contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[None]:
     """Hold a lock while inside: the file stays, the lock ends with this process at the latest, however it ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shlex
 import sys
@@ -27,8 +28,10 @@ INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # A process of its own would take seconds to load PyTorch, which is here already.
-    for side in ("server", "client"):
+    for side in ("server", "client", "join"):
         monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    # So would Flower, to pack an app.
+    monkeypatch.setattr("coterie.deployment.flower.app.packed_app", lambda folder: b"packed")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "good.npz", x=rng.random((9, 8, 8), np.float32), y=np.arange(9) % 3)
     np.savez(tmp_path / "wide.npz", x=rng.random((9, 8, 9), np.float32), y=np.arange(9) % 3)
@@ -41,7 +44,15 @@ def said(capsys: pytest.CaptureFixture[str], line: str) -> Answer:
 
 def made(capsys: pytest.CaptureFixture[str], keys: bool = True) -> None:
     assert said(capsys, INIT).code == 0
-    assert not keys or said(capsys, "federation keys fed").code == 0
+    if not keys:
+        return
+    assert said(capsys, "federation keys fed").code == 0
+    for site in ("site-a", "site-b"):
+        joined = said(capsys, f"federation join fed --name {site}")
+        assert joined.code == 0, joined.err
+        (line,) = [line for line in joined.out.splitlines() if "--accept" in line]
+        answer = call(capsys, *shlex.split(line.replace("DIR", "fed"))[1:])
+        assert answer.code == 0, answer.err
 
 
 def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
@@ -53,7 +64,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     assert shown == {name: str(items[name]) for name in shown}
 
 
-@pytest.mark.parametrize("command", ["init", "keys", "server", "client"])
+@pytest.mark.parametrize("command", ["init", "keys", "join", "server", "client"])
 def test_every_option_is_explained(command: str) -> None:
     for argument in app["federation"][command].assemble_argument_collection():
         if argument.show:
@@ -68,9 +79,10 @@ def test_help_and_typing_errors_load_nothing_heavy(arguments: list[str]) -> None
 
 
 @pytest.mark.thorough
-def test_a_launcher_that_runs_for_days_loads_no_pytorch(folder: Path) -> None:
+def test_a_launcher_that_runs_for_days_loads_no_pytorch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys, keys=False)
     after = "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
-    line = "federation client --name a --data good.npz --insecure --commands"
+    line = "federation client fed --name site-a --data good.npz --insecure --commands"
     assert finish(start(*shlex.split(line), after=after)).out.splitlines()[-1] == "[]"
 
 
@@ -86,7 +98,7 @@ def test_init_writes_what_was_given(folder: Path, capsys: pytest.CaptureFixture[
     assert (found.class_names, found.model, found.rounds, found.lr) == (("x", "y", "z"), "cnn", 7, 0.1)
     assert (found.least_sites, found.deadline, found.plain()["set"]) == (2, 30.0, {"mu": 0.5})
     assert "coterie federation keys fed" in answer.out
-    assert "--name c --data PATH --key c --root-certificate ca.pem" in answer.out
+    assert "coterie federation join federation.toml --name c --root-certificate ca.pem" in answer.out
 
 
 def test_init_like_sample_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,14 +110,47 @@ def test_init_like_sample_data(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (two.shape, two.class_names) == ((2,), ("cat", "dog"))
 
 
-def test_keys_say_who_gets_what(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_say_what_comes_next(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(capsys, keys=False)
     answer = said(capsys, "federation keys fed --host server.example.org,192.0.2.7 --host other.example.org")
     assert answer.code == 0
-    assert "site-a: fed/keys/sites/site-a fed/keys/ca.pem\n" in answer.out
+    assert "No key yet of site-a, site-b. Each gets fed/federation.toml and fed/keys/ca.pem" in answer.out
     assert "holds for localhost, 127.0.0.1, ::1, server.example.org, 192.0.2.7, other.example.org" in answer.out
     assert "nothing to do" in said(capsys, "federation keys fed").out
-    assert "former keys of site-b are shut out" in said(capsys, "federation keys fed --renew site-b").out
+
+
+def test_a_site_joins_and_its_key_is_accepted_replaced_and_removed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(capsys)
+    own = folder / "fed" / "sites" / "site-a"
+    assert (own / "key").stat().st_mode & 0o777 == 0o600
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert (own / "ca.pem").read_bytes() == (folder / "fed" / "keys" / "ca.pem").read_bytes()
+    assert not list((folder / "fed" / "keys" / "sites").glob("site-a")), "the server has no private key"
+    again = said(capsys, "federation join fed --name site-a")
+    assert (own / "key.pub").read_text().strip() in again.out, "joining again shows the same key"
+    assert hashlib.sha256(b"packed").hexdigest() in again.out
+    assert said(capsys, "federation join fed --name site-a --new-key").code == 0
+    answer = said(capsys, f"federation keys fed --accept site-a={own / 'key.pub'}")
+    assert "the key of site-a is replaced" in answer.out
+    assert "Keys count when the server is started next" in answer.out
+    assert "the key of site-b is removed" in said(capsys, "federation keys fed --remove site-b").out
+    warned = said(capsys, "federation server fed --commands")
+    assert "no key of site-b is accepted, which cannot join" in warned.err
+
+
+def test_a_changed_agreement_is_accepted_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys)
+    file = folder / "fed" / "federation.toml"
+    file.write_text(file.read_text().replace("rounds = 20", "rounds = 21"))
+    answer = said(capsys, "federation join fed --name site-a")
+    assert answer.code == 2
+    assert "differs from the one accepted before in rounds; read it, and accept it with --changed" in answer.err
+    kept = folder / "fed" / "sites" / "site-a" / "federation.toml"
+    assert "rounds = 20" in kept.read_text()
+    assert said(capsys, "federation join fed --name site-a --changed").code == 0
+    assert "rounds = 21" in kept.read_text()
 
 
 def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,42 +158,62 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     answer = said(capsys, "federation server fed --port 8123 --commands")
     assert (answer.code, answer.err) == (0, "")
     lines = [shlex.split(line, comments=True) for line in answer.out.splitlines()]
-    link, executor, *registered, run = lines[2:]
-    assert link[:5] == ["flower-superlink", "--host", "127.0.0.1", "--port", "8123"]
+    link, executor, *registered, front, run = lines[2:]
+    assert link[:4] == ["flower-superlink", "--host", "127.0.0.1", "--port"]
+    inner = link[4]
+    assert inner != "8123"
     assert "--enable-supernode-auth" in link
     assert "--insecure" not in link
     assert executor[0] == "flower-superexec"
     assert [words[-1] for words in registered] == ["site-a", "site-b"]
-    assert run == ["flwr", "run", str(folder / "fed"), "coterie", "--run-config", f'directory="{folder}/fed/server"']
-    assert "127.0.0.1:8123" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
+    assert front[1:9] == (
+        f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
+    )
+    assert front[-2:] == ["--keys", str(folder / "fed" / "keys")]
+    assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
+    assert run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true'
+    assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
+    assert (folder / "fed" / "server" / "app" / "pyproject.toml").is_file()
 
 
-def test_the_sites_plain_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(capsys)
     line = "federation client fed --name site-a --data good.npz --server example.org:8000 --port 9123 --commands"
     answer = said(capsys, line)
     assert answer.code == 0
     assert "9 samples fit" in answer.err
-    words = shlex.split(answer.out.splitlines()[-1], comments=True)
-    assert words[:7] == ["flower-supernode", "--superlink", "example.org:8000", "--host", "127.0.0.1", "--port", "9123"]
-    assert words[words.index("--node-config") + 1] == (
-        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites"'
+    assert f"only the app {hashlib.sha256(b'packed').hexdigest()} runs here" in answer.err
+    relay, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
+    own = folder / "fed" / "sites" / "site-a"
+    assert relay[1:3] == ["-m", "coterie.deployment.flower.relay"]
+    assert relay[relay.index("--server") + 1] == "example.org:8000"
+    assert relay[-2:] == ["--root-certificate", str(own / "ca.pem")]
+    assert node[:3] == ["flower-supernode", "--superlink", f"127.0.0.1:{relay[relay.index('--port') + 1]}"]
+    assert node[node.index("--port") + 1] == "9123"
+    assert node[node.index("--isolation") + 1] == "process"
+    assert node[node.index("--node-config") + 1] == (
+        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml"'
     )
-    assert words[-1] == str(folder / "fed" / "keys" / "sites" / "site-a")
+    assert node[-1] == str(own / "key")
+    secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]
+    assert executor[-2:] == secret
+    assert (own / ".superexec.secret").is_file()
 
 
 def test_a_site_without_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys, keys=False)
     for file in ("my.key", "ca.pem"):
         (folder / file).write_text("")
         (folder / file).chmod(0o644)
-    line = (
-        "federation client --name site-a --data good.npz --label kind --key my.key --root-certificate ca.pem --commands"
-    )
+    (folder / "here").mkdir(mode=0o755)
+    line = "federation client --name site-a --data good.npz --key my.key --root-certificate ca.pem"
+    line += " --agreement fed/federation.toml --commands"
     answer = said(capsys, line)
-    assert answer.code == 0
+    assert answer.code == 0, answer.err
     assert "others on this machine can read the private key; 'chmod 600 my.key' prevents that" in answer.err
-    assert f'state="{folder}/federation-state" label="kind"' in answer.out
+    assert f'state="{folder}/federation-state"' in answer.out
     assert f'state="{folder}/here"' in said(capsys, f"{line} --state here").out
+    assert (folder / "here").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_insecure_mode_is_loud(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,15 +224,17 @@ def test_the_insecure_mode_is_loud(folder: Path, capsys: pytest.CaptureFixture[s
         assert answer.code == 0
         assert "WARNING: INSECURE MODE" in answer.err
         assert "No encryption, no keys" in answer.err
-        assert "--insecure" in answer.out
+    assert "--insecure" in server.out
+    assert "--root-certificate " not in client.out, "the relay knows no server"
 
 
-def test_an_open_port_is_warned_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_that_holds_for_this_machine_alone_is_warned_of(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(capsys)
     answer = said(capsys, "federation server fed --host 0.0.0.0 --commands")
     words = " ".join(answer.err.replace("│", " ").split())
-    assert "control interface, which has no login" in words
-    assert "passes /v1/fleet/ and nothing else" in words
+    assert "WARNING" not in words
     assert "'coterie federation keys fed --host NAME' adds the name" in words
 
 
@@ -185,16 +252,22 @@ MISTAKES = {
     "federation init new --sites a --like nowhere.npz": "data 'nowhere.npz': there is no such file or folder",
     "federation init fed --sites a,b --shape 4 --classes 2": "folder = fed: already holds federation.toml",
     "federation keys nowhere": "folder = nowhere: holds no federation.toml; 'coterie federation init' makes",
-    "federation keys fed --renew site-x": "unknown key to renew 'site-x'; did you mean 'site-b'?",
+    "federation keys fed --renew site-a": "unknown key to renew 'site-a'",
+    "federation keys fed --accept site-x=y": "unknown site of fed 'site-x'; did you mean 'site-b'?",
+    "federation keys fed --accept site-a": "accept = site-a: must be SITE=KEY",
+    "federation join nowhere.toml --name site-a": "agreement = nowhere.toml: there is no such file",
+    "federation join fed --name site-x": "unknown site of fed 'site-x'; did you mean 'site-b'?",
+    "federation join fed --name site-a --root-certificate no.pem": "root_certificate = no.pem: there is no such file",
     "federation server nowhere": "folder = nowhere: holds no federation.toml",
     "federation server fed": "is missing; 'coterie federation keys fed' makes it",
     "federation server fed --insecure --port 99999": "port = 99999: must lie in 0..65535",
     "federation client --data good.npz": "--name needs a value",
     "federation client --name site-a": "--data needs a value",
     "federation client --name site-a --data nowhere": "data = nowhere: there is no such file or folder",
-    "federation client --name site-a --data good.npz": "key: none is given; name the site's private key with --key",
-    "federation client fed --name site-a --data good.npz": "key: there is no file fed/keys/sites/site-a",
-    "federation client --name a --data good.npz --key good.npz": "root_certificate: none is given",
+    "federation client --name site-a --data good.npz": "accept one with 'coterie federation join FILE --name site-a'",
+    "federation client --name a --data good.npz --agreement no.toml": "agreement = no.toml: there is no such file",
+    "federation client fed --name site-a --data good.npz": "key: there is no file fed/sites/site-a/key",
+    "federation client fed --name a --data good.npz --key good.npz": "root_certificate: there is no file",
     "federation client --name site-a --data good.npz --server localhost": "server = localhost: must be HOST:PORT",
 }
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.folder import write_folder
-from coterie.deployment.flower.keys import Keys, make_keys
+from coterie.deployment.flower.app import packed_app
+from coterie.deployment.flower.folder import write_app
+from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
 from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
@@ -57,14 +58,21 @@ class Ground:
     link: Link
     nodes: dict[str, Node]
     data: dict[str, Dataset]
+    apps: list[bytes] = field(default_factory=list)
 
     def node(self, name: str) -> Node:
         """A site's node, ready to be started."""
-        own = self.folder / "keys" / "sites" / name
         state = self.folder / "sites" / name
         settings = {"name": name, "data": str(self.folder / f"{name}.npz"), "state": str(state)}
         keys = Keys(self.folder / "keys")
-        return Node(state, self.link.address, settings, key=own, authority=keys.authority)
+        return Node(state, self.link.address, settings, key=self.folder / "own" / name, authority=keys.authority)
+
+    def agree(self, app: bytes) -> None:
+        """Let all sites agree to an app."""
+        self.apps.append(app)
+        for node in self.nodes.values():
+            for each in self.apps:
+                node.agree(each)
 
     def agreement(self, name: str, method: str, **options: Any) -> Agreement:
         given = {"sites": SITES, "rounds": 2, "deadline": LIMIT, "gather": LIMIT, "least_sites": 3, **options}
@@ -75,8 +83,9 @@ class Ground:
         """Start a federation's run; its id and the server's folder."""
         app, directory = self.folder / "apps" / agreement.name, self.folder / "runs" / agreement.name
         if not app.exists():
-            write_folder(app, agreement)
-        return self.link.run(app, {"directory": str(directory)}), directory
+            write_app(app, agreement)
+        self.agree(packed_app(app))
+        return self.link.run(app, {"directory": str(directory), "keyed": True}), directory
 
     def finish(self, directory: Path) -> list[dict[str, Any]]:
         """Wait for the end of a run; its rounds."""
@@ -111,11 +120,14 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     data = own_digits()
     for name, own in data.items():
         np.savez(folder / f"{name}.npz", x=own.inputs.numpy(), y=own.labels.numpy())
-    make_keys(folder / "keys", data)
+    make_keys(folder / "keys")
     keys = Keys(folder / "keys")
+    (folder / "own").mkdir()
+    for name in data:
+        accept_key(keys, name, make_site_key(folder / "own" / name))
     with Link(folder / "link", keys) as link:
-        for name in data:
-            link.register(name, keys.public(name))
+        assert link.admit(keys.accepted(data)) == (list(data), [])
+        link.open()
         found = Ground(folder, link, {}, data)
         try:
             for name in SITES:
@@ -184,6 +196,7 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) ->
     ground.link.kill()
     ground.nodes["site-c"].terminate()
     ground.link.start()
+    ground.link.open()
     ground.nodes["site-c"].start()
     ground.link.stop_run(run)
     ground.nodes["site-c"].wait_accepted(LIMIT)
@@ -226,7 +239,7 @@ flower.Store = store
 def test_a_tampered_payload_is_refused_and_named(ground: Ground, tmp_path: Path) -> None:
     agreement = ground.agreement("tampered", "fedrema", least_sites=2)
     app = ground.folder / "apps" / agreement.name
-    write_folder(app, agreement)
+    write_app(app, agreement)
     client = app / "coterie_app" / "client.py"
     client.write_text(client.read_text() + TAMPERING)
     _, directory = ground.start(agreement)
@@ -296,12 +309,12 @@ def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
 
 
 def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_keys(tmp_path / "keys", ["stranger"])
+    make_site_key(tmp_path / "key")
     stranger = Node(
         tmp_path / "state",
         ground.link.address,
         {"name": "site-a", "data": str(ground.folder / "site-a.npz"), "state": str(tmp_path / "state")},
-        key=Keys(tmp_path / "keys").site("stranger"),
+        key=tmp_path / "key",
         authority=Keys(ground.folder / "keys").authority,
     )
     monkeypatch.setattr("coterie.deployment.flower.node.FORGOTTEN", 1.0)
@@ -311,3 +324,4 @@ def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monk
             stranger.wait_accepted(LIMIT)
     finally:
         stranger.terminate()
+    assert "signed by a key that the federation does not know" in ground.link.audit.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_commands_are_understood(page: str) -> None:
 
 def test_the_page_shows_every_command_of_a_federation() -> None:
     shown = {words[1] for words in commands("docs/federation.md") if words[0] == "federation"}
-    assert shown == {"init", "keys", "server", "client", "rollback", "model"}
+    assert shown == {"init", "keys", "join", "server", "client", "rollback", "model"}
 
 
 def test_the_data_of_the_page_fits_its_agreement(
@@ -44,14 +45,24 @@ def test_the_data_of_the_page_fits_its_agreement(
     pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
     monkeypatch.chdir(tmp_path)
     # A process of its own would take seconds to load PyTorch, which is here already.
-    monkeypatch.setattr("coterie.cli.federation_client.look", look_here)
+    for side in ("client", "join"):
+        monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    monkeypatch.setattr("coterie.deployment.flower.app.packed_app", lambda folder: b"packed")
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(compile(example, "federation.md", "exec", dont_inherit=True), {"__name__": "example"})
     for words in commands("docs/federation.md"):
-        if words[1] in ("init", "keys"):
+        if words[1] == "join":
+            for sent in ("federation.toml", "keys/ca.pem"):
+                shutil.copy(tmp_path / "digits" / sent, tmp_path)
+        if words[1] in ("init", "keys", "join") and "--accept" not in words:
             assert main(words) == 0, capsys.readouterr().err
+    accept = "coterie federation keys DIR --accept site-a='"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if accept in line]
+    assert main(shlex.split(line.replace("DIR", "digits"))[1:]) == 0
+    assert "the key of site-a is accepted" in capsys.readouterr().out
     for site in ("site-a", "site-b", "site-c"):
-        here = ["federation", "client", "digits", "--name", site, "--data", f"{site}.npz", "--commands"]
+        assert main(["federation", "join", "federation.toml", "--name", site, "--root-certificate", "ca.pem"]) == 0
+        here = ["federation", "client", "--name", site, "--data", f"{site}.npz", "--commands"]
         assert main(here) == 0
         assert "samples fit" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from coterie.cli.settings import option, read_texts
 from coterie.cli.terms import SITES, Terms
 
 FILES = Group("Method and method options", sort_key=0)
-NETWORK = Group("MountedModel", sort_key=2)
+NETWORK = Group("Network", sort_key=2)
 OWN = Group("This site", sort_key=1)
 
 Folder = Annotated[Path, Parameter(help="The federation's folder, made by 'coterie federation init'.")]
@@ -21,7 +21,7 @@ Insecure = Annotated[
     bool, Parameter(help="No encryption and no keys: for trials on one machine only.", negative=(), group=NETWORK)
 ]
 Commands = Annotated[
-    bool, Parameter(help="Print the plain Flower commands and start nothing.", negative=(), group=NETWORK)
+    bool, Parameter(help="Print the commands behind this one, and start nothing.", negative=(), group=NETWORK)
 ]
 
 
@@ -51,7 +51,7 @@ def init(
     label: Annotated[str | None, option("The label column of that data, if it is a table.", "label", SITES)] = None,
     terms: Terms = Terms(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write the folder of a new federation: what its sites agree on, as a Flower app that is ready to run."""
+    """Write the folder of a new federation: what its sites agree on."""
     from coterie.cli.federation_files import init_command
 
     init_command(folder, method, set or [], like, label, terms.given())
@@ -72,10 +72,29 @@ def keys(
             n_tokens=1,
         ),
     ] = None,
+    accept: Annotated[
+        list[str] | None,
+        Parameter(
+            help="SITE=KEY: a site's public key as 'federation join' printed it, or a file with it; may be repeated.",
+            show_default="none",
+            negative=(),
+            n_tokens=1,
+        ),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A site whose key is to be shut out; may be repeated.",
+            show_default="none",
+            converter=read_texts,
+            negative=(),
+            n_tokens=1,
+        ),
+    ] = None,
     renew: Annotated[
         list[str] | None,
         Parameter(
-            help="A site whose key is to be made anew, 'server', or 'all'; may be repeated.",
+            help="'server' makes its certificate and key anew, 'all' the authority too; may be repeated.",
             show_default="nothing that exists",
             converter=read_texts,
             negative=(),
@@ -83,10 +102,36 @@ def keys(
         ),
     ] = None,
 ) -> None:
-    """Make the server's certificate and a key for every site; what exists stays."""
-    from coterie.cli.federation_files import keys_command
+    """Make the server's certificate, and take the public keys of the sites; what exists stays."""
+    from coterie.cli.federation_keys import keys_command
 
-    keys_command(folder, host or [], renew or [])
+    keys_command(folder, host or [], accept or [], remove or [], renew or [])
+
+
+@federation.command
+def join(
+    agreement: Annotated[Path, Parameter(name="AGREEMENT", help="The federation.toml to accept, or its folder.")],
+    /,
+    *,
+    name: Annotated[str, Parameter(help="The site's name.", group=OWN)],
+    state: Annotated[
+        Path | None,
+        _path("The folder in which the site keeps its key, model and logs.", "DIR/sites, or federation-state", OWN),
+    ] = None,
+    root_certificate: Annotated[
+        Path | None, _path("The certificate by which to know the server.", "DIR/keys/ca.pem", NETWORK)
+    ] = None,
+    new_key: Annotated[
+        bool, Parameter(help="Make another key in place of the one that exists.", negative=(), group=OWN)
+    ] = False,
+    changed: Annotated[
+        bool, Parameter(help="Accept an agreement that differs from the one accepted before.", negative=(), group=OWN)
+    ] = False,
+) -> None:
+    """Accept an agreement as one site: show what will run here, and make the site's own key."""
+    from coterie.cli.federation_join import join_command
+
+    join_command(agreement, name, state, root_certificate, new_key, changed)
 
 
 @federation.command
@@ -124,12 +169,15 @@ def client(
     label: Annotated[str | None, option("The label column of a table.", "label", OWN)] = None,
     state: Annotated[
         Path | None,
-        _path("The folder in which the site keeps its model and logs.", "DIR/sites, or federation-state", OWN),
+        _path("The folder in which the site keeps its key, model and logs.", "DIR/sites, or federation-state", OWN),
+    ] = None,
+    agreement: Annotated[
+        Path | None, _path("The federation.toml that the site accepts.", "what 'federation join' kept", OWN)
     ] = None,
     server: Annotated[str, Parameter(help="HOST:PORT of the server.", group=NETWORK)] = "127.0.0.1:8000",
-    key: Annotated[Path | None, _path("The site's private key.", "DIR/keys/sites/NAME", NETWORK)] = None,
+    key: Annotated[Path | None, _path("The site's private key.", "that of 'federation join'", NETWORK)] = None,
     root_certificate: Annotated[
-        Path | None, _path("The certificate by which to know the server.", "DIR/keys/ca.pem", NETWORK)
+        Path | None, _path("The certificate by which to know the server.", "that of 'federation join'", NETWORK)
     ] = None,
     insecure: Insecure = False,
     port: Annotated[
@@ -141,7 +189,8 @@ def client(
     from coterie.cli.federation_client import ClientOptions, client_command
 
     client_command(
-        ClientOptions(folder, name, data, label, state, server, key, root_certificate, insecure, port or 0), commands
+        ClientOptions(folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0),
+        commands,
     )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.cli.federation_shared import (
+    AUTHORITY,
+    KEY,
+    STATE,
     by_signal,
     insecure_warning,
     print_commands,
@@ -17,8 +21,7 @@ from coterie.cli.problems import InterruptionError
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import require, unknown
-
-STATE = Path("federation-state")
+from coterie.files import private_folder
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class ClientOptions:
     data: Path
     label: str | None
     state: Path | None
+    agreement: Path | None
     server: str
     key: Path | None
     root_certificate: Path | None
@@ -40,6 +44,7 @@ class ClientOptions:
 def client_command(given: ClientOptions, commands: bool) -> None:
     """Take part as one site."""
     require_flower()
+    from coterie.deployment.flower.app import APP, packed_app
     from coterie.deployment.flower.node import Node
     from coterie.deployment.flower.processes import joined, split_address
 
@@ -47,54 +52,78 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     data = given.data.expanduser().resolve()
     require(data.exists(), f"data = {given.data}: there is no such file or folder")
     require("/" not in given.name and not given.name.startswith("."), f"name = {given.name}: is no name of a site")
-    _check(given, data)
-    key, authority = (None, None) if given.insecure else _credentials(given)
     state = given.state or (given.folder / SITES if given.folder else STATE)
+    own = state / given.name
+    agreement = _agreement(given, own)
+    key, authority = (None, None) if given.insecure else _credentials(given, own)
     settings = {"name": given.name, "data": str(data), "state": str(state.resolve())}
+    settings["agreement"] = str(agreement.resolve())
     if given.label is not None:
         settings["label"] = given.label
-    node = Node(state / given.name, server, settings, key, authority, given.port)
+    node = Node(own, server, settings, key, authority, given.port)
+    with tempfile.TemporaryDirectory() as fresh:
+        _check(given, agreement, data, Path(fresh) / APP)
+        app = packed_app(Path(fresh) / APP)
     if given.insecure:
         insecure_warning(
-            f"Whoever answers at {server}, or listens in between, gets this site's models and can run code here."
+            f"Whoever answers at {server}, or listens in between, gets this site's models. Only the agreed app runs "
+            "here all the same."
         )
-    print_commands({f"the SuperNode of {given.name}": node.command()}, node.home)
-    if commands:
-        return
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    print_commands(node.commands(), node.home)
+    private_folder(state)
     try:
+        mark = node.agree_only(app)
+        tell(f"only the app {mark} runs here, built from {agreement}")
+        if commands:
+            node.prepare()
+            return
         with by_signal(), node:
             tell(f"{given.name} connects to {server}; Ctrl-C ends it, the log is {node.log}")
             node.keep_alive(tell)
     except KeyboardInterrupt:
         raise InterruptionError(f"{given.name} is ended; the same command connects it again") from None
+    finally:
+        node.terminate()
 
 
-def _credentials(given: ClientOptions) -> tuple[Path, Path]:
+def _agreement(given: ClientOptions, own: Path) -> Path:
+    """The agreement that the site accepted: without one nothing is known that may run here."""
+    if given.agreement is not None:
+        require(given.agreement.is_file(), f"agreement = {given.agreement}: there is no such file")
+        return given.agreement
+    if given.folder is not None and not (own / AGREEMENT).is_file():
+        return require_folder(given.folder)
+    way_out = f"accept one with 'coterie federation join FILE --name {given.name}', or name it with --agreement FILE"
+    require((own / AGREEMENT).is_file(), f"agreement: none is given, and there is no file {own / AGREEMENT}; {way_out}")
+    return own / AGREEMENT
+
+
+def _credentials(given: ClientOptions, own: Path) -> tuple[Path, Path]:
     """The site's key and the certificate by which it knows the server."""
-    folder = None if given.folder is None else given.folder / KEYS
-    key = given.key or (folder and folder / "sites" / given.name)
-    authority = given.root_certificate or (folder and folder / "ca.pem")
-    made = "made by 'coterie federation keys' where the server runs"
-    if key is None or not key.is_file():
-        found = "none is given" if key is None else f"there is no file {key}"
-        require(False, f"key: {found}; name the site's private key with --key FILE ({made}), or use --insecure")
-    if authority is None or not authority.is_file():
-        found = "none is given" if authority is None else f"there is no file {authority}"
-        require(False, f"root_certificate: {found}; name the federation's ca.pem with --root-certificate FILE ({made})")
-    assert key is not None
-    assert authority is not None
+    key = given.key or own / KEY
+    kept = own / AUTHORITY
+    authority = given.root_certificate or (
+        given.folder / KEYS / AUTHORITY if given.folder and not kept.exists() else kept
+    )
+    require(
+        key.is_file(),
+        f"key: there is no file {key}; 'coterie federation join' makes it, or name another with --key FILE, or use "
+        "--insecure",
+    )
+    require(
+        authority.is_file(),
+        f"root_certificate: there is no file {authority}; name the federation's ca.pem with --root-certificate FILE "
+        "(whoever runs the server has it)",
+    )
     if key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         tell(f"warning: others on this machine can read the private key; 'chmod 600 {key}' prevents that")
     return key.resolve(), authority.resolve()
 
 
-def _check(given: ClientOptions, data: Path) -> None:
-    """See that the site is one of the federation and that its data fits, if its agreement is at hand."""
-    if given.folder is None:
-        return
-    tell(f"checking {data} against {given.folder / AGREEMENT}")
-    facts = look(require_folder(given.folder), data, given.label or "")
+def _check(given: ClientOptions, agreement: Path, data: Path, app: Path) -> None:
+    """See that the site is one of the federation and that its data fits; write the app to be run."""
+    tell(f"checking {data} against {agreement}")
+    facts = look(agreement, data, given.label or "", app)
     if given.name not in facts.sites:
         raise unknown(f"site of {facts.name}", given.name, facts.sites)
     tell(f"{facts.samples} samples fit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,6 @@ from coterie.cli.federation_shared import (
     print_commands,
     require_flower,
     tell,
-    warn,
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
@@ -22,7 +23,9 @@ from coterie.errors import require
 from coterie.report.terminal import plain_table, print_result
 
 if TYPE_CHECKING:
+    from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.link import Link
+    from coterie.deployment.flower.processes import Values
 
 DAYS_OF_WARNING = 30
 ANYWHERE = ("0.0.0.0", "::")
@@ -31,31 +34,54 @@ ANYWHERE = ("0.0.0.0", "::")
 def server_command(folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool) -> None:
     """Run a federation's server."""
     require_flower()
+    from coterie.deployment.flower.app import APP
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.link import Link
 
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
-    facts = look(require_folder(folder))
     keys = None if insecure else Keys((folder / KEYS).resolve())
-    if keys is not None:
-        keys.require_complete(facts.sites, f"'coterie federation keys {folder}' makes it")
-    link = Link(folder / SERVER, keys, host, port)
-    _warn_of_network(link, folder)
-    print_commands(
-        {"the SuperLink": link.command(), "its SuperExec": link.executor_command()}
-        | {f"the key of {site}": link.register_command(site) for site in facts.sites if keys is not None}
-        | {"the run": link.run_command(folder.resolve(), {"directory": str(link.folder)})},
-        link.home,
-    )
-    if commands:
-        link.prepare()
-        return
-    follower = Follower(link.folder, facts)
-    try:
-        with by_signal():
-            _serve(link, folder.resolve(), facts, follower, keep_running)
-    except KeyboardInterrupt:
-        raise InterruptionError(f"the server is ended; {follower.way_on()}") from None
+    agreement = require_folder(folder)
+    with tempfile.TemporaryDirectory() as fresh:
+        facts = look(agreement, app=Path(fresh) / APP)
+        if keys is not None:
+            keys.require_complete(f"'coterie federation keys {folder}' makes it")
+            _require_sites(keys, facts, folder)
+        link = Link(folder / SERVER, keys, host, port)
+        _warn_of_network(link, folder)
+        config: Values = {
+            "directory": str(link.folder),
+            "agreement": str(agreement.resolve()),
+            "keyed": keys is not None,
+        }
+        accepted = {} if keys is None else keys.accepted(facts.sites)
+        app = link.folder / APP
+        print_commands(
+            {"the SuperLink": link.command(), "its SuperExec": link.executor_command()}
+            | {f"the key of {site}": link.register_command(site) for site in accepted}
+            | {"the front": link.front_command(), "the run": link.run_command(app, config)},
+            link.home,
+        )
+        if commands:
+            link.prepare()
+            shutil.rmtree(app, ignore_errors=True)
+            shutil.copytree(Path(fresh) / APP, app)
+            return
+        follower = Follower(link.folder, facts)
+        try:
+            with by_signal():
+                _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
+        except KeyboardInterrupt:
+            raise InterruptionError(f"the server is ended; {follower.way_on()}") from None
+
+
+def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
+    """Somebody must be able to come; who cannot yet is named."""
+    accepted = keys.accepted(facts.sites)
+    missing = [site for site in facts.sites if site not in accepted]
+    way_out = f"'coterie federation keys {folder} --accept SITE=KEY' takes one"
+    require(bool(accepted), f"keys: no site's key is accepted yet; {way_out}")
+    if missing:
+        tell(f"warning: no key of {', '.join(missing)} is accepted, which cannot join; {way_out}, then start again")
 
 
 def _warn_of_network(link: Link, folder: Path) -> None:
@@ -65,8 +91,8 @@ def _warn_of_network(link: Link, folder: Path) -> None:
     outside = not is_loopback(link.host)
     if link.keys is None:
         insecure_warning(
-            f"Everybody who reaches {link.address}{' and this machine over its networks' if outside else ''} can join, "
-            "read and send models, and run code here and at all sites."
+            f"Everybody who reaches {link.address}{' and this machine over its networks' if outside else ''} can join "
+            "under the name of a site that is away, and read and send models."
         )
         return
     left = days_left(link.keys.certificate)
@@ -76,13 +102,6 @@ def _warn_of_network(link: Link, folder: Path) -> None:
         tell(f"warning: the server's certificate expires in {left} days; {way_out}")
     if not outside:
         return
-    warn(
-        "The port is open to the network",
-        "Sites prove themselves with keys and everything is encrypted. But the same port carries Flower's control "
-        "interface, which has no login: whoever reaches it can start and stop runs, and run code at all sites. Let "
-        "only your sites reach it (a firewall or VPN), or listen on 127.0.0.1 behind a reverse proxy that passes "
-        "/v1/fleet/ and nothing else.",
-    )
     names = hosts_of(link.keys.certificate)
     if link.host in ANYWHERE:
         elsewhere = [name for name in names if name != "localhost" and not is_loopback(name)]
@@ -99,39 +118,47 @@ def _warn_of_network(link: Link, folder: Path) -> None:
     )
 
 
-def _serve(link: Link, folder: Path, facts: FederationFacts, follower: Follower, keep_running: bool) -> None:
+def _serve(
+    link: Link, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
+) -> None:
+    from coterie.deployment.flower.app import APP, app_hash, packed_app
+
     resumes = link.database.exists()
     tell("starting the SuperLink")
     with link:
-        tell(f"the SuperLink listens on {link.host}, port {link.port}")
+        app = link.folder / APP
+        shutil.rmtree(app, ignore_errors=True)
+        shutil.copytree(packed, app)
         if link.keys is not None:
-            keys = {site: link.keys.public(site) for site in facts.sites}
-            for site in link.forget_others(keys):
-                tell(f"a former key of {site} is shut out")
-            for site, key in keys.items():
-                if link.register(site, key):
-                    tell(f"the key of {site} is registered")
+            fresh, gone = link.admit(link.keys.accepted(facts.sites))
+            for name in gone:
+                tell(f"{name} is shut out")
+            for site in fresh:
+                tell(f"the key of {site} is registered")
         for run in link.live_runs() if resumes else []:
             tell(f"stopping the former run {run}")
             link.stop_run(run)
+        tell(f"sites run the app {app_hash(packed_app(app))} and no other")
         follower.begin()
-        run = link.run(folder, {"directory": str(link.folder)})
+        run = link.run(app, config)
+        link.open()
+        tell(f"the front is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")
         follower.follow(link, run)
         _print_results(follower, facts)
         if keep_running:
-            tell("the last round is over; the SuperLink goes on listening (Ctrl-C ends it)")
+            tell("the last round is over; the front stays open (Ctrl-C ends it)")
         while keep_running:
             time.sleep(1)
-            if gone := link.ended():
-                raise FailureError(gone)
+            if gone_process := link.ended():
+                raise FailureError(gone_process)
 
 
 def site_command(link: Link, facts: FederationFacts) -> str:
     """How a site connects."""
     host = link.address if link.host not in ANYWHERE else f"THIS_MACHINE:{link.port}"
-    end = "--insecure" if link.keys is None else "--key SITE --root-certificate ca.pem"
-    return f"coterie federation client --server {host} --name {facts.sites[0]} --data PATH {end}"
+    end = " --agreement federation.toml --insecure" if link.keys is None else ""
+    return f"coterie federation client --server {host} --name {facts.sites[0]} --data PATH{end}"
 
 
 def _print_results(follower: Follower, facts: FederationFacts) -> None:

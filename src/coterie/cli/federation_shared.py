@@ -20,11 +20,14 @@ from rich.text import Text
 
 from coterie.errors import require
 
+STATE = Path("federation-state")  # a site's, where nothing else is named
+KEY, AUTHORITY = "key", "ca.pem"  # in a site's folder there
+
 
 def require_flower() -> None:
     """Refuse to go on without Flower, or on a system without the means to end its processes for sure."""
     require(os.name == "posix", "federations run on Linux and macOS (on Windows: in WSL)")
-    for package in ("flwr", "cryptography"):
+    for package in ("flwr", "cryptography", "h11"):
         require(find_spec(package) is not None, f"'{package}' is not installed: pip install 'coterie[flower]'")
 
 
@@ -49,10 +52,10 @@ def insecure_warning(consequence: str) -> None:
 
 
 def print_commands(commands: Mapping[str, Sequence[str]], home: Path) -> None:
-    """The plain Flower commands on stdout, for those who know Flower."""
+    """The commands on stdout that are about to be started, for those who know Flower."""
     from coterie.deployment.flower.processes import settings
 
-    print("# The same in plain Flower commands:")
+    print("# The same as plain commands:")
     print("export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in settings(home).items()))
     for what, words in commands.items():
         print(f"{shlex.join(words)}  # {what}")

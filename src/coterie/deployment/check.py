@@ -22,12 +22,13 @@ class FederationFacts:
     samples: int = 0
     metric: str = "accuracy"  # what sites are judged by, and the quantity whose mean that is
     quantity: str = "correct"
+    fingerprint: str = ""
 
 
-def look(agreement: Path, data: Path | None = None, label: str = "") -> FederationFacts:
-    """Read and check an agreement; with `data`, load that too and see that it fits."""
-    words = [str(agreement), *([str(data), label] if data is not None else [])]
-    done = subprocess.run([sys.executable, "-m", __name__, *words], stdout=subprocess.PIPE, text=True)
+def look(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
+    """Read and check an agreement; with `data`, load that too and see that it fits; with `app`, write its app there."""
+    words = [None if word is None else str(word) for word in (agreement, data, label, app)]
+    done = subprocess.run([sys.executable, "-m", __name__, json.dumps(words)], stdout=subprocess.PIPE, text=True)
     try:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -37,24 +38,27 @@ def look(agreement: Path, data: Path | None = None, label: str = "") -> Federati
     return FederationFacts(**found)
 
 
-def look_here(agreement: Path, data: Path | None = None, label: str = "") -> FederationFacts:
+def look_here(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
     """The same in this process."""
     from coterie.deployment.agreement import Agreement
+    from coterie.deployment.flower.folder import write_app
     from coterie.deployment.sitedata import load_site_data
     from coterie.experiment.config import method_name
 
     agreed = Agreement.read(agreement)
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
+    if app is not None:
+        write_app(app, agreed)
     metric = agreed.task.primary
     who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    return FederationFacts(*who, samples, metric.scale.name, metric.quantity)
+    return FederationFacts(*who, samples, metric.scale.name, metric.quantity, agreed.fingerprint)
 
 
 def main() -> None:
     """Print the facts as JSON, or what is wrong."""
-    agreement, *rest = sys.argv[1:]
+    agreement, data, label, app = json.loads(sys.argv[1])
     try:
-        facts = look_here(Path(agreement), Path(rest[0]) if rest else None, rest[1] if rest else "")
+        facts = look_here(Path(agreement), data and Path(data), label, app and Path(app))
         print(json.dumps(asdict(facts)))
     except (CoterieError, OSError) as error:
         print(json.dumps({"error": str(error)}))

@@ -20,7 +20,7 @@ from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.server import Report, Server
-from coterie.deployment.wire import Packed, Parcel, one_line, pack, read_text
+from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
@@ -81,6 +81,8 @@ class Coordinator:
         self._waiting: dict[int, str] = {}  # nodes that have not answered the open round, with their sites
         self._at_work: dict[int, tuple[str, float]] = {}  # nodes that train, with their sites and since when
         self._failed: dict[str, str] = {}  # why sites could not do what the open round asks
+        self._busy: set[int] = set()  # nodes that owe an answer
+        self._doubles: dict[int, int] = {}  # refused nodes, each with the live node whose name it wants
         self._looked = -LISTEN
 
     @property
@@ -257,6 +259,7 @@ class Coordinator:
 
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
+        self._busy.add(node)
         terms = self.agreement
         # An answer may come after the deadline and count, where too few others have come; later it still tells how long
         # the site takes.
@@ -282,16 +285,20 @@ class Coordinator:
             return
         self._looked = self._clock()
         self._free = self.transport.nodes()
+        self._busy -= self._free.keys()
         self._names |= self._free
         # Whoever comes back is asked anew.
         here = self._free.keys() | self._greeted
         self._refused = {node: pause for node, pause in self._refused.items() if node in here}
+        for node in self._freed_doubles():
+            self._refused.pop(node, None)
         for node in self._free.keys() - self._sites.keys():
             if node not in self._refused or self._clock() >= self._refused[node].until:
                 self._greeted.add(node)
                 self._send(node, "hello", pack(Parcel()))
 
     def _handle(self, answer: Answer) -> None:
+        self._busy.discard(answer.node)
         if not isinstance(answer.content, str):
             self._free[answer.node] = self._names.get(answer.node, "")
         asked = self._at_work.pop(answer.node, None) if answer.purpose == "work" else None
@@ -322,7 +329,9 @@ class Coordinator:
             )
             return
         try:
-            name = self.server.admit(read_text(answer.content.text)["note"], self._names.get(answer.node, ""))
+            note = read_text(answer.content.text)["note"]
+            self._require_single(note.get("site"), answer.node)
+            name = self.server.admit(note, self._names.get(answer.node, ""))
         except Exception as error:  # whatever a message does to us is its sender's fault
             self._refused[answer.node] = _Pause(until=math.inf)
             log.warning("a site is refused: %s", fault_of(error))
@@ -331,6 +340,23 @@ class Coordinator:
         self._sites = {node: site for node, site in self._sites.items() if site != name} | {answer.node: name}
         log.info("site %s is here", name)
         self._status("running" if self.server.federation.round else "waiting")
+
+    def _require_single(self, name: object, node: int) -> None:
+        """Refuse a name that a live node has: without keys anybody can claim it, and the first one stays."""
+        for other, site in self._sites.items():
+            if site == name and other != node and self._is_live(other):
+                self._doubles[node] = other
+                raise RefusedError(f"site {site} is here already, as another node; only one may be")
+
+    def _is_live(self, node: int) -> bool:
+        return node in self._free or node in self._busy
+
+    def _freed_doubles(self) -> list[int]:
+        """Refused nodes whose name has become free: they are asked again."""
+        freed = [node for node, other in self._doubles.items() if not self._is_live(other)]
+        for node in freed:
+            del self._doubles[node]
+        return freed
 
     def _status(self, state: Literal["waiting", "running", "finished", "failed"], message: str = "") -> None:
         here = self._free.keys() | self._waiting.keys()

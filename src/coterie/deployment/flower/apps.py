@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
 from coterie.deployment.faults import code_of, spoken_fault
-from coterie.deployment.flower.folder import AGREEMENT
 from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
@@ -31,8 +31,9 @@ from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, one_line, pack, read_text, unpack
+from coterie.errors import require
 from coterie.experiment.directory import LOG
-from coterie.files import log_to
+from coterie.files import log_to, private_folder
 
 log = logging.getLogger("coterie")
 
@@ -88,14 +89,17 @@ def _plain_bytes(kind: str, array: Array) -> bytes:
 class FlowerTransport:
     """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
 
-    def __init__(self, grid: Grid, most_bytes: int) -> None:
+    def __init__(self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None) -> None:
         self._grid, self._most_bytes = grid, most_bytes
+        self._sites = sites  # whose keys are registered; without keys anybody may come
         self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
 
     def nodes(self) -> dict[int, str]:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
         busy = {node for node, _, _ in self._open.values()}
-        return {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        # A node whose key has no name of ours is not even asked.
+        return {node: name for node, name in found.items() if self._sites is None or name in self._sites}
 
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
         """Push a message."""
@@ -128,34 +132,48 @@ class FlowerTransport:
 
 
 def server_app(agreement_path: Path) -> ServerApp:
-    """The Flower ServerApp of a federation; its run configuration names the server's folder (`directory`)."""
+    """The Flower ServerApp of a federation.
+
+    Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
+    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        agreement = Agreement.read(agreement_path)
-        directory = Path(str(context.run_config["directory"]))
-        directory.mkdir(parents=True, exist_ok=True)
+        given = context.run_config
+        agreement = with_own_terms(agreement_path, str(given["agreement"]))
+        directory = private_folder(Path(str(given["directory"])))
         with log_to(directory / LOG):
             server = Server(agreement)
-            transport = FlowerTransport(grid, most_bytes(server.federation))
-            # Flower runs a copy of the folder; what its owner changes while it runs stands beside the server's files.
-            terms = LiveTerms(agreement, directory.parent / AGREEMENT)
+            sites = agreement.sites if given["keyed"] else None
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites)
+            terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
             Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 
     return app
 
 
+def with_own_terms(packed: Path, path: str) -> Agreement:
+    """The agreement of an app, with the terms of one's own copy that may change; in all else both must be the same."""
+    agreement = Agreement.read(packed)
+    if not path:
+        return agreement
+    own = Agreement.read(Path(path))
+    require(own.fingerprint == agreement.fingerprint, f"{path}: was changed after this app was packed; start again")
+    return own
+
+
 def client_app(agreement_path: Path) -> ClientApp:
     """The Flower ClientApp of a site; its node configuration names the site, its data and its folder.
 
-    `name`, `data` and `state` are needed; `label` names the label column of a table.
+    `name`, `data` and `state` are needed; `agreement` is the site's own copy, `label` names a table's label column.
     """
     app = ClientApp()
 
     def site(context: Context) -> Site:
-        agreement = Agreement.read(agreement_path)
         node: dict[str, Any] = dict(context.node_config)
+        agreement = with_own_terms(agreement_path, str(node.get("agreement") or ""))
         name = str(node["name"])
         data = load_site_data(agreement, Path(str(node["data"])), str(node.get("label") or "label"))
         store = Store(Path(str(node["state"])), agreement.name, name, agreement.fingerprint)

@@ -1,13 +1,17 @@
-"""The folder of a federation: a Flower app of a few lines, and the agreement that it runs."""
+"""The folder of a federation, and the Flower app of a few lines that follows from its agreement."""
 
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from coterie.deployment.terms import CHANGEABLE
 from coterie.errors import require
 
 if TYPE_CHECKING:
@@ -28,36 +32,42 @@ from coterie.deployment.flower.apps import {side}_app
 app = {side}_app(Path(__file__).parent.parent / "{agreement}")
 '''
 
-# Flower packs the folder and sends it to all sites: what is listed here stays.
+# Keys and state are nobody else's business.
 IGNORED = f"""\
 /{KEYS}/
 /{SERVER}/
 /{SITES}/
-__pycache__/
 """
 
 README = """\
 # {name}
 
 A federation of {count}: {names}. What they agree on is in `{agreement}`: the same file for all, to be
-changed only before the first round. This folder is a Flower app too: `flwr run` takes it as it is.
+changed only before the first round.
 
-1. Keys, once, where the server runs (`--host` for every name or address by which sites reach it):
+1. The server's certificate, once, where the server runs (`--host` for every name or address by which sites reach it):
 
        coterie federation keys . --host server.example.org
 
-   Give each site its own private key `{keys}/sites/SITE` and the certificate `{keys}/ca.pem`, and no other key.
+   Every site gets `{agreement}` and `{keys}/ca.pem`. `{keys}/ca.key` belongs into a safe.
 
-2. The server:
+2. Each site reads `{agreement}`, accepts it, and makes its own key; the private half never leaves it:
+
+       coterie federation join {agreement} --name {first} --root-certificate ca.pem
+
+   It sends the line that this prints back: its public key, for
+
+       coterie federation keys . --accept {first}='ecdsa-sha2-nistp384 AAAA...'
+
+3. The server:
 
        coterie federation server . --host 0.0.0.0
 
    It waits for the sites, runs all rounds and ends. Stopped in between, the same command resumes.
 
-3. Each site, with its own data (a folder of images, `.npz`, `.parquet` or `.csv`), which nobody else sees:
+4. Each site, with its own data (a folder of images, `.npz`, `.parquet` or `.csv`), which nobody else sees:
 
-       coterie federation client --server server.example.org:8000 --name {first} --data PATH \\
-           --key {first} --root-certificate ca.pem
+       coterie federation client --server server.example.org:8000 --name {first} --data PATH
 
 `{keys}/`, `{server}/` (the server's state) and `{sites}/` (sites' state, when they run on this machine) are never sent
 to anybody and must not be committed.
@@ -71,6 +81,30 @@ def write_folder(folder: Path, agreement: Agreement) -> list[Path]:
     require(
         not taken, f"folder = {folder}: already holds {', '.join(taken)}; name another, or change {AGREEMENT} in it"
     )
+    return _write(folder, contents)
+
+
+def write_app(folder: Path, agreement: Agreement) -> list[Path]:
+    """Write the Flower app of a federation: whoever has the same agreement writes the same bytes.
+
+    Terms that may change in the course of a federation have their defaults in it: for these server and sites have their
+    own copies of the agreement.
+    """
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(agreement) if item.name in CHANGEABLE}
+    agreed = replace(agreement, **defaults)
+    contents = {
+        AGREEMENT: agreed.toml(),
+        "pyproject.toml": _project(agreement),
+        f"{PACKAGE}/__init__.py": f'"""The federation {agreement.name} as a Flower app."""\n',
+        f"{PACKAGE}/server.py": APP.format(side="server", agreement=AGREEMENT),
+        f"{PACKAGE}/client.py": APP.format(side="client", agreement=AGREEMENT),
+    }
+    if folder.exists():
+        shutil.rmtree(folder)  # what else is in it would be packed too
+    return _write(folder, contents)
+
+
+def _write(folder: Path, contents: Mapping[str, str]) -> list[Path]:
     written = []
     for name, text in contents.items():
         path = folder / name
@@ -101,10 +135,6 @@ def _contents(agreement: Agreement) -> dict[str, str]:
     }
     return {
         AGREEMENT: agreement.toml(),
-        "pyproject.toml": _project(agreement),
-        f"{PACKAGE}/__init__.py": f'"""The federation {agreement.name} as a Flower app."""\n',
-        f"{PACKAGE}/server.py": APP.format(side="server", agreement=AGREEMENT),
-        f"{PACKAGE}/client.py": APP.format(side="client", agreement=AGREEMENT),
         ".gitignore": IGNORED,
         "README.md": README.format(**facts),
     }
@@ -127,7 +157,7 @@ def _project(agreement: Agreement) -> str:
                     "app": {
                         "publisher": "coterie",
                         "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                        "config": {"directory": ""},
+                        "config": {"directory": "", "agreement": "", "keyed": False},
                     }
                 }
             },

@@ -1,8 +1,13 @@
-"""Who may talk to whom: a certificate authority, the server's certificate, and a key pair for each site."""
+"""Who may talk to whom: a certificate authority, the server's certificate, and the public keys of the sites.
+
+Sites make their own key pairs; the server is given the public halves and never sees the others.
+"""
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
 from collections.abc import Iterable, Sequence
@@ -10,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -18,10 +24,12 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.errors import CoterieError, require, unknown
+from coterie.files import private_folder
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 DAYS = {"authority": 3650, "server": 1825}
@@ -55,46 +63,72 @@ class Keys:
         """The server's private key."""
         return self.folder / "server.key"
 
-    def site(self, name: str) -> Path:
-        """A site's private key."""
-        return self.folder / "sites" / name
-
     def public(self, name: str) -> Path:
         """A site's public key."""
         return self.folder / "sites" / f"{name}.pub"
 
-    def require_complete(self, sites: Iterable[str], way_out: str) -> None:
+    def accepted(self, sites: Iterable[str]) -> dict[str, Path]:
+        """The public keys that there are of these sites."""
+        return {name: self.public(name) for name in sites if self.public(name).is_file()}
+
+    def require_complete(self, way_out: str) -> None:
         """Refuse to go on without the files that a server needs."""
-        for path in (self.authority, self.certificate, self.key, *map(self.public, sites)):
+        for path in (self.authority, self.certificate, self.key):
             require(path.is_file(), f"keys: {path} is missing; {way_out}")
 
 
-def make_keys(folder: Path, sites: Sequence[str], hosts: Sequence[str] = (), renew: Sequence[str] = ()) -> list[Path]:
-    """Make what is missing in `folder`; the files written.
+def make_keys(folder: Path, hosts: Sequence[str] = (), renew: Sequence[str] = ()) -> list[Path]:
+    """Make what is missing in `folder`: the authority and the server's certificate. The files written.
 
-    The server's certificate holds for this machine and `hosts`. `renew` names sites whose keys are made anew, or
-    'server', or 'all'. A certificate that lacks a host is written anew with the same key: sites need not know.
+    The certificate holds for this machine and `hosts`. `renew` may name 'server', or 'all'. A certificate that lacks a
+    host is written anew with the same key: sites need not know.
     """
-    for name in sites:
-        taken = name.endswith((".pub", ".new"))
-        require(not taken, f"site '{name}': keys are kept in files, and '.pub' or '.new' at the end is another one's")
-    allowed = [*sites, SERVER, EVERYTHING]
     for name in renew:
-        if name not in allowed:
-            raise unknown("key to renew", name, allowed)
-    for name in {*sites} & {SERVER, EVERYTHING}:
-        require(name not in renew, f"renew = {name}: is a site's name too; remove that key's files instead")
+        if name not in (SERVER, EVERYTHING):
+            raise unknown("key to renew", name, (SERVER, EVERYTHING))
     keys = Keys(folder)
     for path in (folder, folder / "sites"):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    anew = set(allowed) if EVERYTHING in renew else set(renew)
-    written = [] if keys.authority.exists() and EVERYTHING not in anew else _make_authority(keys)
-    written += _make_server(keys, hosts, bool(written) or SERVER in anew)
-    for name in sites:
-        # Once a private key was handed over, it need not stay here: the public one says that the site has its key.
-        if name in anew or not keys.public(name).exists():
-            written += _make_site(keys, name)
-    return written
+        private_folder(path)
+    written = [] if keys.authority.exists() and EVERYTHING not in renew else _make_authority(keys)
+    return written + _make_server(keys, hosts, bool(written) or SERVER in renew)
+
+
+def make_site_key(path: Path) -> str:
+    """Make a site's key pair, the private half in `path`, the public one beside it as `.pub`; the public key."""
+    key = _new_key()
+    public = _public_text(key.public_key())
+    _write(path, _private(key, openssh=True), secret=True)
+    _write(path.with_name(f"{path.name}.pub"), public.encode() + b"\n", secret=False)
+    return public
+
+
+def accept_key(keys: Keys, site: str, text: str) -> bool:
+    """Take a site's public key, as it stands in a `.pub` file; whether it is another one than before."""
+    public = _public_text(_read_public(f"accept: the key of {site}", text))
+    for other in sorted((keys.folder / "sites").glob("*.pub")):
+        taken = other.stem != site and other.read_text(encoding="utf-8").strip() == public
+        require(not taken, f"accept: the key of {site} is that of {other.stem}, and each site has its own")
+    path = keys.public(site)
+    if path.is_file() and path.read_text(encoding="utf-8").strip() == public:
+        return False
+    private_folder(path.parent)
+    _write(path, public.encode() + b"\n", secret=False)
+    return True
+
+
+def known_keys(keys: Keys) -> dict[bytes, str]:
+    """The accepted keys in DER form, each with its site."""
+    found = {}
+    for path in sorted((keys.folder / "sites").glob("*.pub")):
+        key = _read_public(str(path), path.read_text(encoding="utf-8"))
+        found[key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)] = path.stem
+    return found
+
+
+def fingerprint(public: str) -> str:
+    """A public key in short, as `ssh-keygen -lf` shows it: to be compared over the telephone."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def hosts_of(certificate: Path) -> list[str]:
@@ -162,12 +196,21 @@ def _make_server(keys: Keys, hosts: Sequence[str], renew: bool) -> list[Path]:
     return written
 
 
-def _make_site(keys: Keys, name: str) -> list[Path]:
-    key = _new_key()
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(keys.site(name), _private(key, openssh=True), secret=True)
-    _write(keys.public(name), public + b"\n", secret=False)
-    return [keys.site(name), keys.public(name)]
+def _read_public(what: str, text: str) -> ec.EllipticCurvePublicKey:
+    require("PRIVATE" not in text, f"{what} is a private key, which must not leave its site; send the public one")
+    try:
+        key = load_ssh_public_key(text.strip().encode())
+    except (ValueError, UnsupportedAlgorithm):
+        raise CoterieError(
+            f"{what}: must be a public key as 'coterie federation join' prints it (ecdsa-sha2-… AAAA…)"
+        ) from None
+    require(isinstance(key, ec.EllipticCurvePublicKey), f"{what}: must be an elliptic-curve key (ecdsa-sha2-…)")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def _public_text(key: ec.EllipticCurvePublicKey) -> str:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:

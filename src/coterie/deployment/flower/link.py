@@ -1,20 +1,22 @@
-"""The server's side of Flower, started, watched and ended: a SuperLink and its SuperExec."""
+"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
 
+from coterie.deployment.flower.audit import AUDIT
+from coterie.deployment.flower.front import READY, front_words
 from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
@@ -27,27 +29,30 @@ from coterie.deployment.flower.processes import (
     joined,
     pairs,
     require_free,
+    write_secret,
 )
 from coterie.errors import CoterieError, require
-from coterie.files import write_whole
+from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
-START = 60.0  # seconds until a SuperLink must be up
+START = 60.0  # seconds until a SuperLink or a front must be up
 REGISTERED = "registered.json"
 
 
 class Link:
     """A SuperLink and the SuperExec that runs its ServerApps, with everything they keep in `folder`.
 
-    Without `keys` nothing is encrypted and every node is let in. Port 0 stands for any free one.
+    Both are for this machine alone; `host` and `port` are those of the front, which lets sites through and nothing
+    else. Without `keys` nothing is encrypted and every node is let in. Port 0 stands for any free one.
     """
 
     def __init__(self, folder: Path, keys: Keys | None, host: str = LOOPBACK, port: int = 0) -> None:
         self.folder, self.keys, self.host = folder.resolve(), keys, host
         self.port = port or free_port(host)
+        self.inner = free_port()  # of the SuperLink
         self.home = self.folder / "flower"
-        self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec")}
+        self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "front")}
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
 
@@ -60,9 +65,19 @@ class Link:
 
     @property
     def address(self) -> str:
-        """HOST:PORT by which this machine reaches the SuperLink."""
+        """HOST:PORT by which a site on this machine reaches the front."""
         host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.host, self.host)
         return joined(host, self.port)
+
+    @property
+    def superlink(self) -> str:
+        """HOST:PORT of the SuperLink."""
+        return joined(LOOPBACK, self.inner)
+
+    @property
+    def audit(self) -> Path:
+        """What the front refused."""
+        return self.folder / AUDIT
 
     @property
     def database(self) -> Path:
@@ -76,7 +91,7 @@ class Link:
 
     def command(self) -> list[str]:
         """The command of the SuperLink."""
-        words = ["flower-superlink", "--host", self.host, "--port", str(self.port), "--database", str(self.database)]
+        words = ["flower-superlink", "--host", LOOPBACK, "--port", str(self.inner), "--database", str(self.database)]
         words += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
         words += ["--disable-runtime-dependency-installation"]
         if self.keys is None:
@@ -88,7 +103,11 @@ class Link:
         """The command of the SuperExec."""
         trust = ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.authority)]
         secret = ["--superexec-auth-secret-file", str(self.secret)]
-        return ["flower-superexec", *trust, "--runtime-api-address", self.address, *secret]
+        return ["flower-superexec", *trust, "--runtime-api-address", self.superlink, *secret]
+
+    def front_command(self) -> list[str]:
+        """The command of the front."""
+        return [sys.executable, "-m", *front_words(self.host, self.port, self.superlink, self.keys, self.audit)]
 
     def register_command(self, site: str) -> list[str]:
         """The command that lets the holder of a site's key in."""
@@ -100,7 +119,7 @@ class Link:
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", pairs(config)] if config else [])]
 
     def start(self) -> None:
-        """Start both processes; returns when the SuperLink answers."""
+        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened."""
         self._lock = Lock(self.folder / "lock", "a server")
         try:
             require_free(self.host, self.port)
@@ -114,25 +133,28 @@ class Link:
         if not self.database.exists():
             (self.folder / REGISTERED).unlink(missing_ok=True)
         superlink = self._spawn("superlink", self.command())
-        end = time.monotonic() + START
-        while not self._healthy():
-            if superlink.code is not None or time.monotonic() > end:
-                raise CoterieError(f"the SuperLink did not start ({superlink.last_words()}); see {superlink.log}")
-            time.sleep(0.1)
+        _await(superlink, "SuperLink", self._healthy)
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
+
+    def open(self) -> None:
+        """Start the front, which lets the keys through that are accepted now."""
+        front = self._spawn("front", self.front_command())
+        _await(front, "front", lambda: READY in front.said())
 
     def prepare(self) -> None:
         """Write what the commands need: Flower's settings and the secret."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.home.mkdir(exist_ok=True)
+        private_folder(self.folder)
+        private_folder(self.home)
         trust: dict[str, Any] = {"insecure": True}
         if self.keys is not None:
             trust = {"root-certificates": str(self.keys.authority.resolve())}
-        settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.address, **trust}}}
+        settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.superlink, **trust}}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-        if not self.secret.exists():
-            with os.fdopen(os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(os.urandom(32).hex())
+        write_secret(self.secret)
+
+    def process(self, name: str) -> Process:
+        """One of the processes: superlink, superexec or front."""
+        return self._processes[name]
 
     def ended(self) -> str | None:
         """The first process that has ended by itself, if any: its name, its last words and its log."""
@@ -143,7 +165,7 @@ class Link:
 
     def stop(self) -> None:
         """End everything politely."""
-        for name in ("superexec", "superlink"):
+        for name in ("front", "superexec", "superlink"):
             if name in self._processes:
                 self._processes.pop(name).terminate()
         self._release()
@@ -155,32 +177,42 @@ class Link:
         self._processes.clear()
         self._release()
 
-    def register(self, name: str, public_key: Path) -> bool:
-        """Let the holder of a key in under a name; whether that is new."""
-        known = self._registered()
-        mark = hashlib.sha256(public_key.read_bytes()).hexdigest()
-        if mark in known:
-            return False
-        answer = self.flower("supernode", "register", str(public_key), CONNECTION, "--name", name, check=False)
-        taken = "Public key already in use" in str(answer.get("error-message"))
-        require(bool(answer.get("success")) or taken, f"site {name} cannot be registered: {_message(answer)}")
-        self._keep(known | {mark: {"site": name, "node": str(answer.get("node-id", ""))}})
-        return not taken
+    def admit(self, public_keys: Mapping[str, Path]) -> tuple[list[str], list[str]]:
+        """Let the holders of these keys in, each under its site's name, and nobody else.
 
-    def forget_others(self, public_keys: Mapping[str, Path]) -> list[str]:
-        """Shut out keys that were registered before and are none of these; the names of their sites."""
+        Whoever was registered otherwise is shut out. The sites whose keys are new, and who was shut out.
+        """
+        marks = {hashlib.sha256(path.read_bytes()).hexdigest(): site for site, path in public_keys.items()}
         known = self._registered()
-        marks = {hashlib.sha256(path.read_bytes()).hexdigest() for path in public_keys.values()}
-        gone = {mark: about for mark, about in known.items() if mark not in marks}
-        for about in gone.values():
-            answer = self.flower("supernode", "unregister", about["node"], CONNECTION, check=False)
-            require(
-                bool(answer.get("success")),
-                f"a former key of {about['site']} cannot be shut out ({_message(answer)}); remove {self.database}, "
-                "with which the SuperLink forgets all keys and runs (the federation's own checkpoint stays)",
-            )
-        self._keep({mark: about for mark, about in known.items() if mark in marks})
-        return [about["site"] for about in gone.values()]
+        kept = {mark: about for mark, about in known.items() if about["site"] == marks.get(mark)}
+        gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
+        self._keep(kept)
+        fresh = [site for mark, site in marks.items() if mark not in kept]
+        for site in fresh:
+            self._register(site, public_keys[site])
+        return fresh, gone
+
+    def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
+        """Unregister all nodes but some; the names of the others."""
+        names = {about["node"]: f"a former key of {about['site']}" for about in known.values()}
+        listed = self.flower("supernode", "list", CONNECTION)["nodes"]
+        strange = [str(node["node-id"]) for node in listed if node["status"] != "unregistered"]
+        gone = [node for node in strange if node not in kept]
+        for node in gone:
+            self.flower("supernode", "unregister", node, CONNECTION)
+        return [names.get(node, f"node {node}, which nobody here registered,") for node in gone]
+
+    def _register(self, site: str, public_key: Path) -> None:
+        mark = hashlib.sha256(public_key.read_bytes()).hexdigest()
+        answer = self.flower(*self.register_command(site)[1:], check=False)
+        require(
+            "Public key already in use" not in str(answer.get("error-message")),
+            f"site {site}: its key was shut out before, and Flower takes no key twice; have the site make another "
+            f"('coterie federation join --new-key'), or remove {self.database}, with which the SuperLink forgets all "
+            "keys and runs (the federation's own checkpoint stays)",
+        )
+        require(bool(answer.get("success")), f"site {site} cannot be registered: {_message(answer)}")
+        self._keep(self._registered() | {mark: {"site": site, "node": str(answer["node-id"])}})
 
     def run(self, app: Path, config: Values | None = None) -> str:
         """Start a run of an app; its id."""
@@ -220,7 +252,7 @@ class Link:
         return answer
 
     def _spawn(self, name: str, words: list[str]) -> Process:
-        command = [flower_command(words[0]), *words[1:]]
+        command = words if name == "front" else [flower_command(words[0]), *words[1:]]
         process = Process(command, self.logs[name], environment(self.home), self.folder, self._lock)
         self._processes[name] = process
         return process
@@ -233,7 +265,7 @@ class Link:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
         )
         try:
-            with direct.open(f"{scheme}://{self.address}/health", timeout=2) as answer:
+            with direct.open(f"{scheme}://{self.superlink}/health", timeout=2) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -249,6 +281,14 @@ class Link:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _await(process: Process, what: str, ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + START
+    while not ready():
+        if process.code is not None or time.monotonic() > end:
+            raise CoterieError(f"the {what} did not start ({process.last_words()}); see {process.log}")
+        time.sleep(0.1)
 
 
 def _message(answer: Mapping[str, Any]) -> str:

@@ -1,13 +1,18 @@
-"""A site's side of Flower: a SuperNode that is started until its server takes it, and kept alive."""
+"""A site's side of Flower: a SuperNode behind a relay, started until its server takes it, and kept alive."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from coterie.deployment.flower.app import AGREED, agree
+from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.clocks import clock_problem
+from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -16,13 +21,18 @@ from coterie.deployment.flower.processes import (
     environment,
     flower_command,
     free_port,
+    joined,
     pairs,
+    write_secret,
 )
+from coterie.deployment.flower.relay import READY, relay_words
 from coterie.errors import CoterieError
+from coterie.files import private_folder
 
 FORGOTTEN = 120.0  # seconds after which a server has registered all keys, and forgotten a node that was killed
 AGAIN = 3.0  # seconds before another attempt
 LONGEST = 60.0  # seconds between attempts at the most
+START = 60.0  # seconds until a relay must be open
 QUIET = 10.0  # seconds without a connection after which to say so
 
 # What a SuperNode says, and what that means.
@@ -31,7 +41,7 @@ REFUSED = "[code: 2004]"
 HOPELESS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not the one expected ({words}); take the federation's "
     "ca.pem from whoever runs the server, and name the server as in its certificate ('coterie federation keys --host')",
-    "Unable to parse the private key": "{key}: is no key that Flower reads; use one of 'coterie federation keys'",
+    "Unable to parse the private key": "{key}: is no key that Flower reads; use one of 'coterie federation join'",
 }
 # What a site's app writes above the text of an error, which it keeps to itself.
 UNANSWERED = "the server was told only that something went wrong"
@@ -54,10 +64,15 @@ def _silent(_: str) -> None:
 
 
 class Node:
-    """The SuperNode of a site; everything that it keeps is in `folder`.
+    """The SuperNode of a site, and what belongs to it; everything that it keeps is in `folder`.
 
     `settings` is what the site's app gets to know: name, data, state and, if need be, label. Without `key` and
-    `authority` nothing is encrypted. Port 0 stands for any free one; it is only for this machine.
+    `authority` nothing is encrypted on the way to the server. Port 0 stands for any free one; it is only for this
+    machine. Only apps that were given to `agree` are ever run.
+
+    Three processes: the relay, through which the SuperNode reaches its server; the SuperNode; and the SuperExec that
+    starts an app's processes. Among each other they talk on loopback, which other users of the machine reach too: so
+    the first two have a certificate of this node's own, and the SuperExec proves itself with a secret.
     """
 
     def __init__(
@@ -73,9 +88,14 @@ class Node:
         self.key, self.authority = key, authority
         self._wished = port
         self.port = port or free_port()
+        self.relay_port = free_port()
         self.home = self.folder / ".flower"  # no federation's or site's name begins with a dot
-        self.log = self.folder / "supernode.log"
-        self._process: Process | None = None
+        self.loopback = Keys(self.folder / ".loopback")
+        self.secret = self.folder / ".superexec.secret"
+        self.agreed = self.folder / f".{AGREED}"
+        self.audit = self.folder / AUDIT
+        self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
+        self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
 
     def __enter__(self) -> Self:
@@ -85,28 +105,83 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self.terminate()
 
-    def command(self) -> list[str]:
-        """The command of the SuperNode."""
-        words = ["flower-supernode", "--superlink", self.server, "--host", LOOPBACK, "--port", str(self.port)]
+    def agree(self, app: bytes) -> str:
+        """Let a packed app run here; its hash."""
+        return agree(self.agreed, app)
+
+    def agree_only(self, app: bytes) -> str:
+        """Let a packed app run here, and none that was agreed to before; its hash."""
+        self._take_lock()
+        if self.agreed.exists():
+            shutil.rmtree(self.agreed)
+        return self.agree(app)
+
+    def commands(self) -> dict[str, list[str]]:
+        """The commands of the relay, the SuperNode and its SuperExec."""
+        runtime = joined(LOOPBACK, self.port)
+        own, secret = self.loopback, ["--superexec-auth-secret-file", str(self.secret)]
+        words = ["flower-supernode", "--superlink", joined(LOOPBACK, self.relay_port)]
+        words += ["--root-certificates", str(own.authority), "--host", LOOPBACK, "--port", str(self.port)]
+        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
+        words += ["--ssl-keyfile", str(own.key), "--isolation", "process", *secret]
         words += ["--node-config", pairs(self.settings)]
-        if self.key is None or self.authority is None:
-            return [*words, "--insecure"]
-        return [*words, "--root-certificates", str(self.authority), "--auth-supernode-private-key", str(self.key)]
+        words += [] if self.key is None else ["--auth-supernode-private-key", str(self.key)]
+        relay = relay_words(self.relay_port, self.server, self.authority, own, self.agreed, self.audit)
+        executor = ["flower-superexec", "--root-certificates", str(own.authority), "--runtime-api-address", runtime]
+        return {
+            "relay": [sys.executable, "-m", *relay],
+            "supernode": words,
+            "superexec": [*executor, *secret],
+        }
+
+    def prepare(self) -> None:
+        """Write what the commands need: the certificate for loopback and the secret."""
+        for path in (self.folder, self.home, self.agreed):
+            private_folder(path)
+        make_keys(self.loopback.folder)
+        write_secret(self.secret)
 
     def start(self) -> None:
-        """Start the process; whether the server takes it is another question."""
+        """Start the processes that do not run; whether the server takes the node is another question."""
+        self._take_lock()
+        self.prepare()
+        if "relay" not in self._processes or self.relay.code is not None:
+            self._start_relay()
+        if "superexec" in self._processes:
+            self._processes.pop("superexec").terminate()
+        commands = self.commands()
+        supernode = self._spawn("supernode", commands["supernode"], self.log)
+        self._spawn("superexec", [*commands["superexec"], "--parent-pid", str(supernode.pid)], self.log)
+
+    def _take_lock(self) -> None:
         if self._lock is None:
             self._lock = Lock(self.folder / "lock", "this site")
-        self.home.mkdir(parents=True, exist_ok=True)
-        words = self.command()
-        command = [flower_command(words[0]), *words[1:]]
-        self._process = Process(command, self.log, environment(self.home), self.folder, self._lock)
+
+    def _start_relay(self) -> None:
+        make_keys(self.loopback.folder, renew=["all"])  # so that it never expires
+        relay = self._spawn("relay", self.commands()["relay"], self.folder / "relay.log")
+        end = time.monotonic() + START
+        while READY not in relay.said():
+            if relay.code is not None or time.monotonic() > end:
+                self.relay_port = free_port()  # for another attempt
+                raise CoterieError(f"the relay did not start ({relay.last_words()}); see {relay.log}")
+            time.sleep(0.05)
+
+    def _spawn(self, name: str, words: list[str], log: Path) -> Process:
+        command = words if name == "relay" else [flower_command(words[0]), *words[1:]]
+        self._processes[name] = Process(command, log, environment(self.home), self.folder, self._lock)
+        return self._processes[name]
 
     @property
     def process(self) -> Process:
-        """The process, which may have ended."""
-        assert self._process is not None, "the node was not started"
-        return self._process
+        """The SuperNode's process, which may have ended."""
+        assert "supernode" in self._processes, "the node was not started"
+        return self._processes["supernode"]
+
+    @property
+    def relay(self) -> Process:
+        """The relay's process, which may have ended."""
+        return self._processes["relay"]
 
     @property
     def accepted(self) -> bool:
@@ -126,6 +201,7 @@ class Node:
                 raise CoterieError(
                     f"server = {self.server}: did not take this site within {timeout:g} s; see {self.log}"
                 )
+            self._require_hope()
             if self.process.code is not None:
                 refused = self._reconsider(refused, tell)
                 time.sleep(AGAIN)
@@ -135,13 +211,17 @@ class Node:
                 told = True
             time.sleep(0.1)
 
-    def _reconsider(self, refused: float, tell: Tell) -> float:
-        """What to do about a node that ended before it was taken: an error, or since when it has been refused."""
-        said, words = self.process.said(), self.process.last_words()
+    def _require_hope(self) -> None:
+        """An error about what no further attempt would change."""
+        said = self.process.said() + self.relay.said()
         for sign, meaning in HOPELESS.items():
             if sign in said:
                 line = next(line for line in said.splitlines() if sign in line)
                 raise CoterieError(meaning.format(words=line.strip(), key=self.key))
+
+    def _reconsider(self, refused: float, tell: Tell) -> float:
+        """What to do about a node that ended before it was taken: an error, or since when it has been refused."""
+        said, words = self.process.said(), self.process.last_words()
         if any(sign in said for sign in PORT_TAKEN) and not self._wished:
             self.port = free_port()
             return refused
@@ -155,7 +235,7 @@ class Node:
             why, way_out = words, f"see {self.log}"
             if REFUSED in said:
                 why = "it refuses this site for good: the key is not registered there, or was withdrawn"
-                way_out = "have a key made with 'coterie federation keys' where the server runs, and start that again"
+                way_out = "have it accepted with 'coterie federation keys --accept' there, and the server started again"
             if clock:
                 why, way_out = clock, "then start this again"
             raise CoterieError(f"server = {self.server}: {why}; {way_out}")
@@ -167,20 +247,31 @@ class Node:
         while True:
             self.wait_accepted(tell=tell)
             began = time.monotonic()
+            self.relay.news()  # what it said of vain attempts is over
             tell(f"connected to {self.server}")
-            while self.process.code is None:
-                self._pass_on(tell)
+            while (gone := self._gone()) is None:
+                self.pass_on(tell)
                 time.sleep(0.5)
-            self._pass_on(tell)
+            self.pass_on(tell)
             if time.monotonic() - began > FORGOTTEN:
                 pause = AGAIN
-            words = self.process.last_words()
-            tell(f"the SuperNode ended with code {self.process.code} ({words}); it is started again in {pause:g} s")
+            tell(f"{gone}; it is started again in {pause:g} s")
+            self.process.terminate()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
             self.start()
 
-    def _pass_on(self, tell: Tell) -> None:
+    def _gone(self) -> str | None:
+        """Which process has ended by itself, and its last words."""
+        for name, process in self._processes.items():
+            if process.code is not None:
+                return f"the {name} ended with code {process.code} ({process.last_words()})"
+        return None
+
+    def pass_on(self, tell: Tell) -> None:
+        """Tell what has happened since this was last asked."""
+        for line in self.relay.news():
+            tell(line)
         for line in self.process.news():
             news = [text for words, text in NEWS.items() if words in line]
             if news or "ERROR" in line:
@@ -188,14 +279,16 @@ class Node:
 
     def terminate(self) -> None:
         """End the node politely: it signs off, and may come back at once."""
-        if self._process is not None:
-            self._process.terminate()
+        for name in ("supernode", "superexec", "relay"):  # the SuperNode signs off through the relay
+            if name in self._processes:
+                self._processes.pop(name).terminate()
         self._release()
 
     def kill(self) -> None:
         """End the node by force, as a power cut would."""
-        if self._process is not None:
-            self._process.kill()
+        for process in self._processes.values():
+            process.kill()
+        self._processes.clear()
         self._release()
 
     def _release(self) -> None:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from coterie.deployment.flower import guard
 from coterie.errors import CoterieError, require
+from coterie.files import private_folder
 
 GRACE = 10.0  # seconds that a process has to end politely
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -133,7 +134,7 @@ class Lock:
     """A folder is used by one starter at a time; the guards of its processes hold the lock too."""
 
     def __init__(self, path: Path, what: str, patience: float = GRACE + 5) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path.parent)
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         end = time.monotonic() + patience
         while True:
@@ -165,7 +166,10 @@ def flower_command(name: str) -> str:
 def environment(home: Path) -> dict[str, str]:
     """The environment of all of Flower's processes; `home` is where it keeps its settings and unpacks apps."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-    return kept | settings(home) | {"PATH": _with_scripts(kept.get("PATH", os.defpath)), "PYTHONUNBUFFERED": "1"}
+    # Whatever proxy leads out of here, this machine is reached without it.
+    direct = ",".join(filter(None, [kept.get("no_proxy", kept.get("NO_PROXY", "")), "localhost", LOOPBACK, "::1"]))
+    own = {"no_proxy": direct, "NO_PROXY": direct, "PYTHONUNBUFFERED": "1"}
+    return kept | settings(home) | own | {"PATH": _with_scripts(kept.get("PATH", os.defpath))}
 
 
 def settings(home: Path) -> dict[str, str]:
@@ -177,6 +181,13 @@ def settings(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # by default a task waits half a second more to be seen
     }
+
+
+def write_secret(path: Path) -> None:
+    """Make a file with a secret that only its owner can read, unless there is one."""
+    if not path.exists():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(os.urandom(32).hex())
 
 
 def _with_scripts(path: str) -> str:
@@ -198,14 +209,14 @@ def pairs(values: Values) -> str:
 
 def free_port(host: str = LOOPBACK) -> int:
     """A port that nobody listens on just now."""
-    with socket.socket(_family(host)) as listener:
+    with socket.socket(family(host)) as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
 
 
 def require_free(host: str, port: int) -> None:
     """Refuse a port that is taken, or an address that is not this machine's."""
-    with socket.socket(_family(host)) as listener:
+    with socket.socket(family(host)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -215,7 +226,8 @@ def require_free(host: str, port: int) -> None:
             ) from None
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family(host: str) -> socket.AddressFamily:
+    """The kind of address that a host has."""
     try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:

@@ -1,0 +1,82 @@
+"""What `federation join` does: a site accepts an agreement, sees what will run there, and makes its key."""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from pathlib import Path
+
+from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower, tell
+from coterie.deployment.check import look
+from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
+from coterie.errors import CoterieError, require, unknown
+from coterie.files import private_folder, write_whole
+from coterie.report.terminal import print_result
+
+
+def join_command(
+    agreement: Path, name: str, state: Path | None, root_certificate: Path | None, new_key: bool, changed: bool
+) -> None:
+    """Accept an agreement as one of its sites."""
+    require_flower()
+    from coterie.deployment.flower.app import APP, app_hash, packed_app
+    from coterie.deployment.flower.keys import fingerprint, make_site_key
+
+    is_folder = agreement.is_dir()
+    path = require_folder(agreement) if is_folder else agreement
+    require(path.is_file(), f"agreement = {agreement}: there is no such file; take it from whoever runs the server")
+    authority = root_certificate or (agreement / KEYS / AUTHORITY if is_folder else None)
+    if root_certificate is not None:
+        require(root_certificate.is_file(), f"root_certificate = {root_certificate}: there is no such file")
+    with tempfile.TemporaryDirectory() as fresh:
+        facts = look(path, app=Path(fresh) / APP)
+        if name not in facts.sites:
+            raise unknown(f"site of {facts.name}", name, facts.sites)
+        mark = app_hash(packed_app(Path(fresh) / APP))
+    own = (state or (agreement / SITES if is_folder else STATE)) / name
+    _require_unchanged(own / AGREEMENT, path, changed)
+    private_folder(own.parent)
+    private_folder(own)
+    write_whole(own / AGREEMENT, path.read_bytes())
+    if authority is not None and authority.is_file():
+        write_whole(own / AUTHORITY, authority.read_bytes())
+    else:
+        tell("without --root-certificate this site will not know its server: give the federation's ca.pem later")
+    key = own / KEY
+    if new_key or not key.is_file():
+        public = make_site_key(key)
+    else:
+        public = key.with_name(f"{KEY}.pub").read_text(encoding="utf-8").strip()
+    print_result(
+        f"{name} joins {facts.name}: {facts.method}, {facts.rounds} rounds, with {_others(name, facts.sites)}.",
+        f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
+        "",
+        "Only one app will run here, built from the agreement in",
+        f"  {own / AGREEMENT}",
+        "Its hash, which the server shows too:",
+        f"  {mark}",
+        "",
+        f"The private key is {key}; it never leaves this machine. Whoever runs the server needs the public one:",
+        f"  coterie federation keys DIR --accept {name}='{public}'",
+        f"and may compare it with you, over the telephone: {fingerprint(public)}",
+    )
+
+
+def _require_unchanged(kept: Path, offered: Path, changed: bool) -> None:
+    """An agreement that replaces another one must be read again."""
+    if changed or not kept.is_file() or kept.resolve() == offered.resolve():
+        return
+    try:
+        old, new = (tomllib.loads(path.read_text(encoding="utf-8")) for path in (kept, offered))
+    except tomllib.TOMLDecodeError:
+        raise CoterieError(f"{kept}: cannot be read; remove it to join anew") from None
+    differing = sorted(term for term in old.keys() | new.keys() if old.get(term) != new.get(term))
+    require(
+        not differing,
+        f"agreement = {offered}: differs from the one accepted before in {', '.join(differing)}; read it, and "
+        "accept it with --changed",
+    )
+
+
+def _others(name: str, sites: list[str]) -> str:
+    return ", ".join(site for site in sites if site != name) or "nobody else"

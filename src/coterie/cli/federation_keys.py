@@ -1,0 +1,74 @@
+"""What `federation keys` does: the server's certificate, and the sites' public keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.flower.folder import KEYS, require_folder
+from coterie.errors import require, unknown
+from coterie.report.terminal import print_result
+
+
+def keys_command(
+    folder: Path, hosts: Sequence[str], accept: Sequence[str], remove: Sequence[str], renew: Sequence[str]
+) -> None:
+    """Make and take keys, and say who has which."""
+    agreement = Agreement.read(require_folder(folder))
+    require(find_spec("cryptography") is not None, "keys need 'cryptography': pip install 'coterie[flower]'")
+    from coterie.deployment.flower.keys import Keys, accept_key, fingerprint, hosts_of, make_keys
+
+    given = [_pair(text) for text in accept]
+    for site in (*(site for site, _ in given), *remove):
+        if site not in agreement.sites:
+            raise unknown(f"site of {agreement.name}", site, agreement.sites)
+    keys = Keys(folder / KEYS)
+    changed = []
+    written = make_keys(folder / KEYS, hosts, renew)
+    for site, text in given:
+        known = keys.public(site).is_file()
+        if accept_key(keys, site, text):
+            changed.append(f"the key of {site} is {'replaced' if known else 'accepted'}")
+    for site in remove:
+        require(keys.public(site).is_file(), f"remove = {site}: there is no key of this site")
+        keys.public(site).unlink()
+        changed.append(f"the key of {site} is removed")
+    accepted = keys.accepted(agreement.sites)
+    missing = [site for site in agreement.sites if site not in accepted]
+    print_result(
+        *(f"wrote {path}" for path in written),
+        *changed,
+        *([] if written or changed else ["nothing to do: the server's certificate exists (--renew makes it anew)"]),
+        f"the server's certificate holds for {', '.join(hosts_of(keys.certificate))}",
+        *(f"the key of {site}: {fingerprint(path.read_text())}" for site, path in accepted.items()),
+        "",
+        *_next(folder, keys.authority, missing),
+        f"{keys.authority_key} signs server certificates: keep it away from everybody, best not on the server.",
+    )
+    if keys.authority in written and accepted:
+        print_result(f"Every site needs the new {keys.authority} ('coterie federation join … --root-certificate').")
+    if changed:
+        print_result("Keys count when the server is started next: the same command resumes.")
+
+
+def _next(folder: Path, authority: Path, missing: Sequence[str]) -> list[str]:
+    if not missing:
+        return ["All sites have keys."]
+    return [
+        f"No key yet of {', '.join(missing)}. Each gets {folder / 'federation.toml'} and {authority}, makes its own by",
+        f"  coterie federation join federation.toml --name {missing[0]} --root-certificate ca.pem",
+        "and sends the public one back, for",
+        f"  coterie federation keys {folder} --accept {missing[0]}='ecdsa-sha2-nistp384 AAAA...'",
+    ]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """A site and its public key, which may stand in a file."""
+    site, sign, key = text.partition("=")
+    require(bool(sign and key.strip()), f"accept = {text}: must be SITE=KEY, as 'coterie federation join' prints it")
+    path = Path(key).expanduser()
+    if len(key) < 256 and path.is_file():
+        key = path.read_text(encoding="utf-8", errors="replace")
+    return site, key

@@ -1,0 +1,102 @@
+"""What was refused, one JSON object a line, in a file that is only ever added to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+AUDIT = "audit.jsonl"
+LONGEST = 200  # letters of any one value
+BURST = 20  # lines at once about one peer; after that one every PAUSE seconds
+PAUSE = 10.0
+BURST_OF_ALL, PAUSE_OF_ALL = 500, 1.0  # the same for all peers together
+MOST_PEERS = 4096  # peers told apart; beyond them only the limit for all holds
+SUMMARY = 60.0  # seconds between two lines about what was left out
+
+
+class Allowance:
+    """So many at once, then one after every pause."""
+
+    def __init__(self, burst: int, pause: float, now: float) -> None:
+        self._burst, self._pause = burst, pause
+        self._left, self._seen = float(burst), now
+
+    def taken(self, now: float) -> bool:
+        """Whether there is one left, which is then gone."""
+        self._left = min(self._burst, self._left + (now - self._seen) / self._pause)
+        self._seen = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def full(self, now: float) -> bool:
+        """Whether nothing is known of it that a new one would not know."""
+        return self._left + (now - self._seen) / self._pause >= self._burst
+
+
+class Audit:
+    """A file of refusals: when, who, what, why.
+
+    A flood fills neither the disk nor hides others: each peer has its allowance of lines, all together have one, and
+    what is left out is counted, in a line a minute. Values are written as JSON in ASCII, so that no newline or
+    control character of a stranger's can pass for a line of its own. A file that was moved away is begun anew; one that
+    cannot be written (a full disk) is said on stderr, and stops nothing.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = path, clock
+        self._peers: dict[str, Allowance] = {}
+        self._all = Allowance(BURST_OF_ALL, PAUSE_OF_ALL, clock())
+        self._left_out, self._left_out_peers = 0, set[str]()
+        self._summed = self._forgot = clock()
+
+    def refused(self, peer: str, what: str, reason: str, **more: str | int) -> None:
+        """Something was refused."""
+        now = self._clock()
+        self.sum_up(now)
+        if self._allowed(peer, now):
+            self._write({"peer": peer, "path": what, "reason": reason, **more})
+            return
+        self._left_out += 1
+        if len(self._left_out_peers) < MOST_PEERS:
+            self._left_out_peers.add(peer)
+
+    def sum_up(self, now: float | None = None, last: bool = False) -> None:
+        """Say how much was left out, if it is time for that or the last occasion."""
+        now = self._clock() if now is None else now
+        if not self._left_out:
+            self._summed = now if now - self._summed > SUMMARY else self._summed
+        elif last or now - self._summed > SUMMARY:
+            count, peers = self._left_out, len(self._left_out_peers)
+            self._write({"peer": "", "path": "", "reason": f"{count} more refusals of {peers} peers were not written"})
+            self._left_out, self._left_out_peers, self._summed = 0, set(), now
+
+    def _allowed(self, peer: str, now: float) -> bool:
+        if len(self._peers) >= MOST_PEERS and now - self._forgot > PAUSE:
+            self._peers = {name: one for name, one in self._peers.items() if not one.full(now)}
+            self._forgot = now
+        if peer not in self._peers and len(self._peers) < MOST_PEERS:
+            self._peers[peer] = Allowance(BURST, PAUSE, now)
+        own = self._peers.get(peer)
+        return (own is None or own.taken(now)) and self._all.taken(now)
+
+    def _write(self, values: dict[str, str | int]) -> None:
+        short = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **short})
+        try:
+            # Opened for each line: few are written, and the file may have been moved away in between.
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                size = os.fstat(descriptor).st_size
+                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a power cut
+                os.write(descriptor, b"\n" * torn + line.encode("ascii") + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            print(f"{self.path} cannot be written ({error.strerror}): {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""The server's front: all that the network sees of a federation. Run as `python -m coterie.deployment.flower.front`.
+
+Flower's SuperLink carries on one port what sites need and a control interface without a login. So it listens on this
+machine alone, and the front before it lets through what sites need: requests to `/v1/fleet/`, signed with a key that
+the federation knows, of at most 16 MiB. Everything else is answered with 404 and stands in the audit log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+from coterie.deployment.flower import fleet
+from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.keys import Keys, known_keys
+from coterie.deployment.flower.processes import family, split_address
+from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
+from coterie.deployment.flower.streams import Target
+
+READY = "the front is open"
+BACKLOG = 256
+
+
+class Front:
+    """The gate before a SuperLink: `keys` are those that may pass, by their DER form, each with its site.
+
+    Without keys (in the insecure mode) everybody may who asks for what sites ask for.
+    """
+
+    def __init__(self, keys: dict[bytes, str] | None) -> None:
+        self._keys = keys
+        self._paths = fleet.OF_SITES | (fleet.OF_STRANGERS if keys is None else set())
+
+    def admit(self, head: Head) -> None:
+        """Let sites' requests through."""
+        if head.path not in self._paths or head.method != "POST":
+            raise RefusalError(404, "not for sites")
+        if self._keys is None:
+            return
+        key = fleet.signer(head.headers)
+        if key is None:
+            raise RefusalError(404, "not signed by any key")
+        if key not in self._keys:
+            words = "the front does not know this SuperNode's key"
+            raise RefusalError(404, "signed by a key that the federation does not know", fleet.not_activated(words))
+
+    def sees_whole(self, path: str) -> bool:
+        """Answers are the SuperLink's own."""
+        return False
+
+    def judge(self, path: str, status: int, content: bytes) -> bytes:
+        """Answers pass as they are."""
+        return content
+
+
+def front_words(host: str, port: int, superlink: str, keys: Keys | None, audit: Path) -> list[str]:
+    """The arguments of `python -m` that start a front."""
+    words = [__name__, "--host", host, "--port", str(port), "--superlink", superlink, "--audit", str(audit)]
+    return words if keys is None else [*words, "--keys", str(keys.folder)]
+
+
+def opened(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    return socket.create_server((host, port), family=family(host), backlog=BACKLOG)
+
+
+async def served(proxy: Proxy, ready: str) -> None:
+    """Run a proxy until a signal ends it."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(proxy.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    print(ready, flush=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def main() -> None:
+    """Open the front and serve until ended."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on this machine")
+    parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
+    parser.add_argument("--keys", type=Path, help="the folder of keys; without it nothing is encrypted")
+    given = parser.parse_args()
+    served_with = trust = known = None
+    if given.keys is not None:
+        keys = Keys(given.keys)
+        served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        served_with.minimum_version = ssl.TLSVersion.TLSv1_2
+        served_with.load_cert_chain(keys.certificate, keys.key)
+        trust = ssl.create_default_context(cafile=str(keys.authority))
+        known = known_keys(keys)
+    target = Target(*split_address(given.superlink), trust)
+    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), served_with)
+    asyncio.run(served(proxy, READY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A site's relay: what its SuperNode sees of the server. Run as `python -m coterie.deployment.flower.relay`.
+
+For every run Flower sends the run's app to the sites, which then run it: whoever holds the server could run anything at
+every site. So a SuperNode does not talk to the server but to this relay on its own machine, which compares the bytes of
+an app with those that the site built itself from the agreement it accepted. Any other app is refused, shown and written
+to the site's audit log, and the SuperNode takes the run for one that is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ssl
+from pathlib import Path
+
+from coterie.deployment.flower import fleet
+from coterie.deployment.flower.app import agreed, app_hash
+from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.front import opened, served
+from coterie.deployment.flower.keys import Keys
+from coterie.deployment.flower.processes import LOOPBACK, split_address
+from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
+from coterie.deployment.flower.streams import Target
+
+READY = "the relay is open"
+STRANGE_APP = "REFUSED: the server wants to run"
+
+
+class Relay:
+    """The gate of a site: `folder` holds the apps that it agreed to."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self._folder, self._server = folder, server
+
+    def admit(self, head: Head) -> None:
+        """A SuperNode's requests pass."""
+        if head.path not in fleet.OF_SITES | fleet.OF_STRANGERS or head.method != "POST":
+            raise RefusalError(404, "not for a server")
+
+    def sees_whole(self, path: str) -> bool:
+        """Which app a run is of, and the app itself, are looked at first."""
+        return path in (fleet.GET_RUN, fleet.GET_APP)
+
+    def judge(self, path: str, status: int, content: bytes) -> bytes:
+        """An app that the site agreed to passes, in the site's own bytes."""
+        if status != 200:
+            return content
+        try:
+            if path == fleet.GET_RUN:
+                mark, sent = fleet.app_of_run(content), None
+            else:
+                sent = fleet.sent_app(content)
+                mark = app_hash(sent)
+        except Exception as error:  # whatever the server sends, it must not end the relay
+            raise self._refusal(f"what cannot be read ({type(error).__name__})", "") from None
+        own = agreed(self._folder, mark)
+        if own is None or (sent is not None and sent != own):
+            raise self._refusal(f"the app {mark or 'without a hash'}, to which this site has not agreed", mark)
+        return content if sent is None else fleet.app_message(own, mark)
+
+    def _refusal(self, what: str, mark: str) -> RefusalError:
+        print(f"{STRANGE_APP} {what}", flush=True)
+        reason = f"the server wants to run {what}"
+        return RefusalError(fleet.RUN_IS_OVER, reason, server=self._server, hash=mark)
+
+
+def relay_words(port: int, server: str, authority: Path | None, loopback: Keys, folder: Path, audit: Path) -> list[str]:
+    """The arguments of `python -m` that start a relay."""
+    words = [__name__, "--port", str(port), "--server", server, "--loopback", str(loopback.folder)]
+    words += ["--agreed", str(folder), "--audit", str(audit)]
+    return words if authority is None else [*words, "--root-certificate", str(authority)]
+
+
+def main() -> None:
+    """Open the relay and serve until ended."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--server", required=True, help="HOST:PORT of the server")
+    parser.add_argument("--root-certificate", help="what to know the server by; without it nothing is encrypted")
+    parser.add_argument("--loopback", required=True, type=Path, help="the folder of the relay's own certificate")
+    parser.add_argument("--agreed", required=True, type=Path, help="the folder of the apps that the site agreed to")
+    parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
+    given = parser.parse_args()
+    own = Keys(given.loopback)
+    served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served_with.load_cert_chain(own.certificate, own.key)
+    trust = ssl.create_default_context(cafile=given.root_certificate) if given.root_certificate else None
+    target = Target(*split_address(given.server), trust)
+    relay = Relay(given.agreed, given.server)
+    proxy = Proxy(opened(LOOPBACK, given.port), target, relay, Audit(given.audit), served_with)
+    asyncio.run(served(proxy, READY))
+
+
+if __name__ == "__main__":
+    main()

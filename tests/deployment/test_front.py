@@ -1,0 +1,426 @@
+"""The front before a SuperLink: what passes, what does not, its limits, and what it writes down."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+
+from coterie.deployment.flower import proxy as limits
+from coterie.deployment.flower import streams
+from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
+from coterie.deployment.flower.clocks import clock_problem
+from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
+from coterie.deployment.flower.front import Front, opened
+from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
+from coterie.deployment.flower.processes import free_port
+from coterie.deployment.flower.proxy import MOST_BYTES, Gate, Proxy
+from coterie.deployment.flower.streams import Target
+from support import eventually
+
+pytestmark = pytest.mark.processes
+
+PULL = "/v1/fleet/pull-messages"
+REGISTER = "/v1/fleet/register-node"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """A SuperLink's stand-in: says what it was asked, and remembers it."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[tuple[str, dict[str, str], int]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        while "transfer-encoding" in self.headers and (size := int(self.rfile.readline() or b"0", 16)):
+            body += self.rfile.read(size + 2)[:-2]
+        self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}, len(body)))
+        if self.path.endswith("send-node-heartbeat"):
+            self.send_response(307)
+            self.send_header("location", "http://evil.example.org/")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("set-cookie", "a=b")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Setting:
+    """A front, what is behind it, and its audit log."""
+
+    def __init__(self, folder: Path, gate: Gate, keys: Keys | None = None) -> None:
+        self.seen: list[tuple[str, dict[str, str], int]] = []
+        self.behind = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Echo,), {"seen": self.seen}))
+        self.audit = folder / "audit.jsonl"
+        self.trust = None
+        served = trust = None
+        if keys is not None:
+            served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            served.load_cert_chain(keys.certificate, keys.key)
+            trust = ssl.create_default_context(cafile=str(keys.authority))
+            self.behind.socket = served.wrap_socket(self.behind.socket, server_side=True)
+            self.trust = trust
+        target = Target("127.0.0.1", int(self.behind.server_address[1]), trust)
+        self.listener = opened("127.0.0.1", 0)
+        self.port = int(self.listener.getsockname()[1])
+        self.proxy = Proxy(self.listener, target, gate, Audit(self.audit), served)
+
+    @contextmanager
+    def running(self) -> Iterator[Setting]:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(self.proxy.run())
+
+        def serve() -> None:
+            asyncio.set_event_loop(loop)
+            with pytest.raises(asyncio.CancelledError):
+                loop.run_until_complete(task)
+
+        threads = [threading.Thread(target=serve), threading.Thread(target=self.behind.serve_forever, args=(0.01,))]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            loop.call_soon_threadsafe(task.cancel)
+            self.behind.shutdown()
+            for thread in threads:
+                thread.join()
+            self.behind.server_close()
+            self.listener.close()
+            loop.close()
+
+    def connection(self) -> http.client.HTTPConnection:
+        if self.trust is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.trust)
+
+    def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[int, bytes]:
+        connection = self.connection()
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def raw(self, content: bytes) -> bytes:
+        """What comes back for bytes as they are."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain:
+            plain.sendall(content)
+            found = b""
+            try:
+                while piece := plain.recv(65536):
+                    found += piece
+            except ConnectionResetError:
+                pass
+            return found
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.audit.read_text().splitlines()] if self.audit.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def _no_long_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LINGER", 0.05)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    with Setting(tmp_path, Front(None)).running() as found:
+        yield found
+
+
+def test_what_sites_ask_for_passes(setting: Setting) -> None:
+    body = os.urandom(300_000)
+    headers = {"content_type": "application/x-protobuf", "flwr_timestamp": "now", "cookie": "x", "accept": "a"}
+    assert setting.ask(PULL, body, **headers) == (200, body)
+    path, passed, size = setting.seen[0]
+    assert (path, size) == (PULL, len(body))
+    assert passed.items() >= {"flwr-timestamp": "now", "content-type": "application/x-protobuf", "accept": "a"}.items()
+    assert "cookie" not in passed
+    assert setting.lines == []
+
+
+def test_a_connection_is_used_for_many_requests(setting: Setting) -> None:
+    connection = setting.connection()
+    for number in range(3):
+        connection.request("POST", PULL, b"x" * number)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"x" * number)
+        assert "set-cookie" not in answer.headers
+    connection.close()
+    assert len(setting.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/control/start-run"),
+        ("POST", "/v1/control/register-node"),
+        ("POST", "/v1/runtime/pull-task"),
+        ("GET", PULL),
+        ("GET", "/health"),
+        ("GET", "/docs"),
+        ("POST", "/v1/fleet/../control/start-run"),
+        ("POST", "/v1/fleet/%2e%2e/control/start-run"),
+        ("POST", f"{PULL}?x=/v1/control/start-run"),
+        ("POST", f"{PULL}/"),
+        ("POST", "/V1/FLEET/pull-messages"),
+        ("POST", "http://127.0.0.1/v1/control/start-run"),
+        ("OPTIONS", "*"),
+    ],
+)
+def test_everything_else_is_not_found(setting: Setting, method: str, path: str) -> None:
+    assert setting.ask(path, b"x", method)[0] == 404
+    assert setting.seen == []
+    (line,) = setting.lines
+    assert (line["peer"], line["path"], line["method"], line["reason"]) == ("127.0.0.1", path, method, "not for sites")
+
+
+def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> None:
+    head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST_BYTES + 1}\r\n\r\n"
+    assert setting.raw(head.encode()).startswith(b"HTTP/1.1 413 ")
+    assert setting.seen == []
+    assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
+
+
+def test_a_refusal_tells_the_time(setting: Setting) -> None:
+    """By which a site finds out that its clock is off."""
+    assert clock_problem(f"127.0.0.1:{setting.port}", None) == ""
+    assert "3600 s ahead" in clock_problem(f"127.0.0.1:{setting.port}", None, lambda: time.time() + 3600)
+
+
+def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
+    """Chunks without end: neither kept nor passed on beyond the limit."""
+    head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+    with socket.create_connection(("127.0.0.1", setting.port), timeout=30) as plain:
+        plain.sendall(head)
+        sent = 0
+        try:
+            for _ in range(200):
+                plain.sendall(chunk)
+                sent += 1
+        except OSError:
+            pass
+    assert eventually(lambda: bool(setting.lines))
+    assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
+    assert not any(size > MOST_BYTES for _, _, size in setting.seen)
+
+
+def test_two_lengths_or_two_signatures_are_refused(setting: Setting) -> None:
+    smuggled = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello"
+    assert setting.raw(smuggled.encode()).startswith(b"HTTP/1.1 400 ")
+    twice = f"POST {PULL} HTTP/1.1\r\nhost: x\r\nflwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 0\r\n\r\n"
+    assert setting.raw(twice.encode()).startswith(b"HTTP/1.1 400 ")
+    assert setting.seen == []
+    assert len(setting.lines) == 2
+
+
+def test_a_head_without_end_is_refused(setting: Setting) -> None:
+    assert setting.raw(b"POST / HTTP/1.1\r\nx: " + b"a" * 100_000).startswith(b"HTTP/1.1 431 ")
+    assert b" 400 " in setting.raw(b"\x16\x03\x01 hello, this is TLS\r\n\r\n")
+
+
+def test_a_redirection_is_not_passed_on(setting: Setting) -> None:
+    assert setting.ask("/v1/fleet/send-node-heartbeat")[0] == 502
+
+
+def test_a_path_cannot_forge_a_line(setting: Setting) -> None:
+    setting.raw(b'POST /a\x85\x0b"}\xe2\x80\xa8{"peer":"1.2.3.4 HTTP/1.1\r\nhost: x\r\n\r\n')
+    setting.ask("/" + "long" * 1000)
+    text = setting.audit.read_text()
+    assert text.isascii()
+    assert len(text.splitlines()) == len(setting.lines) == 2
+    assert {line["peer"] for line in setting.lines} == {"127.0.0.1"}
+    assert len(setting.lines[1]["path"]) == 200
+
+
+def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HEAD", 0.2)
+    monkeypatch.setattr(limits, "STALL", 0.2)
+    monkeypatch.setattr(streams, "STALL", 0.2)
+    with Setting(tmp_path, Front(None)).running() as setting:
+        assert setting.raw(b"POST /v1/fleet/pull") == b""
+        assert setting.raw(f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
+        assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PULL, "too slow")]
+
+
+def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_OF_ONE", 3)
+    with Setting(tmp_path, Front(None)).running() as setting:
+        held = [socket.create_connection(("127.0.0.1", setting.port)) for _ in range(3)]
+        assert setting.raw(b"") == b""
+        assert setting.lines[0]["reason"] == "too many connections"
+        for one in held:
+            one.close()
+        assert eventually(lambda: _passes(setting))
+
+
+def _passes(setting: Setting) -> bool:
+    try:
+        return setting.ask(PULL)[0] == 200
+    except OSError:
+        return False
+
+
+def test_nobody_behind_it(setting: Setting, capfd: pytest.CaptureFixture[str]) -> None:
+    there = setting.proxy.target
+    setting.proxy.target = Target("127.0.0.1", free_port())
+    for _ in range(3):
+        assert setting.ask(PULL)[0] == 502
+    assert setting.lines == [], "nobody was refused"
+    assert capfd.readouterr().err.count("no connection to 127.0.0.1:") == 1
+    setting.proxy.target = there
+    assert setting.ask(PULL)[0] == 200
+    assert capfd.readouterr().err == f"{there} answers again\n"
+
+
+def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    keys = Keys(tmp_path / "keys")
+    accept_key(keys, "site-a", make_site_key(tmp_path / "site-a"))
+    make_site_key(tmp_path / "stranger")
+    with Setting(tmp_path, Front(known_keys(keys)), keys).running() as setting:
+        assert setting.ask(PULL, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
+        status, body = setting.ask(ACTIVATE, b"x", **signed(tmp_path / "stranger"))
+        assert (status, json.loads(body)["code"]) == (404, NOT_ACTIVATED)
+        assert setting.ask(PULL, b"x")[0] == 404
+        false = signed(tmp_path / "site-a") | {"flwr_timestamp": "another"}
+        assert setting.ask(PULL, b"x", **false)[0] == 404
+        assert setting.ask(REGISTER, b"x", **signed(tmp_path / "site-a"))[0] == 404
+        assert len(setting.seen) == 1
+        assert [line["reason"] for line in setting.lines] == [
+            "signed by a key that the federation does not know",
+            "not signed by any key",
+            "not signed by any key",
+            "not for sites",
+        ]
+        assert setting.raw(b"GET / HTTP/1.1\r\n\r\n") == b""
+        assert eventually(lambda: len(setting.lines) == 5)
+        assert setting.lines[-1]["reason"].startswith("no TLS connection")
+        make_keys(tmp_path / "others")
+        other = ssl.create_default_context(cafile=str(Keys(tmp_path / "others").authority))
+        setting.proxy.target = Target("127.0.0.1", setting.proxy.target.port, other)
+        assert setting.ask(PULL, b"x", **signed(tmp_path / "site-a"))[0] == 502
+
+
+class Outbound(BaseHTTPRequestHandler):
+    """A proxy such as hospitals have: it connects, and knows nothing more."""
+
+    asked: list[str]
+
+    def do_CONNECT(self) -> None:
+        self.asked.append(f"{self.path} {self.headers.get('proxy-authorization', '')}")
+        host, port = self.path.split(":")
+        with socket.create_connection((host, int(port))) as far:
+            self.send_response(200)
+            self.end_headers()
+            back = threading.Thread(target=_pass_bytes, args=(far, self.connection))
+            back.start()
+            _pass_bytes(self.connection, far)
+            back.join()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _pass_bytes(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := source.recv(65536):
+            sink.sendall(piece)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(tmp_path / "keys")
+    asked: list[str] = []
+    outbound = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Outbound,), {"asked": asked}))
+    threading.Thread(target=outbound.serve_forever, args=(0.01,)).start()
+    body = os.urandom(3_000_000)
+    try:
+        with Setting(tmp_path, Front(None), Keys(tmp_path / "keys")).running() as setting:
+            monkeypatch.setenv("https_proxy", f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}")
+            assert setting.ask(PULL, b"x") == (200, b"x")
+            assert asked == [], "not to this machine"
+            monkeypatch.setattr(streams, "is_loopback", lambda host: False)
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            assert setting.ask(PULL, body) == (200, body)
+            login = base64.b64encode(b"me:my self").decode()
+            assert asked == [f"{setting.proxy.target} Basic {login}"]
+    finally:
+        outbound.shutdown()
+        outbound.server_close()
+
+
+def signed(path: Path) -> dict[str, str]:
+    key = load_ssh_private_key(path.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    signed_at = datetime.datetime.now(datetime.UTC).isoformat()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = key.sign(signed_at.encode(), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr_public_key": base64.b64encode(public).decode(),
+        "flwr_timestamp": signed_at,
+        "flwr_signature": base64.b64encode(signature).decode(),
+    }
+
+
+def test_a_flood_neither_fills_the_disk_nor_hides_others(tmp_path: Path) -> None:
+    now = 0.0
+    audit = Audit(tmp_path / "audit.jsonl", clock=lambda: now)
+    for _ in range(10_000):
+        audit.refused("192.0.2.1", "/x", "not for sites")
+    audit.refused("192.0.2.2", "/evil", "not for sites")
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert len(lines) == BURST + 1
+    assert json.loads(lines[-1])["path"] == "/evil"
+    now = SUMMARY + 1
+    audit.sum_up()
+    assert "9980 more refusals of 1 peers" in (tmp_path / "audit.jsonl").read_text()
+    for number in range(10_000):
+        audit.refused(f"2001:db8::{number:x}", "/x", "not for sites")
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) < BURST_OF_ALL + 2 * BURST
+
+
+def test_an_audit_log_that_was_torn_moved_or_cannot_be_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text('{"time": "half a li')
+    audit = Audit(path)
+    audit.refused("a", "/", "first")
+    assert json.loads(path.read_text().splitlines()[1])["reason"] == "first"
+    path.rename(tmp_path / "old")
+    audit.refused("a", "/", "second")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "second" in path.read_text()
+    Audit(tmp_path / "none" / "audit.jsonl").refused("a", "/", "third")
+    assert "third" in capfd.readouterr().err

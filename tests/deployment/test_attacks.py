@@ -148,7 +148,7 @@ def test_half_a_gigabyte_is_refused(ground: Ground, path: str) -> None:
     with suppress(OSError):  # the connection is closed under its hands
         connection.request("POST", path, body(), headers, encode_chunked=True)
     connection.close()
-    assert sent < 10 * MOST_BYTES
+    assert sent < 4 * MOST_BYTES
     reasons = [line["reason"] for line in ground.refusals(ground.link.audit) if line["path"] == path]
     assert reasons[-1] == ("a body of more than 16,777,216 bytes" if "fleet" in path else "not for sites")
     front = ground.link.process("front").pid

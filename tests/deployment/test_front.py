@@ -277,6 +277,7 @@ def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Setting(tmp_path, Front(None)).running() as setting:
         held = [socket.create_connection(("127.0.0.1", setting.port)) for _ in range(3)]
         assert setting.raw(b"") == b""
+        assert eventually(lambda: bool(setting.lines))
         assert setting.lines[0]["reason"] == "too many connections"
         for one in held:
             one.close()

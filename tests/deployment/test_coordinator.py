@@ -35,6 +35,7 @@ class Behaviour:
     comes: float = 0.0
     goes: float = float("inf")
     takes: float = 2.0
+    noticed: float = 60.0  # seconds until it is known that it has gone
     hellos: tuple[float, ...] = (1.0,)
     slow: dict[int, float] = field(default_factory=dict)
     tamper: dict[int, Tamper] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Pretence:
             self._coming.append((self.now + seconds, Answer(node, purpose, "it did not answer in time")))
             return
         if self.now + takes >= one.goes:
-            self._coming.append((self.now + min(60.0, seconds), Answer(node, purpose, "node unavailable")))
+            self._coming.append((self.now + min(one.noticed, seconds), Answer(node, purpose, "node unavailable")))
             return
         task = unpack(content, site.expected(note))
         reply = pack(site.work(task) if purpose == "work" else site.finish(task))

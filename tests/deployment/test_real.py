@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,6 +284,28 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     together.round(silent=(DOOMED,))
     together.finish()
     assert_same_as_in_one_process(ground, together)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
+    """No round is over by its deadline. Nobody is asked twice, nothing is done again, and the numbers are the same."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        agreement = ground.agreement("busy", "fedper", deadline=1.0, patience=LIMIT)
+        _, directory = ground.start(agreement)
+        ground.finish(directory)
+    finally:
+        for loop in busy:
+            loop.kill()
+            loop.wait()
+    log = (directory / LOG).read_text()
+    assert "round 1 waits for answers" in log
+    assert "done again" not in log
+    state = load_tensors(directory / CHECKPOINT)[0]
+    serial = simulated(agreement, [ground.data[name] for name in SITES]).run()
+    assert [line["answered"] for line in rounds(directory)] == [list(SITES)] * 2
+    shared = serial.federation["model"].shared
+    torch.testing.assert_close(state["slot.model.shared"], shared, atol=TOLERANCE, rtol=0)
 
 
 def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

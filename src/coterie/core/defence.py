@@ -6,13 +6,14 @@ from dataclasses import dataclass, fields
 
 from coterie.errors import require
 from coterie.options import setting
+from coterie.typed import TypedOptions
 
 FEWEST = 5
 """So many uploads are needed to tell an unusual one from the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defence:
+class Defence(metaclass=TypedOptions):
     """What keeps one client from taking over; nothing unless asked for.
 
     `share_limit` bounds another client's weight in any mix (`coterie.core.reducing`). `quarantine` sets uploads aside

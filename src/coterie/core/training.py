@@ -88,7 +88,7 @@ class Training(metaclass=TypedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointTraining(Training, Defence):
+class JointTraining(Defence, Training):
     """What a run of simulated clients and a federation of sites both settle besides local training."""
 
     classifier: str = setting(

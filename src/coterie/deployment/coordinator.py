@@ -76,7 +76,8 @@ class Coordinator:
         self._sites: dict[int, str] = {}  # the site of every node that was admitted
         self._free: dict[int, str] = {}  # idle nodes, with the names they were registered by
         self._names: dict[int, str] = {}  # those names of all nodes ever seen
-        self._refused: dict[int, _Pause] = {}  # nodes that are not asked who they are for a while, or at all
+        self._greeted: set[int] = set()  # nodes that were asked who they are and have not answered
+        self._refused: dict[int, _Pause] = {}  # nodes that are not asked that for a while, or at all
         self._waiting: dict[int, str] = {}  # nodes that have not answered the open round, with their sites
         self._at_work: dict[int, tuple[str, float]] = {}  # nodes that train, with their sites and since when
         self._failed: dict[str, str] = {}  # why sites could not do what the open round asks
@@ -247,8 +248,8 @@ class Coordinator:
         self._waiting = {node: name for name, node in present.items()}
         for name, task in self.server.farewells(list(present)).items():
             self._send(present[name], "finish", pack(task))
-        end = self._clock() + self.agreement.deadline
-        while self._waiting and self._clock() < end:
+        begin = self._clock()
+        while self._waiting and self._clock() < begin + self._farewell_seconds:
             self._listen()
             self._sleep(POLL)
         absent = sorted(set(self.agreement.sites) - set(self.server.finals))
@@ -263,8 +264,13 @@ class Coordinator:
         # An answer may come after the deadline and count, where too few others have come; later it still tells how long
         # the site takes.
         whole = terms.deadline + 2 * terms.patience
-        seconds = {"hello": terms.hello, "work": whole, "finish": terms.deadline}[purpose]
+        seconds = {"hello": terms.hello, "work": whole, "finish": self._farewell_seconds}[purpose]
         self.transport.send(node, purpose, content, seconds)
+
+    @property
+    def _farewell_seconds(self) -> float:
+        """How long sites have to take their finished models: there is no next round that would wait for them."""
+        return self.agreement.deadline + self.agreement.hello
 
     def _present(self) -> dict[str, int]:
         """The sites that are here with nothing to do; newly connected nodes are asked who they are."""
@@ -282,11 +288,13 @@ class Coordinator:
         self._busy -= self._free.keys()
         self._names |= self._free
         # Whoever comes back is asked anew.
-        self._refused = {node: pause for node, pause in self._refused.items() if node in self._free}
+        here = self._free.keys() | self._greeted
+        self._refused = {node: pause for node, pause in self._refused.items() if node in here}
         for node in self._freed_doubles():
             self._refused.pop(node, None)
         for node in self._free.keys() - self._sites.keys():
             if node not in self._refused or self._clock() >= self._refused[node].until:
+                self._greeted.add(node)
                 self._send(node, "hello", pack(Parcel()))
 
     def _handle(self, answer: Answer) -> None:
@@ -311,6 +319,7 @@ class Coordinator:
             log.info("a late answer of site %s is not counted", self._sites.get(answer.node, answer.node))
 
     def _admit(self, answer: Answer) -> None:
+        self._greeted.discard(answer.node)
         if isinstance(answer.content, str):
             # It may be slow, or its owner may put right what is wrong with its data.
             pause = self._refused.get(answer.node, _Pause()).longer(self._clock())

@@ -114,9 +114,9 @@ class Logbook:
     def add(self, report: Report) -> None:
         """Record a round."""
         line = {name: value for name, value in asdict_without_mixes(report).items() if value not in ({}, [])}
-        self._directory.add_line(line)
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
+        self._directory.add_line(line)  # last: what fails before can be done again
 
     def status(self, state: State, server: Server, present: list[str], message: str = "") -> None:
         """Say how the federation stands, for whoever watches."""

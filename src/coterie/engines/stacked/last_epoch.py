@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,14 +36,14 @@ class LastEpoch:
         """Score what was taken so far."""
         if not self._steps:
             return
-        schedule, steps = self._schedule, torch.tensor(self._steps)
-        early, active = (torch.tensor(counts)[steps][:, None] for counts in (schedule.early, schedule.active))
-        clients = torch.arange(schedule.shares.shape[1])
-        whose = (clients >= early) & (clients < active)  # [n, m]
-        real = schedule.shares[steps][whose] > 0  # [r, B], what is not padding
-        owners = whose.nonzero()[:, 1].numpy().repeat(real.shape[1])
-        device = self._samples.device
-        chosen = self._samples[steps.to(device)][whose.to(device)].flatten()
+        schedule, clients = self._schedule, self._samples.shape[1]
+        # Who was in the last epoch in which step, in the order of the outputs: places in a list of all steps' clients.
+        spans = [(step * clients, schedule.early[step], schedule.active[step]) for step in self._steps]
+        places = np.concatenate([np.arange(first + early, first + active) for first, early, active in spans])
+        chosen = torch.from_numpy(places)
+        real = schedule.shares.flatten(0, 1).index_select(0, chosen).flatten() > 0  # what is not padding
+        samples = self._samples.flatten(0, 1).index_select(0, chosen.to(self._samples.device)).flatten()
         outputs = torch.cat([one.flatten(0, 1) for one in self._outputs])
-        self._training.add(owners, outputs, self._labels[chosen], real.flatten().numpy())
+        owners = (places % clients).repeat(schedule.shares.shape[2])
+        self._training.add(owners, outputs, self._labels[samples], real.numpy())
         self._steps, self._outputs, self._numbers = [], [], 0

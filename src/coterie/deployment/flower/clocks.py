@@ -27,7 +27,7 @@ def clock_problem(server: str, authority: Path | None, now: Callable[[], float] 
     try:
         trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
         # As the relay goes: by the proxy that leads out of here, if one does, but never to this machine.
-        proxies = {} if is_loopback(split_address(server)[0]) else None
+        proxies: dict[str, str] | None = {} if is_loopback(split_address(server)[0]) else None
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=trust)
         )

@@ -228,7 +228,8 @@ def test_a_second_node_under_a_live_name_does_not_end_an_insecure_run(tmp_path: 
         status = http.client.HTTPConnection(link.address, timeout=PATIENCE)
         status.request("POST", "/v1/control/list-runs", b"")
         assert status.getresponse().status == 404
-        link.run(tmp_path / "app", {"directory": str(tmp_path / "run")})
+        (tmp_path / "two.toml").write_text(two.toml())
+        link.run(tmp_path / "app", {"directory": str(tmp_path / "run"), "agreement": str(tmp_path / "two.toml")})
         try:
             for number, name in enumerate(("site-b", "site-b", "site-a")):
                 state = tmp_path / f"state-{number}"

@@ -354,7 +354,7 @@ def test_a_worker_ends_with_the_main_process(tmp_path: Path) -> None:
         "    ours, theirs = context.Pipe()\n"
         "    context.Process(target=stand_in.real_serve, args=(theirs,), daemon=True).start()\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
-        f"    ours.send_bytes({json.dumps({'config': 'rounds = 1000000', 'out': None, 'until': None})!r}.encode())\n"
+        f"    ours.send_bytes({json.dumps({'config': 'rounds = 1000000', 'out': None, 'until': None, 'listeners': []})!r}.encode())\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
         "    while True:\n        ours.recv_bytes()\n"
     )

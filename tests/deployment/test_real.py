@@ -23,7 +23,7 @@ from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.store import Store
-from coterie.errors import CoterieError
+from coterie.errors import UnwelcomeError
 from coterie.experiment.directory import LOG, load_tensors
 from coterie.experiment.kept import CHECKPOINT, ROUNDS
 from coterie.rounds.delivery import as_delivered
@@ -320,7 +320,7 @@ def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monk
     monkeypatch.setattr("coterie.deployment.flower.node.FORGOTTEN", 1.0)
     try:
         stranger.start()
-        with pytest.raises(CoterieError, match="refuses this site for good"):
+        with pytest.raises(UnwelcomeError, match="refuses this site for good"):
             stranger.wait_accepted(LIMIT)
     finally:
         stranger.terminate()

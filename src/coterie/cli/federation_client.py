@@ -18,6 +18,7 @@ from coterie.cli.federation_shared import (
     tell,
 )
 from coterie.cli.problems import InterruptionError
+from coterie.cli.signals import exit_code
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import require, unknown
@@ -80,8 +81,8 @@ def client_command(given: ClientOptions, commands: bool) -> None:
         with by_signal(), node:
             tell(f"{given.name} connects to {server}; Ctrl-C ends it, the log is {node.log}")
             node.keep_alive(tell)
-    except KeyboardInterrupt:
-        raise InterruptionError(f"{given.name} is ended; the same command connects it again") from None
+    except KeyboardInterrupt as stop:
+        raise InterruptionError(f"{given.name} is ended; the same command connects it again", exit_code(stop)) from None
     finally:
         node.terminate()
 

@@ -17,6 +17,7 @@ from coterie.cli.federation_shared import (
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
+from coterie.cli.signals import exit_code
 from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
 from coterie.errors import require
@@ -70,8 +71,8 @@ def server_command(folder: Path, host: str, port: int, insecure: bool, keep_runn
         try:
             with by_signal():
                 _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
-        except KeyboardInterrupt:
-            raise InterruptionError(f"the server is ended; {follower.way_on()}") from None
+        except KeyboardInterrupt as stop:
+            raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
 
 
 def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:

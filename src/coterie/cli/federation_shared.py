@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from coterie.cli.signals import TerminationError
 from coterie.errors import require
 
 STATE = Path("federation-state")  # a site's, where nothing else is named
@@ -67,7 +68,7 @@ def by_signal() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as Ctrl-C does, so that everything started is ended in good order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise TerminationError if number == signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -46,6 +46,7 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     """Take part as one site."""
     require_flower()
     from coterie.deployment.flower.app import APP, packed_app
+    from coterie.deployment.flower.audit import Audit
     from coterie.deployment.flower.node import Node
     from coterie.deployment.flower.processes import joined, split_address
 
@@ -78,6 +79,7 @@ def client_command(given: ClientOptions, commands: bool) -> None:
         if commands:
             node.prepare()
             return
+        Audit(node.audit).note("started", site=given.name, server=server, app=mark)
         with by_signal(), node:
             tell(f"{given.name} connects to {server}; Ctrl-C ends it, the log is {node.log}")
             node.keep_alive(tell)

@@ -123,8 +123,10 @@ def _serve(
     link: Link, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
 ) -> None:
     from coterie.deployment.flower.app import APP, app_hash, packed_app
+    from coterie.deployment.flower.audit import Audit
+    from coterie.deployment.flower.keys import fingerprint
 
-    resumes = link.database.exists()
+    resumes, audit = link.database.exists(), Audit(link.audit)
     tell("starting the SuperLink")
     with link:
         app = link.folder / APP
@@ -134,12 +136,16 @@ def _serve(
             fresh, gone = link.admit(link.keys.accepted(facts.sites))
             for name in gone:
                 tell(f"{name} is shut out")
+                audit.note("shut out", who=name)
             for site in fresh:
                 tell(f"the key of {site} is registered")
+                audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
         for run in link.live_runs() if resumes else []:
             tell(f"stopping the former run {run}")
             link.stop_run(run)
-        tell(f"sites run the app {app_hash(packed_app(app))} and no other")
+        mark = app_hash(packed_app(app))
+        tell(f"sites run the app {mark} and no other")
+        audit.note("started", app=mark, host=link.host, port=link.port)
         follower.begin()
         run = link.run(app, config)
         link.open()

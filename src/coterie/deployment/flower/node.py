@@ -90,7 +90,9 @@ class Node:
         authority: Path | None = None,
         port: int = 0,
     ) -> None:
-        self.folder, self.server, self.settings = folder.resolve(), server, dict(settings)
+        self.folder, self.server = folder.resolve(), server
+        self.audit = self.folder / AUDIT
+        self.settings = {**settings, "audit": str(self.audit)}
         self.key, self.authority = key, authority
         self._wished = port
         self.port = port or free_port()
@@ -99,7 +101,6 @@ class Node:
         self.loopback = Keys(self.folder / ".loopback")
         self.secret = self.folder / ".superexec.secret"
         self.agreed = self.folder / f".{AGREED}"
-        self.audit = self.folder / AUDIT
         self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None

@@ -15,10 +15,10 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
-    tell,
 )
 from coterie.cli.problems import InterruptionError
 from coterie.cli.signals import exit_code
+from coterie.cli.spoken import tell
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import require, unknown

@@ -9,7 +9,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower, tell
+from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower
+from coterie.cli.spoken import tell
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import CoterieError, require, unknown

@@ -13,11 +13,11 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
-    tell,
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
 from coterie.cli.signals import exit_code
+from coterie.cli.spoken import tell
 from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
 from coterie.errors import require

@@ -30,12 +30,12 @@ def test_lines_warnings_and_mistakes_are_objects(capsys: pytest.CaptureFixture[s
     tell("connected to server.example.org:8000")
     tell("warning: the server's certificate expires in 3 days")
     insecure_warning("Everybody can join.")
-    assert main(["federation", "server", "nowhere"]) == 2
+    assert main(["federation", "server"]) == 2
     said, expires, insecure, mistake = objects(capsys)
     assert said == ("info", "connected to server.example.org:8000")
     assert expires == ("warning", "the server's certificate expires in 3 days")
     assert (insecure[0], "Everybody can join." in insecure[1]) == ("warning", True)
-    assert (mistake[0], "holds no federation.toml" in mistake[1]) == ("error", True)
+    assert (mistake[0], "needs DIR" in mistake[1]) == ("error", True)
 
 
 def test_a_run_is_followed_in_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

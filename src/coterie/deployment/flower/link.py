@@ -36,7 +36,7 @@ from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
-START = 60.0  # seconds until a SuperLink or a front must be up
+START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
 ANSWER = 120.0  # seconds within which Flower's commands must answer
 REGISTERED = "registered.json"
 

@@ -32,7 +32,7 @@ from coterie.files import private_folder
 FORGOTTEN = 120.0  # seconds after which a server has registered all keys, and forgotten a node that was killed
 AGAIN = 3.0  # seconds before another attempt
 LONGEST = 60.0  # seconds between attempts at the most
-START = 60.0  # seconds until a relay must be open
+START = 300.0  # seconds until a relay must be open, on the busiest machine
 QUIET = 10.0  # seconds without a connection after which to say so
 
 # What a SuperNode says, and what that means.

@@ -16,6 +16,14 @@ class CoterieError(ValueError):
     """
 
 
+class PassingError(CoterieError):
+    """A trouble that may be over at the next attempt: nothing about the command needs to be changed."""
+
+
+class UnwelcomeError(CoterieError):
+    """A server that does not take this site, or is not the one expected; what to change may be at the other end."""
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str], also: str = "") -> CoterieError:
     """The error for a name that is not on the list, with the nearest match for a typo; `also` says what else may be.
 

@@ -192,7 +192,8 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert node[node.index("--port") + 1] == "9123"
     assert node[node.index("--isolation") + 1] == "process"
     assert node[node.index("--node-config") + 1] == (
-        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml"'
+        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml" '
+        f'audit="{own}/audit.jsonl"'
     )
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]

@@ -86,7 +86,8 @@ class Ground:
         return app
 
     def refusals(self, audit: Path) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
+        lines = [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
+        return [line for line in lines if line["event"] == "refused"]
 
 
 def agreement() -> Agreement:

@@ -17,13 +17,14 @@ import torch
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.app import packed_app
+from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
 from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.store import Store
-from coterie.errors import CoterieError
+from coterie.errors import UnwelcomeError
 from coterie.experiment.directory import LOG, load_tensors
 from coterie.experiment.kept import CHECKPOINT, ROUNDS
 from coterie.rounds.delivery import as_delivered
@@ -178,6 +179,18 @@ def assert_same_as_in_one_process(ground: Ground, together: Together) -> None:
             torch.testing.assert_close(found[name], tensor, atol=TOLERANCE, rtol=0, msg=f"{site} {name}")
 
 
+def assert_audited(ground: Ground, directory: Path) -> None:
+    """What the server says it asked and was answered is what the site says it was asked and what left it."""
+    server, site = (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (directory / AUDIT, ground.nodes["site-a"].audit)
+    )
+    for here, there in (("asked", "asked"), ("answered", "left")):
+        told = [line["sha256"] for line in server if line["event"] == here and line["site"] == "site-a"]
+        assert len(told) == 4, "the hello, two rounds and the farewell"
+        assert set(told) <= {line["sha256"] for line in site if line["event"] == there}
+
+
 # The other methods meet real processes below, each in an incident of its own.
 @pytest.mark.parametrize(
     "method",
@@ -188,6 +201,7 @@ def test_final_rows_are_those_of_the_serial_engine(ground: Ground, method: str) 
     _, directory = ground.start(agreement)
     ground.finish(directory)
     assert_same_as_serial(ground, agreement, directory)
+    assert_audited(ground, directory)
 
 
 @pytest.mark.slow
@@ -322,7 +336,7 @@ def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monk
     monkeypatch.setattr("coterie.deployment.flower.node.FORGOTTEN", 1.0)
     try:
         stranger.start()
-        with pytest.raises(CoterieError, match="refuses this site for good"):
+        with pytest.raises(UnwelcomeError, match="refuses this site for good"):
             stranger.wait_accepted(LIMIT)
     finally:
         stranger.terminate()

@@ -11,7 +11,8 @@ from cyclopts import CycloptsError
 from coterie.cli import look, train
 from coterie.cli.app import app
 from coterie.cli.plain import speak_plainly
-from coterie.cli.problems import FailureError, InterruptionError, one_line
+from coterie.cli.problems import FAILED, FailureError, InterruptionError, code_of, one_line
+from coterie.cli.spoken import complain
 from coterie.errors import CoterieError
 
 # Importing them adds their commands.
@@ -28,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be written there, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILED
     except (CoterieError, CycloptsError, OSError) as error:
-        print(f"coterie: error: {one_line(error, tokens)}", file=sys.stderr)
-        return 2
+        complain(f"error: {one_line(error, tokens)}")
+        return code_of(error)
     except FailureError as error:
-        print(f"coterie: {error}", file=sys.stderr)
-        return 1
+        complain(str(error))
+        return code_of(error)
     except InterruptionError as stop:
-        print(f"coterie: {stop}", file=sys.stderr)
+        complain(str(stop))
         return stop.code
     except KeyboardInterrupt:
-        print("coterie: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
     return 0

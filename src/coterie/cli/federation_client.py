@@ -15,9 +15,10 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
-    tell,
 )
 from coterie.cli.problems import InterruptionError
+from coterie.cli.signals import exit_code
+from coterie.cli.spoken import tell
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import require, unknown
@@ -45,6 +46,7 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     """Take part as one site."""
     require_flower()
     from coterie.deployment.flower.app import APP, packed_app
+    from coterie.deployment.flower.audit import Audit
     from coterie.deployment.flower.node import Node
     from coterie.deployment.flower.processes import joined, split_address
 
@@ -77,11 +79,12 @@ def client_command(given: ClientOptions, commands: bool) -> None:
         if commands:
             node.prepare()
             return
+        Audit(node.audit).note("started", site=given.name, server=server, app=mark)
         with by_signal(), node:
             tell(f"{given.name} connects to {server}; Ctrl-C ends it, the log is {node.log}")
             node.keep_alive(tell)
-    except KeyboardInterrupt:
-        raise InterruptionError(f"{given.name} is ended; the same command connects it again") from None
+    except KeyboardInterrupt as stop:
+        raise InterruptionError(f"{given.name} is ended; the same command connects it again", exit_code(stop)) from None
     finally:
         node.terminate()
 

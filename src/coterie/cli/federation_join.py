@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import hashlib
+import os
 import tempfile
 import tomllib
 from pathlib import Path
 
-from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower, tell
+from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower
+from coterie.cli.spoken import tell
 from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
 from coterie.errors import CoterieError, require, unknown
@@ -20,6 +24,7 @@ def join_command(
     """Accept an agreement as one of its sites."""
     require_flower()
     from coterie.deployment.flower.app import APP, app_hash, packed_app
+    from coterie.deployment.flower.audit import AUDIT, Audit
     from coterie.deployment.flower.keys import fingerprint, make_site_key
 
     is_folder = agreement.is_dir()
@@ -47,6 +52,8 @@ def join_command(
         public = make_site_key(key)
     else:
         public = key.with_name(f"{KEY}.pub").read_text(encoding="utf-8").strip()
+    accepted = {"agreement": hashlib.sha256(path.read_bytes()).hexdigest(), "app": mark, "key": fingerprint(public)}
+    Audit(own / AUDIT).note("joined", federation=facts.name, site=name, user=_user(), **accepted)
     print_result(
         f"{name} joins {facts.name}: {facts.method}, {facts.rounds} rounds, with {_others(name, facts.sites)}.",
         f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
@@ -76,6 +83,14 @@ def _require_unchanged(kept: Path, offered: Path, changed: bool) -> None:
         f"agreement = {offered}: differs from the one accepted before in {', '.join(differing)}; read it, and "
         "accept it with --changed",
     )
+
+
+def _user() -> str:
+    """Who accepts an agreement, as far as this machine knows."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid())
 
 
 def _others(name: str, sites: list[str]) -> str:

@@ -13,10 +13,11 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
-    tell,
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
+from coterie.cli.signals import exit_code
+from coterie.cli.spoken import tell
 from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
 from coterie.errors import require
@@ -70,8 +71,8 @@ def server_command(folder: Path, host: str, port: int, insecure: bool, keep_runn
         try:
             with by_signal():
                 _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
-        except KeyboardInterrupt:
-            raise InterruptionError(f"the server is ended; {follower.way_on()}") from None
+        except KeyboardInterrupt as stop:
+            raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
 
 
 def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
@@ -122,8 +123,10 @@ def _serve(
     link: Link, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
 ) -> None:
     from coterie.deployment.flower.app import APP, app_hash, packed_app
+    from coterie.deployment.flower.audit import Audit
+    from coterie.deployment.flower.keys import fingerprint
 
-    resumes = link.database.exists()
+    resumes, audit = link.database.exists(), Audit(link.audit)
     tell("starting the SuperLink")
     with link:
         app = link.folder / APP
@@ -133,12 +136,16 @@ def _serve(
             fresh, gone = link.admit(link.keys.accepted(facts.sites))
             for name in gone:
                 tell(f"{name} is shut out")
+                audit.note("shut out", who=name)
             for site in fresh:
                 tell(f"the key of {site} is registered")
+                audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
         for run in link.live_runs() if resumes else []:
             tell(f"stopping the former run {run}")
             link.stop_run(run)
-        tell(f"sites run the app {app_hash(packed_app(app))} and no other")
+        mark = app_hash(packed_app(app))
+        tell(f"sites run the app {mark} and no other")
+        audit.note("started", app=mark, host=link.host, port=link.port)
         follower.begin()
         run = link.run(app, config)
         link.open()

@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,6 +17,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from coterie.cli.signals import TerminationError
+from coterie.cli.spoken import WARNING, as_json, tell
 from coterie.errors import require
 
 STATE = Path("federation-state")  # a site's, where nothing else is named
@@ -31,13 +32,11 @@ def require_flower() -> None:
         require(find_spec(package) is not None, f"'{package}' is not installed: pip install 'coterie[flower]'")
 
 
-def tell(line: str) -> None:
-    """A line on stderr, with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-
 def warn(title: str, text: str) -> None:
     """A warning that cannot be overlooked."""
+    if as_json():
+        tell(f"{title}: {text}", WARNING)
+        return
     console = Console(stderr=True, highlight=False)
     console.print(Panel(Text(text), title=f"WARNING: {title}", border_style="bold red", style="red"))
 
@@ -67,7 +66,7 @@ def by_signal() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as Ctrl-C does, so that everything started is ended in good order."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise TerminationError if number == signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

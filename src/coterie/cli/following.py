@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from coterie.cli.federation_shared import tell
 from coterie.cli.problems import FailureError
+from coterie.cli.spoken import as_json, tell
 from coterie.deployment.check import FederationFacts
 from coterie.files import write_whole
 
@@ -50,7 +50,7 @@ class Follower:
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=as_json() or not console.is_terminal,
         )
 
     def begin(self) -> None:
@@ -144,7 +144,12 @@ class Follower:
 
     def _pass_on_log(self) -> None:
         for line in self._news("log.txt"):
-            if any(level in line for level in SHOWN_LEVELS):
+            level = next((level for level in SHOWN_LEVELS if level in line), None)
+            if level is None:
+                continue
+            if as_json():
+                tell(line.partition(level)[2], level.strip().lower())
+            else:
                 self._bar.console.print(line, markup=False, soft_wrap=True)
 
     def _require_alive(self, link: Runs, run: str) -> None:

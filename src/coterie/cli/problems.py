@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from coterie.errors import CoterieError, unknown
+from coterie.errors import CoterieError, PassingError, UnwelcomeError, unknown
 
 
 class InterruptionError(Exception):
@@ -31,8 +32,27 @@ class FailureError(Exception):
     """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
 
 
+FAILED, MISTAKE, UNWELCOME = 1, 2, 3
+"""Exit codes: try again; change something first; the other end does not take us. 0 is success, 128 + n signal n."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # Commands that are given methods.
 TAKE_METHODS = ("run", "compare", "sweep", "check")
+
+
+def code_of(error: Exception) -> int:
+    """The exit code for an error, by which whoever restarts services knows whether that can help.
+
+    >>> code_of(CoterieError("alpha = 0: must be greater than 0")), code_of(PassingError("the port is taken"))
+    (2, 1)
+    >>> code_of(OSError(errno.ENOSPC, "No space left on device")), code_of(UnwelcomeError("it refuses this site"))
+    (1, 3)
+    """
+    if isinstance(error, UnwelcomeError):
+        return UNWELCOME
+    if isinstance(error, PassingError | FailureError) or (isinstance(error, OSError) and error.errno in FULL):
+        return FAILED
+    return MISTAKE
 
 
 def one_line(error: Exception, words: Sequence[str] = ()) -> str:

@@ -54,11 +54,7 @@ class Parcel:
         >>> Parcel({}, {"round": 1}).digest == Parcel({}, {"round": 2}).digest
         False
         """
-        packed = pack(self)
-        mark = hashlib.sha256(packed.text.encode())
-        for kind in sorted(packed.buffers):
-            mark.update(packed.buffers[kind])
-        return mark.hexdigest()
+        return pack(self).digest
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,14 @@ class Packed:
     def bytes(self) -> int:
         """The length of all buffers."""
         return sum(map(len, self.buffers.values()))
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all that travels: the text, then the buffers in the order of their kinds."""
+        mark = hashlib.sha256(self.text.encode())
+        for kind in sorted(self.buffers):
+            mark.update(self.buffers[kind])
+        return mark.hexdigest()
 
 
 @dataclass(frozen=True)

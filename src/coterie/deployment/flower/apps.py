@@ -23,6 +23,7 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
 from coterie.deployment.faults import code_of, spoken_fault
+from coterie.deployment.flower.audit import AUDIT, Audit
 from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
@@ -86,11 +87,21 @@ def _plain_bytes(kind: str, array: Array) -> bytes:
     return content
 
 
+def _told_of(content: Packed | str) -> dict[str, str | int]:
+    """What an audit log says of a message: enough to prove later which one it was, and nothing of what is in it."""
+    if isinstance(content, str):
+        return {"error": content}
+    return {"bytes": content.bytes, "sha256": content.digest}
+
+
 class FlowerTransport:
     """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
 
-    def __init__(self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None) -> None:
-        self._grid, self._most_bytes = grid, most_bytes
+    def __init__(
+        self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None, audit: Audit | None = None
+    ) -> None:
+        self._grid, self._most_bytes, self._audit = grid, most_bytes, audit
+        self._names: dict[int, str] = {}  # of all nodes that were ever here
         self._sites = sites  # whose keys are registered; without keys anybody may come
         self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
 
@@ -98,6 +109,7 @@ class FlowerTransport:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
         busy = {node for node, _, _ in self._open.values()}
         found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        self._names |= found
         # A node whose key has no name of ours is not even asked.
         return {node: name for node, name in found.items() if self._sites is None or name in self._sites}
 
@@ -107,6 +119,7 @@ class FlowerTransport:
         (number,) = self._grid.push_messages([message])
         if number:
             self._open[number] = (node, purpose, time.monotonic() + seconds)
+            self._note("asked", node, purpose, content)
 
     def answers(self) -> list[Answer]:
         """Pull what is there. Replies are matched by message: an error does not say which node it is about."""
@@ -115,12 +128,19 @@ class FlowerTransport:
         found = []
         for reply in self._grid.pull_messages(list(self._open)):
             node, purpose, _ = self._open.pop(reply.metadata.reply_to_message_id)
-            found.append(Answer(node, purpose, self._content(reply)))
+            content = self._content(reply)
+            self._note("answered", node, purpose, content)
+            found.append(Answer(node, purpose, content))
         now = time.monotonic()
         for number in [number for number, (_, _, end) in self._open.items() if end < now]:
             node, purpose, _ = self._open.pop(number)
             found.append(Answer(node, purpose, "it did not answer in time"))
         return found
+
+    def _note(self, event: str, node: int, purpose: Purpose, content: Packed | str) -> None:
+        if self._audit is not None:
+            name = self._names.get(node, "")
+            self._audit.note(event, site=name, node=str(node), purpose=purpose, **_told_of(content))
 
     def _content(self, reply: Message) -> Packed | str:
         if reply.has_error():
@@ -147,7 +167,7 @@ def server_app(agreement_path: Path) -> ServerApp:
         with log_to(directory / LOG):
             server = Server(agreement)
             sites = agreement.sites if given["keyed"] else None
-            transport = FlowerTransport(grid, most_bytes(server.federation), sites)
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT))
             terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
             Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 
@@ -167,7 +187,8 @@ def with_own_terms(packed: Path, path: str) -> Agreement:
 def client_app(agreement_path: Path) -> ClientApp:
     """The Flower ClientApp of a site; its node configuration names the site, its data and its folder.
 
-    `name`, `data` and `state` are needed; `agreement` is the site's own copy, `label` names a table's label column.
+    `name`, `data` and `state` are needed; `agreement` is the site's own copy, `label` names a table's label column,
+    `audit` the file in which the site keeps what it was asked and what left it.
     """
     app = ClientApp()
 
@@ -180,22 +201,30 @@ def client_app(agreement_path: Path) -> ClientApp:
         return Site(agreement, name, data, store)
 
     def answer(message: Message, context: Context, purpose: Purpose) -> Message:
+        path = str(context.node_config.get("audit") or "")
+        audit = Audit(Path(path)) if path else None
         try:
-            return honest_answer(message, context, purpose)
+            reply = honest_answer(message, context, purpose, audit)
         except Exception as error:
             # What went wrong may hold names of files and of what is in them: it stays in this site's log.
             log.exception("%s: %s", purpose, UNANSWERED)
-            return Message(Error(code_of(error)), reply_to=message)
-
-    def honest_answer(message: Message, context: Context, purpose: Purpose) -> Message:
-        here = site(context)
-        if purpose == "hello":
-            reply = pack(Parcel({}, here.hello()))
-        else:
-            packed = from_records(message.content, most_bytes(here.federation))
-            task = unpack(packed, here.expected(read_text(packed.text)["note"]))
-            reply = pack(here.work(task) if purpose == "work" else here.finish(task))
+            code = code_of(error)
+            if audit is not None:
+                audit.note("left", purpose=purpose, error=spoken_fault(code))
+            return Message(Error(code), reply_to=message)
+        if audit is not None:
+            audit.note("left", purpose=purpose, **_told_of(reply))
         return Message(as_records(reply), reply_to=message)
+
+    def honest_answer(message: Message, context: Context, purpose: Purpose, audit: Audit | None) -> Packed:
+        here = site(context)
+        packed = from_records(message.content, most_bytes(here.federation))
+        if audit is not None:
+            audit.note("asked", purpose=purpose, **_told_of(packed))
+        if purpose == "hello":
+            return pack(Parcel({}, here.hello()))
+        task = unpack(packed, here.expected(read_text(packed.text)["note"]))
+        return pack(here.work(task) if purpose == "work" else here.finish(task))
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:

@@ -1,4 +1,4 @@
-"""What was refused, one JSON object a line, in a file that is only ever added to."""
+"""Who joined, what was asked, what left and what was refused: a JSON object a line, in a file only ever added to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 AUDIT = "audit.jsonl"
+REFUSED = "refused"
 LONGEST = 200  # letters of any one value
 BURST = 20  # lines at once about one peer; after that one every PAUSE seconds
 PAUSE = 10.0
@@ -41,12 +42,13 @@ class Allowance:
 
 
 class Audit:
-    """A file of refusals: when, who, what, why.
+    """A file of events: when, who, what, why.
 
-    A flood fills neither the disk nor hides others: each peer has its allowance of lines, all together have one, and
-    what is left out is counted, in a line a minute. Values are written as JSON in ASCII, so that no newline or
-    control character of a stranger's can pass for a line of its own. A file that was moved away is begun anew; one that
-    cannot be written (a full disk) is said on stderr, and stops nothing.
+    Several processes may write to one file: a line is written at once. A flood of refusals fills neither the disk nor
+    hides others: each peer has its allowance of lines, all together have one, and what is left out is counted, in a
+    line a minute. Values are written as JSON in ASCII, so that no newline or control character of a stranger's can pass
+    for a line of its own. A file that was moved away is begun anew; one that cannot be written (a full disk) is said on
+    stderr, and stops nothing.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,12 +58,16 @@ class Audit:
         self._left_out, self._left_out_peers = 0, set[str]()
         self._summed = self._forgot = clock()
 
+    def note(self, event: str, **more: str | int) -> None:
+        """Something happened that somebody may have to prove later."""
+        self._write({"event": event, **more})
+
     def refused(self, peer: str, what: str, reason: str, **more: str | int) -> None:
         """Something was refused."""
         now = self._clock()
         self.sum_up(now)
         if self._allowed(peer, now):
-            self._write({"peer": peer, "path": what, "reason": reason, **more})
+            self._write({"event": REFUSED, "peer": peer, "path": what, "reason": reason, **more})
             return
         self._left_out += 1
         if len(self._left_out_peers) < MOST_PEERS:
@@ -74,7 +80,8 @@ class Audit:
             self._summed = now if now - self._summed > SUMMARY else self._summed
         elif last or now - self._summed > SUMMARY:
             count, peers = self._left_out, len(self._left_out_peers)
-            self._write({"peer": "", "path": "", "reason": f"{count} more refusals of {peers} peers were not written"})
+            told = f"{count} more refusals of {peers} peers were not written"
+            self._write({"event": REFUSED, "peer": "", "path": "", "reason": told})
             self._left_out, self._left_out_peers, self._summed = 0, set(), now
 
     def _allowed(self, peer: str, now: float) -> bool:

@@ -31,12 +31,13 @@ from coterie.deployment.flower.processes import (
     require_free,
     write_secret,
 )
-from coterie.errors import CoterieError, require
+from coterie.errors import PassingError, require
 from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
-START = 60.0  # seconds until a SuperLink or a front must be up
+START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
+ANSWER = 120.0  # seconds within which Flower's commands must answer
 REGISTERED = "registered.json"
 
 
@@ -234,21 +235,26 @@ class Link:
 
     def flower(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What `flwr …` answers."""
-        done = subprocess.run(
-            [flower_command("flwr"), *words, "--format", "json"],
-            env=environment(self.home),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        try:
+            done = subprocess.run(
+                [flower_command("flwr"), *words, "--format", "json"],
+                env=environment(self.home),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER,
+            )
+        except subprocess.TimeoutExpired:
+            raise PassingError(
+                f"'flwr {words[0]}' did not answer within {ANSWER:g} s; start the server again"
+            ) from None
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except json.JSONDecodeError:
             answer = {"success": False, "error-message": done.stdout + done.stderr}
         if check and not answer.get("success"):
-            raise CoterieError(f"'flwr {words[0]}' failed: {_message(answer)}")
+            raise PassingError(f"'flwr {words[0]}' failed: {_message(answer)}")
         return answer
 
     def _spawn(self, name: str, words: list[str]) -> Process:
@@ -287,7 +293,7 @@ def _await(process: Process, what: str, ready: Callable[[], bool]) -> None:
     end = time.monotonic() + START
     while not ready():
         if process.code is not None or time.monotonic() > end:
-            raise CoterieError(f"the {what} did not start ({process.last_words()}); see {process.log}")
+            raise PassingError(f"the {what} did not start ({process.last_words()}); see {process.log}")
         time.sleep(0.1)
 
 

@@ -26,22 +26,28 @@ from coterie.deployment.flower.processes import (
     write_secret,
 )
 from coterie.deployment.flower.relay import READY, relay_words
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PassingError, UnwelcomeError
 from coterie.files import private_folder
 
 FORGOTTEN = 120.0  # seconds after which a server has registered all keys, and forgotten a node that was killed
 AGAIN = 3.0  # seconds before another attempt
 LONGEST = 60.0  # seconds between attempts at the most
-START = 60.0  # seconds until a relay must be open
+START = 300.0  # seconds until a relay must be open, on the busiest machine
 QUIET = 10.0  # seconds without a connection after which to say so
 
 # What a SuperNode says, and what that means.
 ACCEPTED = "SuperNode ID:"
 REFUSED = "[code: 2004]"
-HOPELESS = {
-    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not the one expected ({words}); take the federation's "
-    "ca.pem from whoever runs the server, and name the server as in its certificate ('coterie federation keys --host')",
-    "Unable to parse the private key": "{key}: is no key that Flower reads; use one of 'coterie federation join'",
+HOPELESS: dict[str, tuple[type[CoterieError], str]] = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        UnwelcomeError,
+        "the server's certificate is not the one expected ({words}); take the federation's ca.pem from whoever runs "
+        "the server, and name the server as in its certificate ('coterie federation keys --host')",
+    ),
+    "Unable to parse the private key": (
+        CoterieError,
+        "{key}: is no key that Flower reads; use one of 'coterie federation join'",
+    ),
 }
 # What a site's app writes above the text of an error, which it keeps to itself.
 UNANSWERED = "the server was told only that something went wrong"
@@ -84,7 +90,9 @@ class Node:
         authority: Path | None = None,
         port: int = 0,
     ) -> None:
-        self.folder, self.server, self.settings = folder.resolve(), server, dict(settings)
+        self.folder, self.server = folder.resolve(), server
+        self.audit = self.folder / AUDIT
+        self.settings = {**settings, "audit": str(self.audit)}
         self.key, self.authority = key, authority
         self._wished = port
         self.port = port or free_port()
@@ -93,7 +101,6 @@ class Node:
         self.loopback = Keys(self.folder / ".loopback")
         self.secret = self.folder / ".superexec.secret"
         self.agreed = self.folder / f".{AGREED}"
-        self.audit = self.folder / AUDIT
         self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
@@ -164,7 +171,7 @@ class Node:
         while READY not in relay.said():
             if relay.code is not None or time.monotonic() > end:
                 self.relay_port = free_port()  # for another attempt
-                raise CoterieError(f"the relay did not start ({relay.last_words()}); see {relay.log}")
+                raise PassingError(f"the relay did not start ({relay.last_words()}); see {relay.log}")
             time.sleep(0.05)
 
     def _spawn(self, name: str, words: list[str], log: Path) -> Process:
@@ -198,7 +205,7 @@ class Node:
         while not self.accepted:
             now = time.monotonic()
             if timeout is not None and now - begin > timeout:
-                raise CoterieError(
+                raise PassingError(
                     f"server = {self.server}: did not take this site within {timeout:g} s; see {self.log}"
                 )
             self._require_hope()
@@ -214,10 +221,10 @@ class Node:
     def _require_hope(self) -> None:
         """An error about what no further attempt would change."""
         said = self.process.said() + self.relay.said()
-        for sign, meaning in HOPELESS.items():
+        for sign, (kind, meaning) in HOPELESS.items():
             if sign in said:
                 line = next(line for line in said.splitlines() if sign in line)
-                raise CoterieError(meaning.format(words=line.strip(), key=self.key))
+                raise kind(meaning.format(words=line.strip(), key=self.key))
 
     def _reconsider(self, refused: float, tell: Tell) -> float:
         """What to do about a node that ended before it was taken: an error, or since when it has been refused."""
@@ -238,7 +245,7 @@ class Node:
                 way_out = "have it accepted with 'coterie federation keys --accept' there, and the server started again"
             if clock:
                 why, way_out = clock, "then start this again"
-            raise CoterieError(f"server = {self.server}: {why}; {way_out}")
+            raise UnwelcomeError(f"server = {self.server}: {why}; {way_out}")
         return refused
 
     def keep_alive(self, tell: Tell = _silent) -> None:

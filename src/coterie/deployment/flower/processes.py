@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from coterie.deployment.flower import guard
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, PassingError, require
 from coterie.files import private_folder
 
 GRACE = 10.0  # seconds that a process has to end politely
@@ -59,7 +59,7 @@ class Process:
         self._guard.stdout.close()
         if not line:
             self._guard.wait()
-            raise CoterieError(f"'{command[0]}' cannot be started; see {log}")
+            raise PassingError(f"'{command[0]}' cannot be started; see {log}")
         self.pid = int(line)
 
     @property
@@ -221,7 +221,7 @@ def require_free(host: str, port: int) -> None:
         try:
             listener.bind((host, port))
         except OSError as error:
-            raise CoterieError(
+            raise PassingError(
                 f"port = {port}: cannot be used on {host} ({error.strerror}); name another, or 0 for any free one"
             ) from None
 

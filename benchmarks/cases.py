@@ -50,7 +50,7 @@ def rounds_of(case: Prepared, at: int = 1) -> tuple[Callable[[], None], Federati
         peers = Delivery(method, federation, cohort).peers()
         recipe = method.recipe(federation)
         trained = engine.train(federation, Work(recipe, peers=peers), cohort)
-        uploads, _ = collect(federation, recipe, method.uploads(federation), cohort, trained)
+        uploads = collect(federation, recipe, method.uploads(federation), cohort, trained).uploads
         apply(method.exchange(uploads), federation, uploads, exchange_mark(federation.round))
 
     return run_round, federation
@@ -62,7 +62,7 @@ def noisy_uploads(method: Method, federation: Federation, rows: Tensor) -> Uploa
     if "critical" in Work(recipe).measured:
         measured["critical"] = torch.rand(len(rows), federation.layout.columns("all").size) < 0.5
     trained = Trained({"model": rows}, measured)
-    return collect(federation, recipe, method.uploads(federation), federation.everyone, trained)[0]
+    return collect(federation, recipe, method.uploads(federation), federation.everyone, trained).uploads
 
 
 def server_step(method: Method, federation: Federation, uploads: Uploads) -> None:

@@ -223,6 +223,14 @@ def test_a_comparison_of_another_version_or_a_damaged_one_is_refused(
         Comparison.load(tmp_path)
 
 
+def test_methods_and_seeds_may_stand_in_lists_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--clients", "3", "--rounds", "1", "--json"]
+    answer = call(capsys, "compare", "local,fedavg", "fedprox:mu=1,lr=0.1", "--seeds", "0,1", *few)
+    found = json.loads(answer.out)
+    assert found["methods"] == ["local", "fedavg", "fedprox:mu=1,lr=0.1"]
+    assert found["seeds"] == [0, 1]
+
+
 def test_half_a_comparison_is_refused(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text('{"format": 1, "seeds": [0')
     with pytest.raises(CoterieError, match="is damaged"):

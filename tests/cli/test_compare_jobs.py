@@ -347,6 +347,7 @@ def test_ctrl_c_ends_everything_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_a_worker_ends_with_the_main_process(tmp_path: Path) -> None:
+    task = json.dumps({"config": "rounds = 1000000", "out": None, "until": None, "listeners": []})
     text = (
         "import multiprocessing, stand_in\n"
         "if __name__ == '__main__':\n"
@@ -354,7 +355,7 @@ def test_a_worker_ends_with_the_main_process(tmp_path: Path) -> None:
         "    ours, theirs = context.Pipe()\n"
         "    context.Process(target=stand_in.real_serve, args=(theirs,), daemon=True).start()\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
-        f"    ours.send_bytes({json.dumps({'config': 'rounds = 1000000', 'out': None, 'until': None})!r}.encode())\n"
+        f"    ours.send_bytes({task!r}.encode())\n"
         "    print(ours.recv_bytes().decode(), flush=True)\n"
         "    while True:\n        ours.recv_bytes()\n"
     )

@@ -75,7 +75,7 @@ def test_a_directory_of_another_run_is_refused_but_how_a_run_is_done_may_differ(
 def test_a_run_that_was_killed_before_it_began_begins_anew(tmp_path: Path) -> None:
     whole = perform(small(), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for name in (CONFIG, SUMMARY, "rows.safetensors", "checkpoint.safetensors", "log.txt"):
+    for name in (CONFIG, SUMMARY, "rows.safetensors", "quality.safetensors", "checkpoint.safetensors", "log.txt"):
         (tmp_path / "cut" / name).unlink()
     assert scores(perform(small(), tmp_path / "cut")) == scores(whole)
     (tmp_path / "mine").mkdir()

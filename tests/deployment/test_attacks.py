@@ -148,7 +148,7 @@ def test_half_a_gigabyte_is_refused(ground: Ground, path: str) -> None:
     with suppress(OSError):  # the connection is closed under its hands
         connection.request("POST", path, body(), headers, encode_chunked=True)
     connection.close()
-    assert sent < 10 * MOST_BYTES
+    assert sent < 4 * MOST_BYTES
     reasons = [line["reason"] for line in ground.refusals(ground.link.audit) if line["path"] == path]
     assert reasons[-1] == ("a body of more than 16,777,216 bytes" if "fleet" in path else "not for sites")
     front = ground.link.process("front").pid
@@ -201,8 +201,6 @@ def test_a_node_that_somebody_registered_is_removed_at_the_next_start(ground: Gr
     node = ground.link.flower(*words)["node-id"]
     fresh, gone = ground.link.admit(ground.keys.accepted(["site-a"]))
     assert (fresh, gone) == ([], [f"node {node}, which nobody here registered,"])
-    listed = ground.link.flower("supernode", "list", CONNECTION)["nodes"]
-    assert [one["node-id"] for one in listed if one["status"] != "unregistered"] != [node]
     assert ground.node.process.code is None, "the site itself stays"
 
 
@@ -228,7 +226,8 @@ def test_a_second_node_under_a_live_name_does_not_end_an_insecure_run(tmp_path: 
         status = http.client.HTTPConnection(link.address, timeout=PATIENCE)
         status.request("POST", "/v1/control/list-runs", b"")
         assert status.getresponse().status == 404
-        link.run(tmp_path / "app", {"directory": str(tmp_path / "run")})
+        (tmp_path / "two.toml").write_text(two.toml())
+        link.run(tmp_path / "app", {"directory": str(tmp_path / "run"), "agreement": str(tmp_path / "two.toml")})
         try:
             for number, name in enumerate(("site-b", "site-b", "site-a")):
                 state = tmp_path / f"state-{number}"

@@ -17,6 +17,7 @@ from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answertimes import AnswerTimes
+from coterie.deployment.flower.folder import write_app
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.server import Server
 from coterie.deployment.store import Store
@@ -76,8 +77,20 @@ def test_a_round_of_few_needs_no_more_than_it_asked(tmp_path: Path) -> None:
 def test_an_agreement_whose_rounds_may_be_too_small_for_its_share_limit_is_refused() -> None:
     terms: dict[str, Any] = {"name": "trial", "sites": SITES, "shape": (4,), "classes": 2}
     with pytest.raises(CoterieError, match=r"share_limit = 0.4: a mix of 2 .*raise least_sites \(it is 2\) or join"):
-        Agreement(**terms, share_limit=0.4)
-    assert Agreement(**terms, share_limit=0.4, least_sites=3).defence.bounds
+        Agreement(**terms, share_limit=0.4, least_sites=2)
+    assert Agreement(**terms, share_limit=0.4).least_sites == 3
+    with pytest.raises(CoterieError, match="a mix of 3 cannot keep it"):
+        Agreement(**terms, share_limit=0.3)
+
+
+def test_least_sites_are_enough_for_the_share_limit_in_the_app_too(tmp_path: Path) -> None:
+    """The app has the defaults of terms that may change."""
+    agreement = Agreement(name="trial", sites=tuple("abcdefghij"), shape=(4,), classes=2, share_limit=0.25, join=0.5)
+    assert agreement.least_sites == 8  # half of them are four
+    write_app(tmp_path / "one", agreement)
+    write_app(tmp_path / "two", replace(agreement, least_sites=9))
+    one, two = ((tmp_path / name / "federation.toml").read_text() for name in ("one", "two"))
+    assert one == two
 
 
 def test_a_slow_hello_is_waited_for_and_one_without_an_answer_asked_again(
@@ -206,6 +219,21 @@ def test_another_task_of_the_same_round_is_trained(tmp_path: Path) -> None:
     assert other.note["seconds"] != first.note["seconds"]
     (site.store.path / "round-00001.safetensors").unlink()
     assert site.work(task).note["seconds"] != first.note["seconds"]  # what came of it is gone
+
+
+def test_an_answer_that_cannot_be_kept_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Together(agreed("local"), tmp_path)
+    together.admit()
+    task = together.server.open_round(list(SITES))["site-a"]
+    site = together.sites["site-a"]
+    assert site.work(task).note == site.work(task).note  # nothing to send is kept, too
+
+    def full(self: Store, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "keep_answer", full)
+    answer = together.sites["site-b"].work(replace(task, note=task.note | {"client": 1}))
+    assert answer.note["diverged"] is False
 
 
 def test_after_a_restart_the_server_waits_for_those_who_were_there(

@@ -85,7 +85,9 @@ class Ground:
         if not app.exists():
             write_app(app, agreement)
         self.agree(packed_app(app))
-        return self.link.run(app, {"directory": str(directory), "keyed": True}), directory
+        own = self.folder / "apps" / f"{agreement.name}.toml"  # the server's copy, with its own waiting times
+        own.write_text(agreement.toml())
+        return self.link.run(app, {"directory": str(directory), "agreement": str(own), "keyed": True}), directory
 
     def finish(self, directory: Path) -> list[dict[str, Any]]:
         """Wait for the end of a run; its rounds."""

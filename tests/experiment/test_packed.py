@@ -100,7 +100,8 @@ def test_logs_and_code_stay_behind(two: Path, tmp_path: Path) -> None:
     assert names == [
         f"one/{name}"
         for name in (
-            *("config.toml", "about.json", "partition.safetensors", "rounds.jsonl", "summary.json", "rows.safetensors"),
+            *("config.toml", "about.json", "partition.safetensors", "rounds.jsonl", "quality.safetensors"),
+            *("summary.json", "rows.safetensors"),
             *("mixes/00001.safetensors", "mixes/00002.safetensors"),
         )
     ]

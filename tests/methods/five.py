@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.recipe import Recipe
+from coterie.client.training_scores import Seen
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
@@ -111,8 +112,8 @@ def break_client(monkeypatch: pytest.MonkeyPatch, client: int, round: int) -> No
     """Have a client's model turn out not finite in one round."""
     train = base.train
 
-    def train_and_break(worker: Worker, recipe: Recipe) -> dict[str, Tensor]:
-        measured = train(worker, recipe)
+    def train_and_break(worker: Worker, recipe: Recipe, seen: Seen | None = None) -> dict[str, Tensor]:
+        measured = train(worker, recipe, seen)
         if recipe and (worker.client, worker.federation.round) == (client, round):
             worker.model("model").row[3] = torch.nan
         return measured

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from coterie.cli.settings import RUNNING, SEED, option, read_texts, read_values
+from coterie.cli.settings import RUNNING, SEED, option, read_numbers, read_texts
 
 OUTPUT = Group("Method options, files and output", sort_key=0)
 
@@ -38,7 +38,7 @@ Seeds = Annotated[
         show_default="0",
         consume_multiple=True,
         negative=(),
-        converter=read_values,
+        converter=read_numbers,
         group=OUTPUT,
     ),
 ]

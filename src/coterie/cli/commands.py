@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coterie.cli.entries import MethodEntry
+from coterie.cli.entries import MethodEntry, apart
 from coterie.cli.merge import experiments, one_experiment, protocol_of
 from coterie.cli.problems import InterruptionError
 from coterie.cli.signals import exit_code, terminable
@@ -76,7 +76,7 @@ def compare_command(
     listeners: Sequence[str] = (),
 ) -> None:
     """Compare methods, tuned before if wished, and print the table."""
-    methods, seeds = with_kept(methods, seeds, out)
+    methods, seeds = with_kept(apart(methods), seeds, out)
     chosen = experiments(methods, file, given, sets)
     told = ""
     if tune:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,15 @@ class MethodEntry:
         name = f"{short_name(method)}:{found['options']}"
         _require_own(name, short_name(method), settings, known)
         return cls(name, method, settings, options)
+
+
+def apart(texts: Sequence[str]) -> list[str]:
+    """Entries one by one, though some were given as a list with commas; in an entry with options those are its own.
+
+    >>> apart(["local,fedavg", "pfedcs:beta=10,lr=0.01"])
+    ['local', 'fedavg', 'pfedcs:beta=10,lr=0.01']
+    """
+    return [part for text in texts for part in ([text] if ":" in text else text.split(",")) if part]
 
 
 def _require_own(name: str, method: str, settings: Mapping[str, str], of_method: Mapping[str, Any]) -> None:

@@ -37,11 +37,6 @@ def read_value(wanted: Any, tokens: Sequence[Token]) -> Any:
     return coerced((token.keyword or "value").lstrip("-").replace("-", "_"), token.value, plain)
 
 
-def read_values(wanted: Any, tokens: Sequence[Token]) -> Any:
-    """The same for an option with several values."""
-    return [read_value(get_args(wanted)[0], [token]) for token in tokens]
-
-
 def option(help: str, default: object, group: Group, *names: str) -> Parameter:
     """An option with its help; `default` is what the help shows."""
     return Parameter(

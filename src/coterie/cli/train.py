@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from coterie.cli.app import TRAIN, app
 from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Listeners, Seed, Seeds, Sets, Texts
-from coterie.cli.settings import RUNNING, GivenSettings, option, read_values
+from coterie.cli.settings import RUNNING, GivenSettings, option, read_numbers
 
 
 @app.command(group=TRAIN)
@@ -53,7 +53,7 @@ def compare(
             show_default="0 1 2",
             consume_multiple=True,
             negative=(),
-            converter=read_values,
+            converter=read_numbers,
             group=OUTPUT,
         ),
     ] = None,

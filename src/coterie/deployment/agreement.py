@@ -75,13 +75,18 @@ class Agreement(FederationTerms):
         MODELS.find(self.model)
         most = len(self.sites)
         if not self.least_sites:
-            object.__setattr__(self, "least_sites", min(most, max(2, most // 2 + 1)))
+            usual = range(min(most, max(2, most // 2 + 1)), most + 1)
+            enough = (count for count in usual if self._contributors(count) * self.share_limit >= 1)
+            object.__setattr__(self, "least_sites", next(enough, most))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
         self.defence.require_enough(
-            min(self.least_sites, cohort_size(self.join, self.least_sites)),
-            f"raise least_sites (it is {self.least_sites}) or join",
+            self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
         )
+
+    def _contributors(self, present: int) -> int:
+        """How many sites a mix may have at the least if no fewer than these are there."""
+        return min(present, cohort_size(self.join, present))
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:

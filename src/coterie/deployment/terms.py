@@ -41,7 +41,10 @@ class FederationTerms(JointTraining):
     hello: float = setting(300.0, "Seconds that a site has to read its data and say who it is.", "waiting")
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
     least_sites: int = setting(
-        0, "A round needs the answers of so many sites.", "waiting", shown="a majority, at least 2"
+        0,
+        "A round needs the answers of so many sites.",
+        "waiting",
+        shown="a majority, at least 2, and enough for share_limit",
     )
     deadline: float = setting(
         600.0, "Seconds at most after which a round goes on without the sites that are late.", "waiting"

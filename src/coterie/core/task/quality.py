@@ -26,7 +26,7 @@ def quality_of(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classe
     client's test samples are of one class). `bin_samples`, `bin_hits`, `bin_confidence [K, BINS]`: the test samples
     whose highest probability lies in a bin, those of them that are right, and the sum of these probabilities.
 
-    >>> found = quality_of([torch.tensor([[0.9, 0.1], [0.75, 0.25]])], [torch.tensor([0, 1])], classes=2)
+    >>> found = quality_of([torch.tensor([[0.95, 0.05], [0.75, 0.25]])], [torch.tensor([0, 1])], classes=2)
     >>> found["hits"].tolist(), found["auc"].tolist(), found["bin_samples"].tolist()
     ([[1, 0]], [1.0], [[0, 0, 0, 0, 0, 0, 0, 1, 0, 1]])
     """

@@ -11,6 +11,8 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from coterie.deployment.flower.processes import is_loopback, split_address
+
 # Signed times may be so many seconds ahead of the server's clock, and so many behind it.
 AHEAD, BEHIND = 5.0, 305.0
 SECONDS = 3.0  # that a server has to answer
@@ -24,9 +26,10 @@ def clock_problem(server: str, authority: Path | None, now: Callable[[], float] 
     scheme = "http" if authority is None else "https"
     try:
         trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
-        # Whatever proxy leads out of here, a site reaches its server directly.
+        # As the relay goes: by the proxy that leads out of here, if one does, but never to this machine.
+        proxies: dict[str, str] | None = {} if is_loopback(split_address(server)[0]) else None
         opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=trust)
         )
         try:
             with opener.open(f"{scheme}://{server}/health", timeout=SECONDS) as answer:

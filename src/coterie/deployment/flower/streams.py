@@ -22,6 +22,7 @@ PIECE = 64 << 10  # read and passed on at once
 HANDSHAKE = 10.0  # seconds for TLS
 STALL = 30.0  # seconds without a byte of a body, or without one taken
 LINGER = 1.0  # seconds in which whoever was refused can read why
+LINGER_BYTES = 1 << 20  # that may come in meanwhile
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class Stream:
 
     async def linger(self) -> None:
         """Read what is still sent, to nobody: a connection closed on unread bytes takes its last words with it."""
+        left = LINGER_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
-                while await self._reader.read(PIECE):
-                    pass
+                while left > 0 and (piece := await self._reader.read(PIECE)):
+                    left -= len(piece)
 
     async def close(self) -> None:
         """Close, once everything has been taken or has had its time."""

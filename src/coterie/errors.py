@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -45,3 +46,13 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise CoterieError(message)
+
+
+def said(*words: object) -> str:
+    """A command in a message, in quotes: what is between them can be typed into a shell as it stands.
+
+    >>> print(said("coterie", "resume", "runs/fedavg-1"), said("coterie", "resume", "my runs"))
+    'coterie resume runs/fedavg-1' `coterie resume 'my runs'`
+    """
+    line = shlex.join(map(str, words))
+    return f"`{line}`" if "'" in line else f"'{line}'"

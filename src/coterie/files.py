@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from typing import IO
 
 from coterie.errors import require
 
@@ -35,10 +36,28 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:  # a full disk, perhaps: what is half written must not fill it any further
+    except OSError as error:  # a full disk, perhaps: what is half written must not fill it any further
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise
+        raise at_path(error, path) from None
+
+
+def at_path(error: OSError, path: Path) -> OSError:
+    """The error with the file at which it happened: the system names none where a disk is full.
+
+    >>> import errno
+    >>> print(at_path(OSError(errno.ENOSPC, "No space left on device"), Path("rows")))
+    [Errno 28] No space left on device: 'rows'
+    """
+    if error.filename is None and error.errno is not None:
+        error.filename = str(path)
+    return error
+
+
+def flush_to_disk(path: Path) -> None:
+    """See that what was written to a file outlives a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def remove_partial(folder: Path) -> None:
@@ -71,17 +90,39 @@ def private_folder(path: Path) -> Path:
 
 @contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[None]:
-    """Hold a lock while inside: the file stays, the lock ends with this process at the latest, however it ends.
+    """Hold a lock while inside; it ends with this process at the latest, however it ends.
 
-    Where somebody else holds it, wait for them or raise `LockedError`.
+    Where somebody else holds it, wait for them or raise `LockedError`. The file is there as long as the lock is held,
+    and stays where its holder was killed.
     """
-    with path.open("a", encoding="utf-8") as file:
-        if sys.platform != "win32":  # which has no such locks
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise LockedError(str(path)) from error
+    file = _held_file(path, wait)
+    try:
         yield
+    finally:
+        with suppress(OSError):  # it may be gone with the folder
+            path.unlink()
+        file.close()
+
+
+def _held_file(path: Path, wait: bool) -> IO[str]:
+    """The open file of a lock that is held."""
+    while True:
+        file = path.open("a", encoding="utf-8")
+        try:
+            if sys.platform == "win32":  # which has no such locks
+                return file
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it has taken the file away: others would lock the next one.
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    return file
+            file.close()
+        except BlockingIOError as error:
+            file.close()
+            raise LockedError(str(path)) from error
+        except BaseException:
+            file.close()
+            raise
 
 
 def require_format(what: str, found: object, wanted: int, way_out: str) -> None:
@@ -110,11 +151,20 @@ def safetensors_texts(content: bytes) -> dict[str, str]:
     return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
 
 
+class _PatientHandler(WatchedFileHandler):
+    """A log in a file; on a full disk a line is lost, and whatever else could not be written is reported."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name that logging calls)
+        """Print the traceback of anything but an error of the disk."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Keep Coterie's log in a file as well, from `INFO` upwards; where that is moved away, a new one is begun."""
     log = logging.getLogger("coterie")
-    handler = WatchedFileHandler(path, encoding="utf-8")
+    handler = _PatientHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
     log.addHandler(handler)

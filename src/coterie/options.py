@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -12,8 +13,15 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from coterie.errors import CoterieError, unknown
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 BY_RULE = "the rule's"
+MOST_WHOLE = 2**63 - 1
+"""The largest whole number that tensors hold."""
+MOST = 3.4e38
+"""The largest number that float32 holds: weights are of that kind, and what is reckoned with them."""
+BOUNDS = "finite, at most 3.4e38, and if it is whole below 2**63"
+"""What a number must be besides, in words."""
 
 
 def setting(default: Any, help: str, group: str, *names: str, shown: str | None = None) -> Any:
@@ -71,13 +79,39 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
 
     >>> coerced("clients", "20", int), coerced("alpha", 1, float), coerced("cap", "no", bool)
     (20, 1.0, False)
+    >>> coerced("lr", "inf", float)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: lr = 'inf': must be a number, finite, at most 3.4e38, and if it is whole below 2**63
     """
     for candidate in _alternatives(wanted):
         try:
             return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
         except (ValueError, TypeError):
             continue
-    raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}")
+    beyond = f", {BOUNDS}" if _is_beyond(value) else ""
+    raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}{beyond}")
+
+
+def is_held(value: float) -> bool:
+    """Whether tensors can hold a number: it is finite, and not beyond their range.
+
+    >>> is_held(1e30), is_held(2**63), is_held(float("nan")), is_held(1e308)
+    (True, False, False, False)
+    """
+    if isinstance(value, int):
+        return -MOST_WHOLE <= value <= MOST_WHOLE
+    return math.isfinite(value) and abs(value) <= MOST
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether a value is a number, but none that tensors hold."""
+    for read in (int, float):
+        try:
+            return not is_held(read(value))
+        except (ValueError, TypeError, OverflowError):
+            continue
+    return False
 
 
 def _alternatives(wanted: Any) -> list[Any]:
@@ -90,13 +124,19 @@ def _alternatives(wanted: Any) -> list[Any]:
 def _int(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError
-    return int(value)
+    return _held(int(value))
 
 
 def _float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError
-    return float(value)
+    return _held(float(value))
+
+
+def _held(value: N) -> N:
+    if not is_held(value):
+        raise ValueError
+    return value
 
 
 _WORDS = {

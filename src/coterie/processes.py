@@ -21,6 +21,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def most_threads() -> int:
+    """As many threads or worker processes as anybody can want here: beyond, starting them ends in a crash.
+
+    >>> most_threads() >= 256
+    True
+    """
+    return max(256, 4 * cores())
+
+
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
     """Processes started within never see Ctrl-C: the main process does, and stops them."""

@@ -301,12 +301,14 @@ def absolute(text: str) -> str:
 
 
 def short_name(text: str) -> str:
-    """What to call a thing in titles and file names: of a reference, the name alone.
+    """What to call a thing in titles and file names: of a reference or an absolute path, the name alone.
 
-    >>> short_name("./my.py:FedAvgM"), short_name("fedavg")
-    ('FedAvgM', 'fedavg')
+    >>> short_name("./my.py:FedAvgM"), short_name("fedavg"), short_name("/data/visits.csv")
+    ('FedAvgM', 'fedavg', 'visits.csv')
     """
-    return split_reference(text)[1] if is_reference(text) else text
+    if is_reference(text):
+        return split_reference(text)[1]
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def stand_in(copy: str | Path, original: str) -> None:

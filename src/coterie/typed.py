@@ -19,6 +19,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
+from coterie.options import BOUNDS, is_held
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +42,10 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     Traceback (most recent call last):
     ...
     coterie.errors.CoterieError: rounds = '5': must be a whole number
+    >>> fitting("lr", float("inf"), float)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: lr = inf: must be a number, finite, at most 3.4e38, and if it is whole below 2**63
     """
     try:
         return _any_of(value, wanted)
@@ -50,7 +55,8 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     if words and isinstance(value, str):
         raise unknown(option, value, words)
     such = f", such as {example}" if example else ""
-    raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{such}")
+    beyond = f", {BOUNDS}" if isinstance(value, int | float) and not is_held(value) else ""
+    raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{beyond}{such}")
 
 
 def shown(value: object) -> str:
@@ -266,11 +272,12 @@ def _any_of(value: Any, wanted: Any) -> Any:
 
 def _whole(value: Any) -> int:
     whole = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
-    return int(_require(value, whole and not isinstance(value, bool)))
+    return int(_require(value, whole and not isinstance(value, bool) and is_held(int(value))))
 
 
 def _number(value: Any) -> float:
-    return float(_require(value, isinstance(value, Real) and not isinstance(value, bool)))
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return float(_require(value, number and is_held(int(value) if isinstance(value, Integral) else float(value))))
 
 
 def _truth(value: Any) -> bool:

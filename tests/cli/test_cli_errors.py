@@ -29,6 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "typo.toml").write_text('methd = "fedavg"\n')
     (tmp_path / "value.toml").write_text('method = "fedavg"\nrounds = "many"\n')
     (tmp_path / "wrong_set.toml").write_text('method = "fedavg"\nset = 3\n')
+    (tmp_path / "list.toml").write_text('method = "fedavg"\nlr = [0.1]\n')
+    (tmp_path / "infinite.toml").write_text('method = "fedavg"\nlr = inf\n')
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.toml").write_text('method = "fedavg"\n')
     return tmp_path
@@ -50,7 +52,7 @@ MISTAKES = {
     "run fedavg --stats median": "stats = 'median': must be one of mean, local",
     "run fedavg --alpha 0": "alpha = 0: must be greater than 0",
     "run fedavg --alpha -1": "alpha = -1: must be greater than 0",
-    "run fedavg --alpha nan": "alpha = nan: must be greater than 0",
+    "run fedavg --alpha nan": "alpha = 'nan': must be a number, finite",
     "run fedavg --join 1.5": "join = 1.5: must be greater than 0 and at most 1",
     "run fedavg --seed -1": "seed = -1: must not be negative",
     "run fedavg --clients 5000": "clients = 5000: must be at most 1797, the samples in data 'digits'",
@@ -65,6 +67,17 @@ MISTAKES = {
     "run fedavg --partition-seed -1": "partition_seed = -1: must not be negative",
     "run fedavg --model-seed one": "model_seed = 'one': must be a whole number",
     "run fedavg --scale published": "scale = published: data 'digits' has no published scale (cifar10 has)",
+    "run fedavg --lr inf": "lr = 'inf': must be a number, finite, at most 3.4e38",
+    "run fedavg --lr 1e308": "lr = '1e308': must be a number, finite, at most 3.4e38",
+    "run fedavg --alpha inf": "alpha = 'inf': must be a number, finite",
+    "run fedavg --quarantine inf": "quarantine = 'inf': must be a number, finite",
+    "run fedprox --set mu=inf": "mu = 'inf': must be a number, finite",
+    "run fedavg --batch 9223372036854775808": "batch = '9223372036854775808': must be a whole number, finite",
+    "run fedavg --seed 9223372036854775808": "seed = '9223372036854775808': must be a whole number, finite",
+    "run fedavg --threads 100000": "threads = 100000: must be at most",
+    "run fedavg --engine processes --workers 100000": "workers = 100000: must be at most",
+    "run --config list.toml": "lr = [0.1]: must be a number",
+    "run --config infinite.toml": "lr = inf: must be a number, finite",
     "run fedavg --scale wide": "scale = wide: must be published, or left out",
     "run fedavg --data digts": "unknown data set 'digts'; did you mean 'digits'?",
     "run fedavg --data nowhere.csv": "data 'nowhere.csv': there is no such file or folder",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixels, scaled, tar_of
 
 from coterie.data import DATASETS, Dataset, finders, load
+from coterie.data.archives import tar_members
 from coterie.data.readers import idx
 from coterie.errors import CoterieError
 
@@ -106,6 +109,27 @@ def test_a_truncated_idx_file_is_named(tmp_path: Path) -> None:
         (folder / part).write_bytes(idx_bytes(np.zeros((2, 28, 28), dtype=np.uint8))[:-1])
     with pytest.raises(CoterieError, match="train-images-idx3-ubyte holds 1567 values; its header says 1568"):
         load("mnist", tmp_path)
+
+
+def test_an_idx_file_without_values_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part in PARTS:
+        (folder / part).write_bytes(idx_bytes(np.zeros((2, 0, 28), dtype=np.uint8)))
+    with pytest.raises(CoterieError, match=r"train-images-idx3-ubyte is empty \(its header says 2 x 0 x 28 values\)"):
+        load("mnist", tmp_path)
+
+
+def test_a_damaged_xz_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    with tarfile.open(path, "w:xz") as archive:
+        about = tarfile.TarInfo("image")
+        about.size = 100_000
+        archive.addfile(about, io.BytesIO(np.random.default_rng(0).bytes(100_000)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50_000] + bytes(16) + whole[50_016:])
+    with pytest.raises(CoterieError, match=r"cannot read .*a\.tar\.xz .*fetch it again"):
+        list(tar_members(path, lambda name: True, 1 << 20))
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:

@@ -146,6 +146,17 @@ def test_bad_npz_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_own(path)
 
 
+def test_damaged_compressed_npz_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(60, 2)), y=np.arange(60) % 2)
+    whole = path.read_bytes()
+    for place in (60, 80, 200, 400, len(whole) // 2):  # in headers, in what is compressed, in checksums
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        with pytest.raises(CoterieError, match=r"cannot read .*a\.npz") as caught:
+            load_own(path)
+        assert "\n" not in str(caught.value)
+
+
 def write(path: Path, content: bytes | str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -295,11 +306,15 @@ def test_folder_with_image_tables_in_shards(tmp_path: Path) -> None:
         ("u,label\n", {}, "has no rows"),
         ("u,label\n1\n", {}, "cannot read"),
         ("u,label\n1,0\n2,1\n", {"size": (2, 2)}, "has no images to resize"),
+        ("u,u,label\n1,1,0\n2,2,1\n", {}, "has several columns 'u'; give each a name of its own"),
+        ("u,label\n1,M\xe4h\n2,Muh\n", {}, "the column 'label' is not UTF-8; save it as UTF-8"),
+        ("\xfc,label\n1,0\n2,1\n", {}, "the names of its columns are not UTF-8; save it as UTF-8"),
+        ("\xff\xfeu\0,\0", {}, "is UTF-16; save it as UTF-8"),
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, content: str, options: dict[str, Any], message: str) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(CoterieError, match=message) as caught:
         load_own(path, **options)
     assert "\n" not in str(caught.value)

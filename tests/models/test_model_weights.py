@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from coterie.errors import CoterieError
 from coterie.models import MODELS, build, load_weights
@@ -93,3 +93,13 @@ def test_files_that_do_not_fit_are_explained(stored: Path, tmp_path: Path) -> No
 )
 def test_tensors_bear_the_names_of_published_checkpoints(name: str, keys: list[str]) -> None:
     assert set(keys) <= set(build(name, SHAPE, 10).state_dict())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(stored: Path, value: float) -> None:
+    weights = load_file(stored)
+    name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
+    weights[name].view(-1)[0] = value
+    save_file(weights, stored)
+    with pytest.raises(CoterieError, match=f"tensor '{name}' holds NaN or infinite values"):
+        load_weights(build("lenet5", SHAPE, 10), stored)

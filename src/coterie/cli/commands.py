@@ -16,7 +16,7 @@ from coterie.cli.signals import exit_code, terminable
 from coterie.cli.tuning import tuned
 from coterie.compare.grid import Grid
 from coterie.compare.table import COMPARISON, Comparison, compare
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, said
 from coterie.experiment.config import Config, method_name
 from coterie.experiment.directory import RunDirectory, refuse_existing
 from coterie.experiment.experiment import Experiment
@@ -134,7 +134,7 @@ def _print_summary(summary: Mapping[str, Any], directory: Path, json: bool) -> N
         print(json_format.dumps(summary, indent=2))
         print(f"coterie: the run is kept in {directory}", file=sys.stderr)
         return
-    way_on = f"; 'coterie resume {directory}' carries it on" if "stopped" in summary else ""
+    way_on = f"; {said('coterie', 'resume', directory)} carries it on" if "stopped" in summary else ""
     print_result(metric_table(summary), "", *summary_lines(summary), f"The run is kept in {directory}{way_on}")
 
 
@@ -192,7 +192,7 @@ def _way_on(directory: Path) -> str:
         checkpoint = run.checkpointed_round()
     except CoterieError:
         return "interrupted before the first round"
-    command = f"'coterie resume {directory}'"
+    command = said("coterie", "resume", directory)
     if checkpoint:
         return f"interrupted; {command} carries on after round {checkpoint}"
     return f"interrupted; {command} starts again from round 1 (there is no checkpoint: see --checkpoint-every)"

@@ -66,7 +66,7 @@ def one_line(error: Exception, words: Sequence[str] = ()) -> str:
     if isinstance(error, CycloptsError):
         text = _parsing(error, words)
     elif isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
+        text = "; ".join([f"{error.filename}: {error.strerror}", *getattr(error, "__notes__", ())])
     else:
         text = str(error)
     return " ".join(text.split())

@@ -9,7 +9,7 @@ from pathlib import Path
 from coterie.cli.commands import print_comparison
 from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
-from coterie.errors import require
+from coterie.errors import require, said
 from coterie.experiment.opened import OpenedRun, open_run
 from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
 
@@ -28,7 +28,7 @@ def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> N
     way_on = []
     if summary is None:
         where = f"round {run.done} of {run.config['rounds']}"
-        way_on = [f"unfinished, {where}; 'coterie resume {path}' carries it on if nobody is at it", ""]
+        way_on = [f"unfinished, {where}; {said('coterie', 'resume', path)} carries it on if nobody is at it", ""]
         summary = {**run.summary_so_far(), "unfinished": where}
     if json:
         print(json_format.dumps(summary, indent=2))

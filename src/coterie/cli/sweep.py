@@ -16,7 +16,7 @@ from coterie.cli.problems import InterruptionError
 from coterie.cli.tuning import candidates, progress_of, read_grid
 from coterie.compare.sweep import BEST, Sweep, sweep
 from coterie.core.scale import number_text
-from coterie.errors import require
+from coterie.errors import require, said
 from coterie.registry import short_name
 from coterie.report.terminal import plain_table, print_result
 
@@ -56,7 +56,7 @@ def sweep_command(
         f"Validation {found.scale.name}, as received, mean over clients and seeds ({tested}), best round so far. "
         "Test samples had no say.",
         *([] if full else ["Settings with fewer rounds were given up: the better half went on, again and again."]),
-        f"The best is {found.best.name}; 'coterie run --config {out / BEST}' runs it.",
+        f"The best is {found.best.name}; {said('coterie', 'run', '--config', out / BEST)} runs it.",
     )
 
 

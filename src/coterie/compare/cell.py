@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import CoterieError, require
+from coterie.data.load import placed
+from coterie.errors import require
+from coterie.experiment.alone import alone
 from coterie.experiment.config import PLUGINS, Config, complete
-from coterie.experiment.directory import RunDirectory
+from coterie.experiment.directory import RunDirectory, clear_unbegun
 from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import ABOUT, CONFIG, MIXES, PARTITION, ROUNDS
+from coterie.experiment.kept import CONFIG
 from coterie.experiment.resume import resume
-from coterie.files import LockedError, locked
 from coterie.rounds.listeners import GivenListener, StopAfter
-
-log = logging.getLogger("coterie")
 
 Summary = dict[str, Any]
 
@@ -49,15 +44,14 @@ def perform(
     listeners = listeners if until is None else [*listeners, StopAfter(until)]
     if directory is None:
         return experiment.run(None, listeners).summary
-    with _alone(directory):
+    with alone(directory, wait=True):
         if not (directory / CONFIG).is_file():
-            _clear(directory)
+            clear_unbegun(directory)
             return experiment.run(directory, listeners).summary
         kept = RunDirectory.open(directory)
         require_same_run(directory, kept.config(), complete(experiment))
-        if kept.finished or (until is not None and kept.stopped and len(kept.lines()) >= until):
-            found: Summary = json.loads(kept.summary_text())
-            return found
+        if kept.finished or (until is not None and kept.stopped and len(kept.lines_in_order()) >= until):
+            return kept.summary() or {}
         given = any(str(value).startswith("given (") for value in kept.config().values())
         return resume(directory, listeners, experiment=experiment if given else None).summary
 
@@ -70,33 +64,11 @@ def finished(directory: Path | None) -> bool:
 def require_same_run(directory: Path, kept: Config, wanted: Config) -> None:
     """An error if a directory holds another run than the one that is wanted there."""
     ours, theirs = (
-        {key: value for key, value in config.items() if key not in HOW | {PLUGINS}} for config in (wanted, kept)
+        {key: value for key, value in config.items() if key not in HOW | {PLUGINS}} | {"data": placed(config["data"])}
+        for config in (wanted, kept)
     )
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     require(
         not differing,
         f"out = {directory}: holds a run with other settings ({', '.join(differing)}); name another directory",
     )
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    lock = directory.with_name(f".{directory.name}.lock")
-    try:
-        with locked(lock):
-            yield
-    except LockedError:
-        log.warning("%s: another process is at this run; waiting for it", directory)
-        with locked(lock, wait=True):
-            yield
-
-
-def _clear(directory: Path) -> None:
-    """Take away what a process left that was killed before its run had begun."""
-    if not directory.is_dir():
-        return
-    left = {entry.name.removesuffix(".partial") for entry in directory.iterdir()}
-    if not left <= {MIXES, PARTITION, ROUNDS, ABOUT, CONFIG}:
-        raise CoterieError(f"out = {directory}: is not empty and holds no run; name another directory")
-    shutil.rmtree(directory)

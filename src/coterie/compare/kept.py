@@ -59,7 +59,7 @@ class KeptTable:
             if key not in ("data", "partition") and not (key in usual and value == usual[key])
         }
         told = ", ".join(f"{key}={value}" for key, value in own.items())
-        return f"{self.shared['data']}, {self.shared['partition']}" + (f" ({told})" if told else "")
+        return f"{short_name(str(self.shared['data']))}, {self.shared['partition']}" + (f" ({told})" if told else "")
 
     @property
     def rows(self) -> dict[str, dict[int, Summary]]:
@@ -96,7 +96,7 @@ def read_run(path: Path) -> TabledRun:
         config = run.config()
         if not run.finished:
             state = "was stopped" if run.stopped else "is not finished"
-            raise CoterieError(f"{path} {state} ({len(run.lines())} of {config['rounds']} rounds)")
+            raise CoterieError(f"{path} {state} ({len(run.lines_in_order())} of {config['rounds']} rounds)")
         summary = json.loads(run.summary_text())
         # What every table needs; a file that was cut off or edited may lack it.
         shared_settings(config), int(config["seed"]), config["method"], dict(config["set"]), whole_hash(summary)

@@ -183,6 +183,6 @@ def _place(candidate: Candidate, scale: Scale) -> tuple[bool, float]:
 def _validation_score(run: Run, scale: Scale) -> float:
     """The best validation score of a run until its round for now, however far it has come; nothing else is read."""
     assert run.directory is not None
-    lines = [line for line in RunDirectory(run.directory).lines() if line["round"] <= run.rounds]
+    lines = [line for line in RunDirectory(run.directory).lines_in_order() if line["round"] <= run.rounds]
     measured = [line[VALIDATION]["received"] for line in lines if "received" in line.get(VALIDATION, {})]
     return scale.best([mean_over_clients(numbers(own[scale.name])) for own in measured])

@@ -6,6 +6,8 @@ Nothing is ever extracted to disk, so names inside an archive can do no harm.
 from __future__ import annotations
 
 import gzip
+import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -22,6 +24,19 @@ MOST_ARRAY_BYTES = 1 << 30
 """An array file (EMNIST's training images are 547 MB) larger than this is refused."""
 
 
+DAMAGE = (
+    OSError,
+    EOFError,
+    UnicodeError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+)
+"""What Python's readers of archives raise where a file is damaged."""
+
+
 class SupportsRead(Protocol):
     """Anything that gives up to `size` bytes."""
 
@@ -34,7 +49,7 @@ def readable(path: Path) -> Iterator[None]:
     """Turn a damaged or missing file into one line that names it."""
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, UnicodeError) as error:
+    except DAMAGE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CoterieError(f"cannot read {path} ({reason}); remove it and fetch it again") from error
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.task import Task, as_task
+from coterie.data.archives import DAMAGE
 from coterie.data.dataset import Dataset
 from coterie.data.images import Ints, normalise
 from coterie.data.labels import Classes, label_indices, label_numbers, numbered
@@ -140,7 +141,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             return {key: file[key] for key in file.files}
     except CoterieError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (*DAMAGE, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise CoterieError(f"cannot read {path} ({' '.join(str(error).split())})") from error
 
 

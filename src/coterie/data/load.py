@@ -35,11 +35,30 @@ def load(
     1797
     """
     name, root = str(name), None if root is None else Path(root)
-    usual = name if name in DATASETS or is_reference(name) else name.lower().replace("-", "_")
-    path = Path(name)
-    if usual in DATASETS or is_reference(name) or not ("/" in name or "\\" in name or path.suffix or path.exists()):
-        known = DATASETS.find(usual if usual in DATASETS else name)
+    if not _is_path(name):
+        known = DATASETS.find(_usual(name) if _usual(name) in DATASETS else name)
         require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
         require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
         return known.load(root, progress).with_task(task)
-    return load_own(path, label, client, progress=progress, task=task)
+    return load_own(name, label, client, progress=progress, task=task)
+
+
+def placed(name: str) -> str:
+    """A name of data that holds wherever one is: the path of what is a file or a folder here is made absolute.
+
+    >>> placed("digits"), placed("nowhere.csv"), placed(".") == str(Path.cwd())
+    ('digits', 'nowhere.csv', True)
+    """
+    path = Path(name).expanduser()
+    return str(path.resolve()) if _is_path(name) and path.exists() else name
+
+
+def _is_path(name: str) -> bool:
+    if _usual(name) in DATASETS or is_reference(name):
+        return False
+    return "/" in name or "\\" in name or bool(Path(name).suffix) or Path(name).exists()
+
+
+def _usual(name: str) -> str:
+    """A name as the registry spells it."""
+    return name if name in DATASETS or is_reference(name) else name.lower().replace("-", "_")

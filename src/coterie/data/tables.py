@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ def read_table(files: tuple[Path, ...]) -> pa.Table:
     tables = []
     for file in files:
         try:
-            tables.append(pa.csv.read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file))
+            tables.append(_read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file))
         except (pa.ArrowException, OSError) as error:
             raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
     try:
@@ -159,6 +160,24 @@ def read_table(files: tuple[Path, ...]) -> pa.Table:
     except pa.ArrowException as error:
         raise CoterieError(f"{files[0].parent}: the shards have different columns") from error
     require(table.num_rows > 0, f"{files[0]} has no rows")
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    require(not twice, f"{files[0]} has several columns '{', '.join(twice)}'; give each a name of its own")
+    return table
+
+
+def _read_csv(file: Path) -> pa.Table:
+    """A CSV file, which must be UTF-8: in any other encoding letters, and so classes, would be guesses."""
+    with file.open("rb") as opened:
+        wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    require(not wide, f"{file} is UTF-16; save it as UTF-8")
+    table = pa.csv.read_csv(file)
+    try:
+        kinds = {field.name: field.type for field in table.schema}
+    except UnicodeDecodeError:
+        raise CoterieError(f"{file}: the names of its columns are not UTF-8; save it as UTF-8") from None
+    other = [name for name, kind in kinds.items() if pa.types.is_binary(kind)]
+    require(not other, f"{file}: the column '{other[0] if other else ''}' is not UTF-8; save it as UTF-8")
     return table
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from coterie import options
 from coterie.data import Dataset
+from coterie.data.load import placed
 from coterie.errors import CoterieError, require
 from coterie.experiment.settings import Settings, rule_options
 from coterie.methods import METHODS, Method
@@ -74,6 +75,8 @@ def complete(experiment: Settings) -> Config:
             value = f"given ({value.name})"
         elif isinstance(value, nn.Module):
             value = f"given ({type(value).__name__})"
+        elif item.name == "data":
+            value = placed(value)  # a run may be carried on from anywhere
         if value is not None:
             config[item.name] = value
     if isinstance(rule, Rule) and not isinstance(rule, FromFile):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation, described_rows
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, require, said
 from coterie.experiment.about import About
+from coterie.experiment.alone import lock_of
+from coterie.experiment.checksum import with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
 from coterie.experiment.kept import (
@@ -27,6 +30,7 @@ from coterie.experiment.kept import (
     LAYOUT,
     MIXES,
     PARTITION,
+    PREVIOUS,
     QUALITY,
     ROUNDS,
     ROWS,
@@ -36,7 +40,7 @@ from coterie.experiment.kept import (
     Tensors,
     mixes_name,
 )
-from coterie.files import write_whole
+from coterie.files import PARTIAL, at_path, flush_to_disk, link_whole, write_whole
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
 
@@ -68,8 +72,18 @@ class RunDirectory(KeptRun):
 
     @classmethod
     def create(cls, path: Path, config: Config, partition: Partition, about: About) -> RunDirectory:
-        """Begin a run in a directory that holds none."""
+        """Begin a run in a directory that holds none, at which nobody else is (`alone`)."""
         refuse_existing(path)
+        clear_unbegun(path)
+        try:
+            return cls._begun(path, config, partition, about)
+        except BaseException:  # a full disk, perhaps: the same can be tried again
+            with suppress(OSError):
+                clear_unbegun(path)
+            raise
+
+    @classmethod
+    def _begun(cls, path: Path, config: Config, partition: Partition, about: About) -> RunDirectory:
         (path / MIXES).mkdir(parents=True, exist_ok=True)
         for original in config.get(PLUGINS, {}):
             file = file_of(original)
@@ -150,10 +164,10 @@ class RunDirectory(KeptRun):
             try:
                 file.write((json.dumps(line) + "\n").encode())
                 file.flush()
-            except OSError:  # a full disk: half a line would make the next one unreadable
+            except OSError as error:  # a full disk: half a line would make the next one unreadable
                 with suppress(OSError):
                     os.ftruncate(file.fileno(), begin)
-                raise
+                raise at_path(error, self.path / ROUNDS) from None
 
     def cut_back(self, last: int) -> list[Line]:
         """Forget the rounds after `last`, which will be run again; those that are left."""
@@ -174,31 +188,44 @@ class RunDirectory(KeptRun):
         save_tensors(self.path / mixes_name(round), tensors, {"mixes": json.dumps(about)})
 
     def checkpoint(self, federation: Federation, tested: str) -> None:
-        """Save the state after a round; the old checkpoint is replaced at once."""
+        """Save the state after a round; the old checkpoint becomes the one to fall back on.
+
+        The lines of all rounds are on the disk before: no power cut leaves a checkpoint ahead of them.
+        """
+        flush_to_disk(self.path / ROUNDS)
+        if self.has(CHECKPOINT):
+            link_whole(self.path / CHECKPOINT, self.path / PREVIOUS)
         self._save_state(CHECKPOINT, federation, tested)
 
     def _save_state(self, name: str, federation: Federation, tested: str) -> None:
         # One text: several would be written in any order, and equal states would not be equal bytes.
         about = {"round": federation.round, "tested": tested, **described_rows(federation)}
-        save_tensors(self.path / name, dict(federation.state()), {LAYOUT: json.dumps(about)})
+        state = dict(federation.state())
+        save_tensors(self.path / name, state, {LAYOUT: with_checksum(state, about)})
 
     def checkpointed_round(self) -> int:
         """The round of the last checkpoint; 0 if there is none."""
-        return self._round_of(CHECKPOINT) if self.has(CHECKPOINT) else 0
+        for name in (CHECKPOINT, PREVIOUS):
+            with suppress(CoterieError):  # a damaged one
+                return self._round_of(name)
+        return 0
 
     def newest_round(self) -> int:
-        """The round after which rows were kept last; 0 if none were."""
-        name = ROWS if self.has(ROWS) else CHECKPOINT
-        return self._round_of(name) if self.has(name) else 0
+        """The round after which rows were kept last; 0 if none were. Damaged ones are an error."""
+        if not any(map(self.has, (ROWS, CHECKPOINT, PREVIOUS))):
+            return 0
+        return int(json.loads(self.newest_state()[1][LAYOUT])["round"])
 
     def _round_of(self, name: str) -> int:
-        with safe_open(self.path / name, framework="pt") as file:
+        require(self.has(name), f"run = {self.path}: {name} is missing")
+        with self._reading(name), safe_open(self.path / name, framework="pt") as file:
             return int(json.loads(file.metadata()[LAYOUT])["round"])
 
     def reopen(self) -> None:
         """A finished run is to go on: its rows are its checkpoint, its summary is none."""
         if self.has(ROWS):
             (self.path / ROWS).replace(self.path / CHECKPOINT)
+            (self.path / PREVIOUS).unlink(missing_ok=True)
         (self.path / SUMMARY).unlink(missing_ok=True)
         (self.path / QUALITY).unlink(missing_ok=True)
 
@@ -208,11 +235,12 @@ class RunDirectory(KeptRun):
 
     def restore(self, federation: Federation) -> None:
         """Put a federation back to the last checkpoint, if there is one."""
-        if not (self.path / CHECKPOINT).is_file():
+        if not any(map(self.has, (CHECKPOINT, PREVIOUS))):
             return
-        state, metadata = load_tensors(self.path / CHECKPOINT)
-        federation.restore(state)
-        federation.round = int(json.loads(metadata[LAYOUT])["round"])
+        state, metadata = self.last_checkpoint()
+        with self._reading(CHECKPOINT):
+            federation.restore(state)
+            federation.round = int(json.loads(metadata[LAYOUT])["round"])
 
     def write_quality(self, quality: Mapping[str, Tensor]) -> None:
         """Keep what the task says of the clients' finished models, if it says anything."""
@@ -221,7 +249,9 @@ class RunDirectory(KeptRun):
 
     def finish(self, federation: Federation, tested: str, summary: Mapping[str, Any]) -> None:
         """Save the final rows and the summary."""
+        flush_to_disk(self.path / ROUNDS)
         self._save_state(ROWS, federation, tested)
+        (self.path / PREVIOUS).unlink(missing_ok=True)
         write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def stop(self, summary: Mapping[str, Any]) -> None:
@@ -244,6 +274,30 @@ def refuse_existing(path: Path) -> None:
     if path.is_file():
         raise CoterieError(f"out = {path}: is a file; name a directory")
     if (path / CONFIG).exists():
-        raise CoterieError(f"out = {path}: already holds a run; name another directory, or 'coterie resume {path}'")
-    if path.is_dir() and any(path.iterdir()):
+        way = said("coterie", "resume", path)
+        raise CoterieError(f"out = {path}: already holds a run; name another directory, or {way}")
+    if not path.is_dir():
+        return
+    # Whoever was killed before the run had begun left its lock behind, too.
+    unbegun = lock_of(path).exists() and _is_unbegun(path)
+    if any(path.iterdir()) and not unbegun:
         raise CoterieError(f"out = {path}: is not empty; name a new directory")
+
+
+def clear_unbegun(path: Path) -> None:
+    """Take away what a process left that was killed before its run had begun; an error if there is anything else."""
+    if not path.is_dir():
+        return
+    if not _is_unbegun(path):
+        raise CoterieError(f"out = {path}: is not empty and holds no run; name another directory")
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _is_unbegun(path: Path) -> bool:
+    """Whether a directory holds nothing but what is there before a run begins."""
+    left = {entry.name.removesuffix(PARTIAL) for entry in path.iterdir()}
+    return left <= {MIXES, COPIES, PARTITION, ROUNDS, ABOUT, CONFIG}

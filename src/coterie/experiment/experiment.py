@@ -94,7 +94,9 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     _require_unchanged(values, values.pop(PLUGINS, {}))
     own = {item.name for item in fields(Experiment)}
     rule_name = str(values.get("partition", "dirichlet"))
-    method = make_method(str(values.pop("method", "fedavg")), dict(values.pop("set", {})))
+    own_set = values.pop("set", {})
+    require(isinstance(own_set, dict), f"set = {own_set!r}: must be a table of method options")
+    method = make_method(str(values.pop("method", "fedavg")), dict(own_set))
     if rule_name.startswith("given") or any(
         str(values.get(key, "")).startswith("given (") for key in ("data", "model")
     ):

@@ -26,10 +26,11 @@ def extend(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared
     if done:
         for why in _obstacles(prepared, longer, done):
             raise CoterieError(f"rounds = {rounds}: it would not end like a run of {rounds} rounds: {why}; run it anew")
+    lines = directory.lines_in_order()  # damaged ones are refused before anything is changed
     directory.reopen()
     directory.write_config({**directory.config(), "rounds": rounds})
     directory.write_about({**directory.about(), "settings": effective(longer)})
-    directory.write_lines([_within(line, prepared) if line["round"] == planned else line for line in directory.lines()])
+    directory.write_lines([_within(line, prepared) if line["round"] == planned else line for line in lines])
     every = prepared.experiment.record_every
     if every and planned % every:
         directory.remove_mixes(planned)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +18,8 @@ from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import FORMAT as ABOUT_FORMAT
 from coterie.experiment.about import About
-from coterie.experiment.config import FORMAT, Config
+from coterie.experiment.checksum import require_intact
+from coterie.experiment.config import FORMAT, PLUGINS, Config
 from coterie.experiment.history import Line
 from coterie.files import require_format
 from coterie.partition import Partition
@@ -27,11 +31,20 @@ ROUNDS = "rounds.jsonl"
 MIXES = "mixes"
 ROWS = "rows.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
+PREVIOUS = "checkpoint-previous.safetensors"
+"""The checkpoint before: what is fallen back on if the last one is damaged."""
 SUMMARY = "summary.json"
 STOPPED = "stopped.json"
 QUALITY = "quality.safetensors"
 LAYOUT = "layout"
 """The text in a file of rows that says how they are read, and after which round they are."""
+
+LINE = ("cohort", "seconds", "bytes")
+"""What every line of the metrics tells besides its round."""
+ESSENTIAL = ("method", "data", "partition", "model", "rounds", "seed", "engine", "threads", "memory", "set")
+"""What no configuration lacks that a run has written."""
+
+log = logging.getLogger("coterie")
 
 Tensors = tuple[dict[str, Tensor], dict[str, str]]
 """Tensors by name, and texts by name."""
@@ -76,6 +89,26 @@ class KeptRun(ABC):
         config.pop("format", None)
         return config
 
+    def require_complete(self) -> None:
+        """An error if the configuration is not one that a run has written in full."""
+        config = self.config()
+        lacking = [key for key in ESSENTIAL if key not in config]
+        require(not lacking, f"run = {self.path}: {CONFIG} is damaged (it lacks {', '.join(lacking)})")
+        wanted = {"rounds": int, "seed": int, "threads": int, "set": dict, PLUGINS: dict}
+        wrong = [key for key, kind in wanted.items() if not isinstance(config.get(key, kind()), kind)]
+        require(not wrong, f"run = {self.path}: {CONFIG} is damaged (in {', '.join(wrong)})")
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong with the content of a file is an error in one line."""
+        try:
+            yield
+        except CoterieError:
+            raise
+        except (SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise CoterieError(f"run = {self.path}: {name} is damaged ({type(error).__name__}: {reason})") from None
+
     @abstractmethod
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own."""
@@ -89,17 +122,16 @@ class KeptRun(ABC):
         return found
 
     def _json(self, name: str) -> dict[str, Any]:
-        try:
+        with self._reading(name):
             found = json.loads(self.content(name))
-        except ValueError as error:
-            raise CoterieError(f"run = {self.path}: {name} is damaged ({error})") from None
         require(isinstance(found, dict), f"run = {self.path}: {name} is damaged (it holds no table)")
         assert isinstance(found, dict)
         return found
 
     def partition(self) -> Partition:
         """The run's partition."""
-        return Partition.read(self.content(PARTITION), f"{self.path}/{PARTITION}")
+        with self._reading(PARTITION):
+            return Partition.read(self.content(PARTITION), f"{self.path}/{PARTITION}")
 
     def lines(self) -> list[Line]:
         """The recorded rounds."""
@@ -111,18 +143,35 @@ class KeptRun(ABC):
                 break  # the run was killed while it wrote this line, or is writing it
         return found
 
+    def lines_in_order(self) -> list[Line]:
+        """The same, where each must tell of the round after the one before, from 1.
+
+        A run that is killed while it writes leaves half a line at the end; anything else is damage.
+        """
+        found, written = self.lines(), len(self.content(ROUNDS).splitlines())
+        damaged = f"run = {self.path}: {ROUNDS} is damaged (line"
+        require(len(found) >= written - 1, f"{damaged} {len(found) + 1} cannot be read)")
+        for number, line in enumerate(found, 1):
+            told = line.get("round") if isinstance(line, dict) else None
+            require(told == number, f"{damaged} {number} tells of round {told}; none may be missing, twice or moved)")
+            lacking = [key for key in LINE if key not in line]
+            require(not lacking, f"{damaged} {number} lacks {', '.join(lacking)})")
+        return found
+
     def mixes(self, round: int) -> list[Applied]:
         """The recorded mixes of a round."""
-        tensors, metadata = self.tensors(mixes_name(round))
-        return [
-            Applied(
-                weights=tensors[f"{number}.weights"],
-                rows=tensors[f"{number}.rows"],
-                columns=tensors[f"{number}.columns"],
-                **about,
-            )
-            for number, about in enumerate(json.loads(metadata["mixes"]))
-        ]
+        name = mixes_name(round)
+        with self._reading(name):
+            tensors, metadata = self.tensors(name)
+            return [
+                Applied(
+                    weights=tensors[f"{number}.weights"],
+                    rows=tensors[f"{number}.rows"],
+                    columns=tensors[f"{number}.columns"],
+                    **about,
+                )
+                for number, about in enumerate(json.loads(metadata["mixes"]))
+            ]
 
     def recorded_rounds(self) -> list[int]:
         """The rounds whose mixes were recorded, in order."""
@@ -133,23 +182,38 @@ class KeptRun(ABC):
         """All slots and values after the last round that was kept: that of the end, else of the last checkpoint."""
         name = ROWS if self.has(ROWS) else CHECKPOINT
         require(
-            self.has(name),
+            self.has(name) or self.has(PREVIOUS),
             f"run = {self.path}: holds no models ({ROWS} and {CHECKPOINT} are missing); they come with the first "
             "checkpoint, and into a packed run with --models",
         )
+        return self.state(name) if name == ROWS else self.last_checkpoint()
+
+    def state(self, name: str) -> Tensors:
+        """A file of rows, if every bit of it is as it was written."""
+        with self._reading(name):
+            tensors, texts = self.tensors(name)
+            require_intact(f"run = {self.path}: {name}", tensors, texts[LAYOUT])
+            int(json.loads(texts[LAYOUT])["round"])
+            return tensors, texts
+
+    def last_checkpoint(self) -> Tensors:
+        """The last checkpoint; where that is damaged or missing, the one before, and a warning that says so."""
         try:
-            return self.tensors(name)
-        except SafetensorError as error:
-            raise CoterieError(f"run = {self.path}: {name} is damaged ({error})") from None
+            return self.state(CHECKPOINT)
+        except CoterieError as error:
+            if not self.has(PREVIOUS):
+                raise CoterieError(f"{error}; there is no other checkpoint: run it again") from None
+            found = self.state(PREVIOUS)
+            round = json.loads(found[1][LAYOUT])["round"]
+            log.warning("%s; falling back on the checkpoint before, after round %d", error, round)
+            return found
 
     def quality(self) -> dict[str, Tensor]:
         """What was said of the clients' finished models; nothing if the run has not ended, or is an older one."""
         if not self.has(QUALITY):
             return {}
-        try:
+        with self._reading(QUALITY):
             return self.tensors(QUALITY)[0]
-        except SafetensorError as error:
-            raise CoterieError(f"run = {self.path}: {QUALITY} is damaged ({error})") from None
 
     @property
     def finished(self) -> bool:

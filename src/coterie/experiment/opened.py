@@ -46,7 +46,9 @@ def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRu
     A run whose method, model or task was made in Python gives numbers as it is; for its models it needs the
     `experiment` again. The data set is needed by none but methods that tune before they are tested.
     """
-    return OpenedRun(kept_run(Path(path)), experiment)
+    kept = kept_run(Path(path))
+    kept.require_complete()
+    return OpenedRun(kept, experiment)
 
 
 def kept_run(path: Path) -> KeptRun:
@@ -235,7 +237,7 @@ class OpenedRun(Displayed):
 
     @property
     def _lines(self) -> list[Line]:
-        return self._kept.lines()
+        return self._kept.lines_in_order()
 
     @property
     def _ground(self) -> tuple[Config, About, Partition, Experiment | None, Path]:

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.errors import CoterieError
+from coterie.data.fingerprint import fingerprint
+from coterie.errors import CoterieError, require
+from coterie.experiment.alone import alone
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.extend import extend
+from coterie.experiment.kept import ABOUT
+from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
 from coterie.experiment.run import finish, watched
 from coterie.rounds.listeners import GivenListener
@@ -35,6 +39,19 @@ def resume(
     many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
     """
     directory = RunDirectory.open(Path(path))
+    with alone(directory.path):
+        return _carried_on(directory, listeners, progress, experiment, rounds)
+
+
+def _carried_on(
+    directory: RunDirectory,
+    listeners: Sequence[GivenListener],
+    progress: bool,
+    experiment: Experiment | None,
+    rounds: int | None,
+) -> Result:
+    path = directory.path
+    directory.require_complete()
     if directory.finished and rounds is None:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume, but more rounds can be added")
     config = directory.own_config()
@@ -43,8 +60,23 @@ def resume(
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
     with watched(listeners, progress) as told:
         whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
+        _require_same_data(directory, whole)
         prepared = replace(whole, experiment=experiment)
         if rounds is not None:
             prepared = extend(directory, prepared, rounds)
         directory.carry_on()
         return finish(prepared, directory, told)
+
+
+def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
+    """An error if the data are not those that the run began with: it would go on as if nothing had happened."""
+    described = directory.about()["data"]
+    known = described.get("fingerprint") if isinstance(described, dict) else None
+    require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
+    assert isinstance(known, dict)
+    differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
+    require(
+        not differing,
+        f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "
+        f"'{prepared.data.name}'); bring them back, or run it again in another directory",
+    )

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from coterie.engines import ENGINES, Engine
-from coterie.errors import require
+from coterie.errors import require, said
 from coterie.experiment.about import about_run, session
+from coterie.experiment.alone import alone
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
-from coterie.experiment.history import History, plain_number, plain_numbers
+from coterie.experiment.history import History, Line, plain_number, plain_numbers
+from coterie.experiment.kept import ROUNDS
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -44,11 +46,12 @@ def run(
     )
     with watched(listeners, progress) as told:
         prepared = with_choice(prepare(experiment))
-        directory = None
-        if out is not None:
+        if out is None:
+            return finish(prepared, None, told)
+        with alone(out):
             config = complete(prepared.experiment)
             directory = RunDirectory.create(out, config, prepared.partition, about_run(prepared))
-        return finish(prepared, directory, told)
+            return finish(prepared, directory, told)
 
 
 @contextmanager
@@ -95,7 +98,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     )
     if directory is not None:
         directory.restore(federation)
-        history.lines = directory.cut_back(federation.round)
+        history.lines = _lines_until(directory, federation.round)
         directory.add_session(session(after=federation.round))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     kept_in = None if directory is None else directory.path
@@ -146,6 +149,17 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     return Result(prepared, federation, history, summary, kept)
 
 
+def _lines_until(directory: RunDirectory, round: int) -> list[Line]:
+    """The lines of all rounds that a checkpoint knows; those of later ones, which will be run again, are forgotten."""
+    told = len(directory.lines_in_order())
+    require(
+        told >= round,
+        f"run = {directory.path}: {ROUNDS} is damaged (the checkpoint is of round {round}, but it tells of {told} "
+        "rounds); bring the file back, or run it again in another directory",
+    )
+    return directory.cut_back(round)
+
+
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:
     """Everybody's score before the first round."""
     return Rounds(prepared.method, prepared.federation(), engine, validated=validated).evaluate_received()
@@ -157,7 +171,7 @@ def _way_on(directory: RunDirectory, experiment: Settings) -> str:
     own = config["method"] not in METHODS or any(
         str(config[key]).startswith("given (") for key in ("data", "model", "partition")
     )
-    ways = f"coterie.resume({path!r})", f"'coterie resume {path}'"
+    ways = f"coterie.resume({path!r})", said("coterie", "resume", path)
     way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if own else " or ".join(ways)
     return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
 

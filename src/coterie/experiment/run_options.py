@@ -11,6 +11,7 @@ from typing import Any
 from coterie.core.training import JointTraining, MemoryFormat
 from coterie.errors import require
 from coterie.options import BY_RULE, setting
+from coterie.processes import most_threads
 
 RUNS_SEED = "the run's seed"
 SCALES = ("", "published")
@@ -105,3 +106,6 @@ class RunOptions(JointTraining):
         require(0 < self.share <= 1, f"share = {self.share:g}: must be above 0 and at most 1")
         require(self.scale in SCALES, f"scale = {self.scale}: must be published, or left out")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
+        most, started = most_threads(), {"threads": self.threads, "workers": self.workers}
+        for option in ("threads",) if self.engine == "ray" else started:  # a cluster has room for more
+            require(started[option] <= most, f"{option} = {started[option]}: must be at most {most} on this machine")

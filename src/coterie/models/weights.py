@@ -45,6 +45,8 @@ def load_weights(module: nn.Module, path: str | Path, *, classifier: str | None 
         elif tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
             problems.append(f"tensor '{name}' has shape {shapes}")
+        elif not bool(tensor.isfinite().all()):
+            problems.append(f"tensor '{name}' holds NaN or infinite values")
     if problems:
         others = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise CoterieError(f"weights '{path}': {problems[0]}{others}")

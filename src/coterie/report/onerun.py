@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie.core.exchange import Applied
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, said
 from coterie.experiment.history import ACTIVITIES
 from coterie.methods import METHODS
 from coterie.registry import short_name
@@ -235,7 +235,7 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
     if not done:
         yield f"{run.name}: no round is recorded; there are no curves"
     if not run.directory.finished:
-        yield f"{run.name} is {run.state}; 'coterie resume {run.directory.path}' carries it on"
+        yield f"{run.name} is {run.state}; {said('coterie', 'resume', run.directory.path)} carries it on"
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
     for client, rounds in run.history.diverged(names, "quarantined").items():

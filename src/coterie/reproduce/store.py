@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
     """A finished run as it is kept: its scores at every moment, mean and round, what it cost, and its first round."""
-    lines = RunDirectory(directory).lines()
+    lines = RunDirectory(directory).lines_in_order()
     samples = sum(client["size"] for client in summary["clients"])
     trained = sum(len(line["cohort"]) for line in lines) / len(summary["clients"]) * samples
     epochs = summary["config"]["epochs"]

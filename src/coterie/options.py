@@ -89,7 +89,8 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
             return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
         except (ValueError, TypeError):
             continue
-    beyond = f", {BOUNDS}" if _is_beyond(value) else ""
+    numbers = {int, float} & set(_alternatives(wanted))
+    beyond = f", {BOUNDS}" if numbers and _is_beyond(value) else ""
     raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}{beyond}")
 
 

@@ -55,7 +55,8 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     if words and isinstance(value, str):
         raise unknown(option, value, words)
     such = f", such as {example}" if example else ""
-    beyond = f", {BOUNDS}" if isinstance(value, int | float) and not is_held(value) else ""
+    number = {int, float} & set(_alternatives(wanted)) and isinstance(value, int | float)
+    beyond = f", {BOUNDS}" if number and not is_held(value) else ""
     raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{beyond}{such}")
 
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from cli_tools import SMALL, call
 
+from coterie.experiment.run_options import RunOptions
+from coterie.options import option_fields
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -133,6 +136,18 @@ def test_mistake(folder: Path, capsys: pytest.CaptureFixture[str], line: str) ->
     assert MISTAKES[line] in answer.err
     assert answer.err.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("value", ["[1]", "{ a = 1 }", "2020-01-01", "inf", '"\\u0000"'])
+def test_a_value_of_the_wrong_kind_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    """For every setting of a configuration file."""
+    for name in option_fields(RunOptions):
+        rest = "" if name == "method" else 'method = "fedavg"\n'
+        (folder / "wrong.toml").write_text(f"{rest}{name} = {value}\n")
+        answer = call(capsys, "run", "--config", "wrong.toml", "--out", "run")
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), name
+        assert not (folder / "run").exists()
 
 
 def test_a_finished_run_is_not_resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

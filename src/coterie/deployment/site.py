@@ -23,6 +23,7 @@ from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
 from coterie.engines.base import Trained, Work, do_work, tuned_score
@@ -223,6 +224,8 @@ class Site:
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
         saved = self.store.snapshot(since) if since else None
+        if saved is not None and (before := self.store.former_sites(since)) is not None:
+            saved = carried_snapshot(saved, self._begin, before, self.agreement, self.federation.kinds)
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
         federation = self.federation
         for name, slot in federation.slots.items():
@@ -258,15 +261,15 @@ class Site:
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
     """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split = agreement.split
+    split, key = agreement.split, agreement.keys[client]
     if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
+        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, key)
         parts = (train, validation, np.arange(data.train_size, len(data)))
     else:
         require(
             len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
         )
-        parts = split(np.arange(len(data)), agreement.seed, client)
+        parts = split(np.arange(len(data)), agreement.seed, key)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
 
 

@@ -1,4 +1,4 @@
-"""A federation that runs, by its own commands: one site leaves, one comes, rounds are added, and nothing is restarted."""
+"""A federation that runs, by its own commands: a site leaves, one comes, rounds are added, and nothing is restarted."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_a_running_federation_is_extended_and_nobody_is_restarted(town: Town) ->
     assert "version 2 of the agreement takes over" in (town.server / "log.txt").read_text()
     assert "site-b has left: all that the SuperLink kept is forgotten" in town.said("server")
     events = [json.loads(line) for line in (town.server / "audit.jsonl").read_text().splitlines()]
-    assert [line["version"] for line in events if line["event"] == "started"][0] == 1
-    assert [line["version"] for line in events if line["event"] == "started"][-1] == 2
+    versions = [line["version"] for line in events if line["event"] == "started"]
+    assert (versions[0], versions[-1]) == (1, 2)
     first = next(line["round"] for line in lines if "site-b" not in line["asked"])
     refused = [line for line in events if line["event"] == "refused"]
     assert any("a key that the federation does not know" in line["reason"] for line in refused), "site-b tries on"

@@ -74,7 +74,8 @@ def _version_command(folder: Path, host: str, port: int, insecure: bool, keep_ru
             shutil.rmtree(app, ignore_errors=True)
             shutil.copytree(Path(fresh) / APP, app)
             return True
-        follower = Follower(link.folder, facts, NextVersion(agreement, facts.version, None if keys is None else keys.public("").parent))
+        following = NextVersion(agreement, facts.version, None if keys is None else keys.public_folder)
+        follower = Follower(link.folder, facts, following)
         try:
             with by_signal():
                 return _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)

@@ -12,6 +12,7 @@ from typing import Self
 from coterie.deployment.flower.app import AGREED, agree
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.clocks import clock_problem
+from coterie.deployment.flower.expiry import ExpiryWatch
 from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
@@ -60,6 +61,10 @@ NEWS = {
     "Sending: train.finish": "the finished model is kept here",
     UNANSWERED: "what the server asked for could not be done; the reason is in this site's log",
 }
+AUTHORITY = "the certificate by which this site knows its server"
+NEW_AUTHORITY = (
+    "ask whoever runs the server for a new one, and take it with 'coterie federation join … --root-certificate'"
+)
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 
 Tell = Callable[[str], None]
@@ -102,6 +107,7 @@ class Node:
         self.secret = self.folder / ".superexec.secret"
         self.agreed = self.folder / f".{AGREED}"
         self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
+        self.expiry = ExpiryWatch({} if authority is None else {AUTHORITY: (authority, NEW_AUTHORITY)})
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
 
@@ -258,6 +264,8 @@ class Node:
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
                 self.pass_on(tell)
+                for warning in self.expiry.news():
+                    tell(f"warning: {warning}")
                 time.sleep(0.5)
             self.pass_on(tell)
             if time.monotonic() - began > FORGOTTEN:

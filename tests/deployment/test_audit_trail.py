@@ -18,7 +18,8 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.apps import FlowerTransport, client_app
 from coterie.deployment.flower.audit import Audit
-from coterie.deployment.wire import Packed, Parcel, pack
+from coterie.deployment.packed import Packed
+from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, agreed, site_data
 
 SITE, NODE = "site-a", 7

@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadat
 from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
 
 from coterie.deployment.flower.apps import KIND_OF, client_app, from_records
+from coterie.deployment.packed import Note, Packed, RefusedError
 from coterie.deployment.server import Server
-from coterie.deployment.wire import Note, Packed, RefusedError
 from coterie.testing.together import SITES, Together, agreed
 
 pytestmark = pytest.mark.thorough

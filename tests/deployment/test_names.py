@@ -14,7 +14,7 @@ from test_coordinator import Behaviour, Pretence, Trial
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Coordinator, Purpose
 from coterie.deployment.flower.apps import FlowerTransport
-from coterie.deployment.wire import Packed
+from coterie.deployment.packed import Packed
 from coterie.testing.together import SITES, Together, agreed
 
 DOUBLE = len(SITES)

@@ -227,7 +227,7 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) ->
 
 TAMPERING = '''
 from coterie.deployment.flower import apps as flower
-from coterie.deployment.wire import Packed
+from coterie.deployment.packed import Packed
 
 honest = flower.as_records
 

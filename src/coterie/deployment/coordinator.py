@@ -19,8 +19,9 @@ from coterie.deployment.answers import fault_of
 from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
-from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
+from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")

@@ -5,7 +5,7 @@ Error texts hold names of files, and these what is in them; none of it is the se
 
 from __future__ import annotations
 
-from coterie.deployment.wire import RefusedError
+from coterie.deployment.packed import RefusedError
 from coterie.errors import CoterieError
 
 OTHER, REFUSED, DATA, DISK, MEMORY = 1000, 1001, 1002, 1003, 1004

@@ -23,8 +23,9 @@ from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.wire import Expected, Parcel
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect

@@ -27,11 +27,12 @@ from coterie.deployment.flower.audit import AUDIT, Audit
 from coterie.deployment.flower.node import UNANSWERED
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, RefusedError, one_line, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import load_site_data
 from coterie.deployment.store import Store
-from coterie.deployment.wire import KINDS, Packed, Parcel, RefusedError, one_line, pack, read_text, unpack
+from coterie.deployment.wire import KINDS, Parcel, pack, unpack
 from coterie.errors import require
 from coterie.experiment.directory import LOG
 from coterie.files import log_to, private_folder

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.coordinator import Answer, Coordinator
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import Packed, read_text
+from coterie.deployment.packed import Packed, Purpose, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.errors import CoterieError

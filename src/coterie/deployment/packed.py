@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from coterie.errors import CoterieError
 
 Note = dict[str, Any]
+Purpose = Literal["hello", "work", "finish"]  # what a site is asked for
 
 NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
 LONGEST_NOTE = 16 << 20  # characters

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.downloads import tensor_bytes
+from coterie.core.federation import Federation
 from coterie.deployment.packed import NUMBERS, Note, Packed, RefusedError, read_text
 from coterie.errors import CoterieError
 
@@ -107,6 +108,12 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
         if expected[name].finite and not _is_finite(tensor):
             raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
     return Parcel(tensors, contents["note"])
+
+
+def most_bytes(federation: Federation) -> int:
+    """More than any honest message holds: every slot of every client, and room for what is measured."""
+    width = sum(slot.width for slot in federation.slots.values())
+    return 4 * width * (federation.clients + 1) + (64 << 20)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """A rehearsal: a whole federation on this machine, by its commands alone, and what it took.
 
-`python tools/rehearsal.py --sites 20 --rounds 6` prints seconds per round, processor seconds of a site and of the server
-per round, and memory. `--source` runs another tree of the same project, to compare two versions.
+`python tools/rehearsal.py --sites 20 --rounds 6` prints seconds per round, processor seconds of a site and of the
+server per round, and memory. `--source` runs another tree of the same project, to compare two versions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -160,7 +161,7 @@ def follow(folder: Path, server: Tree, trees: dict[str, Tree], rounds: int) -> d
             before = {name: tree.seconds() for name, tree in trees.items()} | {"server": server.seconds()}
     after = {name: tree.seconds() for name, tree in trees.items()} | {"server": server.seconds()}
     spent = {name: (after[name] - before[name]) / (rounds - 2) for name in after}
-    times = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    times = [later - earlier for earlier, later in pairwise(ends)]
     ours = spent.pop("server")
     sizes = next(iter(trees.values())).memory()
     return {

@@ -96,6 +96,7 @@ def test_no_more_is_read_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
             Reading(there)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["pfedcs", "fedcac", "scaffold"])
 def test_answers_are_those_of_a_site_that_starts_anew_for_each(tmp_path: Path, method: str) -> None:
     """Bit for bit, over rounds that build on each other."""
@@ -191,6 +192,7 @@ def test_whoever_talks_nonsense_is_left_alone(tmp_path: Path) -> None:
     assert isinstance(ask(path, Request("hello", agreed("fedper").toml(), HELLO)), Packed)
 
 
+@pytest.mark.thorough
 def test_a_resident_that_dies_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
     from coterie.deployment.flower import client

@@ -93,7 +93,7 @@ def serve(listener: socket.socket, resident: Resident) -> None:
         with connection:
             try:
                 channel.answer(connection, resident.answer(channel.Reading(connection)))
-            except (OSError, ValueError, RefusedError) as error:  # whoever asked has gone, or never made sense
+            except Exception as error:  # whoever asked has gone, or never made sense: the next one may
                 log.warning("a message was not answered (%s)", type(error).__name__)
 
 

@@ -19,6 +19,7 @@ Purpose = Literal["hello", "work", "finish"]  # what a site is asked for
 
 NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
 NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
+NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
 LONGEST_NOTE = 16 << 20  # characters
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from coterie.data.own import DEFAULT_LABEL
 from coterie.deployment import channel
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.extension import accepted_terms
 from coterie.deployment.faults import UNANSWERED, code_of
-from coterie.deployment.live import with_own_terms
 from coterie.deployment.packed import Packed, RefusedError, read_text
 from coterie.deployment.site import Site
 from coterie.deployment.sitedata import data_stamp, load_site_data
@@ -63,14 +63,14 @@ class Resident:
 
     def _site(self, packed: str) -> Site:
         own = self._settings
-        agreement = with_own_terms(Agreement.parse(tomllib.loads(packed)), own.agreement)
+        agreement = accepted_terms(Agreement.parse(tomllib.loads(packed)), own.agreement)
         stamp = data_stamp(Path(own.data))
         if self._built is None or self._built[:2] != (agreement, stamp):
             if self._built is not None and self._built[1] != stamp:
                 log.warning("the data in %s have changed; they are read again", own.data)
             self._built = None  # never two at once
             data = load_site_data(agreement, Path(own.data), own.label)
-            store = Store(Path(own.state), agreement.name, own.name, agreement.fingerprint)
+            store = Store(Path(own.state), agreement.name, own.name, agreement.fingerprint, agreement.former)
             self._built = (agreement, stamp, Site(agreement, own.name, data, store))
         return self._built[2]
 

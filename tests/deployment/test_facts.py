@@ -19,8 +19,8 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.dryrun import dry_run
 from coterie.deployment.facts import checked_facts, facts_of, other_columns, unlike
 from coterie.deployment.flower.folder import write_folder
+from coterie.deployment.packed import RefusedError
 from coterie.deployment.sitedata import load_site_data
-from coterie.deployment.wire import RefusedError
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data

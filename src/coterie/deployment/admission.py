@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.facts import DataFacts, checked_facts
-from coterie.deployment.wire import Note, RefusedError, one_line
+from coterie.deployment.packed import Note, RefusedError, one_line
 
 
 @dataclass

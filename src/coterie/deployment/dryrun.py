@@ -17,10 +17,11 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.disclosure import disclosure
 from coterie.deployment.faults import FAULTS
+from coterie.deployment.packed import Note, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Note, Parcel, pack, read_text, unpack
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.experiment.directory import save_tensors
 from coterie.files import private_folder, write_whole
 

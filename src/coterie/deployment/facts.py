@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from coterie.data import Dataset
-from coterie.deployment.wire import RefusedError
+from coterie.deployment.packed import RefusedError
 
 MOST_COLUMNS = 1000  # of which each has its order of magnitude; more are summed up in one
 FARTHEST = 38.5  # powers of ten that float32 holds

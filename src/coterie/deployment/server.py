@@ -22,8 +22,9 @@ from coterie.deployment.admission import Standing, said_counts, said_name, said_
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import check_answer, fault_of, says_why
 from coterie.deployment.facts import DataFacts, other_columns, unlike
+from coterie.deployment.packed import Note, Packed, RefusedError, read_text
 from coterie.deployment.rehearsal import measured_shapes
-from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, read_text, unpack
+from coterie.deployment.wire import Expected, Parcel, unpack
 from coterie.errors import CoterieError
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences

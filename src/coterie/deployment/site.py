@@ -21,8 +21,9 @@ from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.facts import facts_of
 from coterie.deployment.journal import Journal
+from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require

@@ -18,9 +18,12 @@ from coterie.core.columns import Columns
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
+from coterie.deployment.carry import carried_snapshot
+from coterie.deployment.facts import facts_of
 from coterie.deployment.journal import Journal
+from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
@@ -37,6 +40,7 @@ class Site:
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
         self._place = workplace(agreement, self.client, data)
+        self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
@@ -54,6 +58,7 @@ class Site:
             "validation": len(self.problem.validation[self.client]),
             "test": len(self.problem.test[self.client]),
             "class_counts": counts,
+            "facts": self._facts,
             "snapshots": self.store.rounds(),
         }
 
@@ -165,7 +170,10 @@ class Site:
 
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
-        self._kept = saved = self.store.snapshot(since) if since else None
+        saved = self.store.snapshot(since) if since else None
+        if saved is not None and (before := self.store.former_sites(since)) is not None:
+            saved = carried_snapshot(saved, self._begin, before, self.agreement, self.federation.kinds)
+        self._kept = saved
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
         federation = self.federation
         for name, slot in federation.slots.items():

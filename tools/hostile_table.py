@@ -1,7 +1,7 @@
 """`python tools/hostile_table.py`: what attacks do to honest clients, and what defences save of it.
 
 Every method × attack × defence is a run of 20 clients of 200 Fashion-MNIST samples, of whom 20 % belong to all classes
-evenly and the others to two dominant ones; `mlp`, 30 rounds, the stacked engine. What the honest clients score with the
+evenly and the others to three dominant ones; `mlp`, 30 rounds, the stacked engine. What the honest clients score with the
 models that they receive after the last round is kept in `results/hostile-clients.json`, cell by cell: a table that was
 broken off goes on where it stopped. `results/hostile-clients.md` is made of it. With `--minutes` it stops in time.
 """
@@ -85,11 +85,11 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# What attacks do, and what defences save",
         "",
-        "Accuracy in % of the 16 honest clients of 20, mean / worst tenth, with the models that they receive after round",
-        "30. Fashion-MNIST, 200 samples a client (a fifth of them of all classes, the others of two dominant ones), `mlp`,",
-        "2 epochs a round, batches of 32, rate 0.05, one seed. Four clients are hostile; in the line *nobody* the same",
-        "four are left out of the numbers. *refused*: the defence is not defined for the method's mixes. Empty cells have",
-        "not been run.",
+        "Accuracy in % of the 16 honest clients of 20, mean / worst tenth, with the models that they receive after",
+        "round 30. Fashion-MNIST, 200 samples a client (a fifth of them of all classes, the others of three dominant",
+        "ones), `mlp`, 2 epochs a round, batches of 32, rate 0.05, one seed. Four clients are hostile; in the line",
+        "*nobody* the same four are left out of the numbers. *refused*: the defence is not defined for the method's",
+        "mixes. Empty cells have not been run; the command runs what is missing.",
         "",
         "```console no-run",
         "$ COTERIE_DATA=… python tools/hostile_table.py",

@@ -16,6 +16,7 @@ from coterie.files import write_whole
 from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
 from coterie.report.rounding import Content
+from coterie.report.searching import search_content
 from coterie.report.severalruns import several_content
 from coterie.typed import typed
 from coterie.version import VERSION
@@ -31,6 +32,7 @@ SCRIPTS = (
     "learning.js",
     "graph.js",
     "several.js",
+    "search.js",
     "main.js",
 )
 
@@ -63,14 +65,16 @@ def report_content(paths: Sequence[Path]) -> Content:
     contents = [run_content(run, MOST_ENTRIES // len(found)) for run in found]
     notes += [note for run in found for note in run.skipped]
     comparison, left_out = several_content(found) if len(found) > 1 else (None, [])
+    search, unread = search_content(paths[0], found) if len(paths) == 1 else (None, [])
     first = contents[0]
     several = f"{len(found)} runs on {first['data']}"
     return {
         "title": several if len(found) > 1 else f"{first['method']} on {first['data']}",
         "version": VERSION,
         "runs": contents,
+        "search": search,
         "comparison": comparison,
-        "notes": [*notes, *left_out],
+        "notes": [*notes, *unread, *left_out],
     }
 
 

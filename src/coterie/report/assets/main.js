@@ -48,6 +48,10 @@ function oneRun(parent, run) {
 
 place.replaceChildren(make('header', {}, make('div', {}, make('h1', {}, content.title), make('p', { class: 'soft' }, `Coterie ${content.version}`)), schemeSwitch()));
 listed(place, 'Not everything could be shown', content.notes);
+if (content.search) {
+  searchTable(place, content.search);
+  if (content.search.options.length) searched(section(place, 'What validation says'), content.search);
+}
 if (content.comparison) {
   comparisonTable(place, content.comparison);
   several(section(place, 'The methods compared'), content.comparison);

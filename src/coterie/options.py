@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
+from coterie.registry import Registry, absolute, is_reference, short_name
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -20,8 +22,6 @@ MOST_WHOLE = 2**63 - 1
 """The largest whole number that tensors hold."""
 MOST = 3.4e38
 """The largest number that float32 holds: weights are of that kind, and what is reckoned with them."""
-BOUNDS = "finite, at most 3.4e38, and if it is whole below 2**63"
-"""What a number must be besides, in words."""
 
 
 def setting(default: Any, help: str, group: str, *names: str, shown: str | None = None) -> Any:
@@ -74,6 +74,56 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
     return cls(**{option: coerced(option, value, hints[option]) for option, value in values.items()})
 
 
+def references_in(text: str) -> list[str]:
+    """The references within a text that may say more: options, and further things after a plus sign.
+
+    >>> references_in("./my.py:Cap:0.2+median"), references_in("./my.py:FedAvgM"), references_in("median")
+    (['./my.py:Cap'], ['./my.py:FedAvgM'], [])
+    """
+    if is_reference(text):
+        return [text]
+    return [found[0] for part in text.split("+") if (found := re.match(r".*?\.py:[^:]+", part))]
+
+
+def all_absolute(text: str) -> str:
+    """A text whose references hold wherever one is."""
+    for reference in references_in(text):
+        text = text.replace(reference, absolute(reference))
+    return text
+
+
+def made(registry: Registry[type[T]], text: str) -> T:
+    """What a text such as `NAME:VALUE:OPTION=VALUE` stands for: a class of the registry with options.
+
+    Values without a name are the class's options in their order.
+
+    >>> from coterie.methods import METHODS
+    >>> made(METHODS, "fedprox:0.1"), made(METHODS, "fedprox:mu=0.1")
+    (FedProx(mu=0.1), FedProx(mu=0.1))
+    >>> made(METHODS, "fedprox:0.1:0.2")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: method 'fedprox:0.1:0.2': 'fedprox' has 1 option (mu), but more are given
+    """
+    reference = next(iter(references_in(text)), "")
+    name = reference or text.partition(":")[0]
+    parts = text[len(name) :].split(":")[1:]
+    found = registry.find(name)
+    known = list(option_fields(found))
+    values: dict[str, Any] = {}
+    for place, part in enumerate(parts):
+        option, named, value = part.partition("=")
+        if not named:
+            spoken = f"{len(known)} option{'s' * (len(known) != 1)} ({', '.join(known) or 'none'})"
+            if place >= len(known):
+                raise CoterieError(f"{registry.kind} '{text}': '{short_name(name)}' has {spoken}, but more are given")
+            option, value = known[place], part
+        if option in values:
+            raise CoterieError(f"{registry.kind} '{text}': {option} is given twice")
+        values[option] = value
+    return build(registry.kind, short_name(name), found, values)
+
+
 def coerced(option: str, value: Any, wanted: Any) -> Any:
     """`value` as the wanted type, if it says so without loss; strings from a command line are read.
 
@@ -82,16 +132,27 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
     >>> coerced("lr", "inf", float)
     Traceback (most recent call last):
     ...
-    coterie.errors.CoterieError: lr = 'inf': must be a number, finite, at most 3.4e38, and if it is whole below 2**63
+    coterie.errors.CoterieError: lr = 'inf': must be a number, finite and at most 3.4e38
     """
     for candidate in _alternatives(wanted):
         try:
             return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
         except (ValueError, TypeError):
             continue
-    numbers = {int, float} & set(_alternatives(wanted))
-    beyond = f", {BOUNDS}" if numbers and _is_beyond(value) else ""
+    beyond = bounds(_alternatives(wanted)) if _is_beyond(value) else ""
     raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}{beyond}")
+
+
+def bounds(kinds: Iterable[Any]) -> str:
+    """What a number must be besides being one, in words; nothing if no number is wanted.
+
+    >>> bounds([int, None]), bounds([int, float]), bounds([str])
+    (', below 2**63', ', finite and at most 3.4e38', '')
+    """
+    kinds = set(kinds)
+    if float in kinds:
+        return ", finite and at most 3.4e38"
+    return ", below 2**63" if int in kinds else ""
 
 
 def is_held(value: float) -> bool:

@@ -17,9 +17,10 @@ from coterie import options
 from coterie.client.model import check_split, single_samples_fail
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.reducing import DEFENCES, reducer_of, require_enough
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import CHANGEABLE, FederationTerms
+from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -58,7 +59,9 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "method", make_method(self.method, {}))
         self._require_installed("method", reference_to(type(self.method)) or "")
         self._require_installed("model", self.model)
-        for item in ("sites", "shape", "class_names"):
+        for reference in options.references_in(self.defence):
+            self._require_installed("defence", reference)
+        for item in ("sites", "shape", "class_names", "former", "numbers"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
         for name in (self.name, *self.sites):
@@ -66,6 +69,11 @@ class Agreement(FederationTerms):
             require(bool(NAME.fullmatch(name)), f"name '{name}': must be made of {allowed}")
         require(len(self.sites) >= 1, "sites: name at least one site")
         require(len(set(self.sites)) == len(self.sites), f"sites = {', '.join(self.sites)}: must all be different")
+        numbered = len(set(self.numbers)) == len(self.numbers) and all(type(n) is int and n >= 0 for n in self.numbers)
+        require(
+            numbered and len(self.numbers) in (0, len(self.sites)),
+            f"numbers = {list(self.numbers)}: must be a number of its own for each of the {len(self.sites)} sites",
+        )
         sides = all(type(side) is int and side >= 1 for side in self.shape) and 1 <= len(self.shape) <= 4
         require(sides, f"shape = {list(self.shape)}: must be the lengths of one input, such as [3, 32, 32]")
         require(self.classes >= 2, f"classes = {self.classes}: at least 2 are needed (or name them: class_names)")
@@ -76,13 +84,13 @@ class Agreement(FederationTerms):
         most = len(self.sites)
         if not self.least_sites:
             usual = range(min(most, max(2, most // 2 + 1)), most + 1)
-            enough = (count for count in usual if self._contributors(count) * self.share_limit >= 1)
+            reducer = reducer_of(self.defences)
+            enough = (count for count in usual if not reducer.lacks(self._contributors(count)))
             object.__setattr__(self, "least_sites", next(enough, most))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
-        self.defence.require_enough(
-            self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
-        )
+        fewest, way_out = self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
+        require_enough(self.defences, fewest, way_out)
 
     def _contributors(self, present: int) -> int:
         """How many sites a mix may have at the least if no fewer than these are there."""
@@ -120,6 +128,8 @@ class Agreement(FederationTerms):
         names = sorted((item.name for item in fields(self)), key=lambda name: name in training)  # who, then how
         values = {name: getattr(self, name) for name in names} | {"method": method_name(method)}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        if self.version == 1:
+            values = {name: value for name, value in values.items() if name not in LINEAGE}
         own = {name: getattr(method, name) for name in options.option_fields(type(method))}
         values["set"] = {name: value for name, value in own.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
@@ -133,10 +143,16 @@ class Agreement(FederationTerms):
         """A short text that differs where anything differs on which results depend, plug-ins included."""
         values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
+        origins |= {part: DEFENCES.origin(part.partition(":")[0]) for part in self.defence.split("+") if part}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:
             values["plugins"] = plugins
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Who each site is to the random streams, whatever its place among the others."""
+        return self.numbers or tuple(range(len(self.sites)))
 
     @property
     def kind(self) -> Method:
@@ -156,7 +172,7 @@ class Agreement(FederationTerms):
 
     @staticmethod
     def _require_installed(option: str, text: str) -> None:
-        """An error if a method or model is named by a path: sites cannot agree on what stands in somebody's file."""
+        """An error if something is named by a path: sites cannot agree on what stands in somebody's file."""
         require(
             not is_reference(text),
             f"{option} = '{text}': a federation takes installed plug-ins only, never a path; make it a package with an "
@@ -180,7 +196,7 @@ class Agreement(FederationTerms):
             initial=blueprint.layout.row(blueprint.module),
             sizes=torch.zeros(count, dtype=torch.int64),
             class_counts=torch.zeros(count, self.classes, dtype=torch.int64),
-            keys=torch.arange(count),
+            keys=torch.tensor(self.keys),
             rounds=self.rounds,
             seed=self.seed,
             feature_width=blueprint.feature_width,
@@ -189,7 +205,7 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
-            defence=self.defence,
+            defence=self.defences,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

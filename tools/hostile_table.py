@@ -1,9 +1,9 @@
 """`python tools/hostile_table.py`: what attacks do to honest clients, and what defences save of it.
 
 Every method × attack × defence is a run of 20 clients of 200 Fashion-MNIST samples, of whom 20 % belong to all classes
-evenly and the others to three dominant ones; `mlp`, 30 rounds, the stacked engine. What the honest clients score with the
-models that they receive after the last round is kept in `results/hostile-clients.json`, cell by cell: a table that was
-broken off goes on where it stopped. `results/hostile-clients.md` is made of it. With `--minutes` it stops in time.
+evenly and the others to three dominant ones; `mlp`, 30 rounds, the stacked engine. What the honest clients score with
+the models that they receive after the last round is kept in `results/hostile-clients.json`, cell by cell: a table that
+was broken off goes on where it stopped. `results/hostile-clients.md` is made of it. With `--minutes` it stops in time.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def as_records(packed):
             array.data = array.data[: len(array.data) // 2]
     return found
 """
-ROUNDS = 8
+ROUNDS = 12  # the thief takes a while to try
 
 
 @pytest.mark.parametrize("module", TRIED)
@@ -240,6 +240,8 @@ def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
     shutil.copytree(town.folder / "fed" / "sites" / "site-a", tmp_path / "copied" / "site-a", ignore=no_sockets)
     server = f"--server 127.0.0.1:{town.port} --state {tmp_path / 'copied'}"
     town.start("thief", f"federation client fed --name site-a --data site-a.npz {server}")
+
+    assert eventually(lambda: "does not take this site" in town.said("thief"), LIMIT), town.said("thief")
 
     # Logs are moved away.
     for log in (*town.server.glob("*.log"), town.server / "log.txt"):

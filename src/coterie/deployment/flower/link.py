@@ -16,6 +16,7 @@ from typing import Any, Self
 import tomli_w
 
 from coterie.deployment.flower.audit import AUDIT
+from coterie.deployment.flower.bell import BELL
 from coterie.deployment.flower.front import READY, front_words
 from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.processes import (
@@ -81,6 +82,11 @@ class Link:
         return self.folder / AUDIT
 
     @property
+    def bell(self) -> Path:
+        """By which the front hears of messages to sites."""
+        return self.folder / BELL
+
+    @property
     def database(self) -> Path:
         """Where the SuperLink keeps nodes and runs."""
         return self.folder / "superlink.db"
@@ -108,7 +114,11 @@ class Link:
 
     def front_command(self) -> list[str]:
         """The command of the front."""
-        return [sys.executable, "-m", *front_words(self.host, self.port, self.superlink, self.keys, self.audit)]
+        return [
+            sys.executable,
+            "-m",
+            *front_words(self.host, self.port, self.superlink, self.keys, self.audit, self.bell),
+        ]
 
     def register_command(self, site: str) -> list[str]:
         """The command that lets the holder of a site's key in."""

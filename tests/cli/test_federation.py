@@ -172,7 +172,7 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
         f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
     )
     bell = folder / "fed" / "server" / ".bell.socket"
-    assert front[-4:] == ["--bell", str(bell), "--keys", str(folder / "fed" / "keys")]
+    assert front[-6:-2] == ["--bell", str(bell), "--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
     assert (
         run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true bell="{bell}"'

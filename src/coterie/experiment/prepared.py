@@ -22,10 +22,12 @@ from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
+from coterie.models.norms import with_group_norm
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.split import Indices
 from coterie.rng import stream_seed
 from coterie.rounds.defences import set_up_defences
+from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
 from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
@@ -84,6 +86,7 @@ class Prepared:
         federation = self.empty_federation(clients)
         self.method.init(federation)
         set_up_defences(self.method, federation)
+        set_up_privacy(federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
@@ -96,7 +99,7 @@ class Prepared:
         """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
-        return Federation(
+        federation = Federation(
             layout=layout,
             initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
@@ -111,7 +114,10 @@ class Prepared:
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
             defence=self.experiment.defence,
+            privacy=self.experiment.promise,
         )
+        tell_sizes(federation)
+        return federation
 
 
 def prepare(experiment: Settings) -> Prepared:
@@ -154,6 +160,7 @@ def prepare(experiment: Settings) -> Prepared:
     )
     method.init(begun)  # what cannot be set up shows before the first round
     set_up_defences(method, begun)
+    check_privacy(method, begun)
     return prepared
 
 
@@ -203,6 +210,8 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
         module, classifier = initial_model(
             experiment.model, experiment.classifier, data.shape, data.of_task.outputs, seed
         )
+    if experiment.norm == "group":
+        module = with_group_norm(module)
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 
 

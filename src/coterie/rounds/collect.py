@@ -13,6 +13,7 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
+from coterie.rounds.privacy import noisy_uploads, without_divergence
 from coterie.rounds.quarantine import Incoming, set_aside
 
 
@@ -44,19 +45,21 @@ def collect(
     jumps, where the run watches that; `losses` are the cohort's after training.
     """
     finite = torch.ones(len(cohort), dtype=torch.bool)
-    for rows in trained.rows.values():
+    all_rows = without_divergence(federation, cohort, trained.rows)
+    for rows in all_rows.values():
         finite &= _finite_rows(rows)
     diverged = cohort[~finite].tolist()
     measured: Mapping[str, Tensor] = trained.measured
     if diverged:
         losses = [loss for loss, good in zip(losses, finite.tolist(), strict=bool(losses)) if good]
         cohort, measured = cohort[finite], _some(measured, finite)
-    finished = _some(trained.rows, finite) if diverged else trained.rows
+    finished = _some(all_rows, finite) if diverged else all_rows
     around = ClientRows(federation, cohort, finished)
     held = {**finished, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
     kept = {measure.name for measure in measures(recipe) if measure.keep}
     sent = {name: values for name, values in measured.items() if name not in kept}
-    incoming = Incoming(cohort, held, declared_columns(federation, uploads), sent, losses)
+    declared = declared_columns(federation, uploads)
+    incoming = Incoming(cohort, noisy_uploads(federation, cohort, held, declared), declared, sent, losses)
     incoming, quarantined = screened(federation, incoming)
     for name in kept:
         federation.keep_value(name, incoming.cohort, measured[name][torch.isin(cohort, incoming.cohort)])

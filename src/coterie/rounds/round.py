@@ -20,6 +20,7 @@ from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
+from coterie.rounds.privacy import PrivacyAccount
 from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
@@ -47,8 +48,8 @@ class Rounds:
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
         self.join, self.evaluate_every = join, evaluate_every
-        # Bytes are counted first, so that everybody finds them in the report.
-        self.listeners = Listeners((ByteCounter(method, federation), *listeners))
+        # Bytes and privacy are counted first, so that everybody finds them in the report.
+        self.listeners = Listeners((ByteCounter(method, federation), PrivacyAccount(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
@@ -77,7 +78,7 @@ class Rounds:
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
-        report = RoundReport(federation.round, cohort.tolist())
+        report = RoundReport(federation.round, cohort.tolist(), private=federation.privacy.privacy is not None)
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
         delivery = Delivery(method, federation, cohort)

@@ -14,20 +14,23 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Measure
+from coterie.client.recipe import Measure, Recipe
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.noise import NoiseSource, SecureNoise
 from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
+from coterie.deployment.account import SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
-from coterie.rounds.collect import collect
+from coterie.rounds.collect import collect, declared_columns
+from coterie.rounds.privacy import check_privacy
 
 log = logging.getLogger("coterie")
 
@@ -50,6 +53,10 @@ class SiteSlot(Slot):
 
 class SiteFederation(Federation):
     """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
+
+    def noise(self, client: int, purpose: str) -> NoiseSource:
+        """Noise that nobody can work out, and that never repeats."""
+        return SecureNoise()
 
     def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
         slot = SiteSlot(initial, 1, columns, shared, held_by)
@@ -99,25 +106,35 @@ class Site:
         )
         self._counts = torch.bincount(data.labels[train], minlength=agreement.classes)
         self.federation = agreement.federation(blueprint, SiteFederation)
-        self.federation.sizes[self.client] = len(train)
-        self.federation.class_counts[self.client] = self._counts
+        self._account = self._open_account(len(train))
+        self.federation.sizes[self.client] = len(train) if self._account is None else self._account.size
+        if not agreement.promise.of_examples:
+            self.federation.class_counts[self.client] = self._counts
         assert self.federation.validation_sizes is not None
         self.federation.validation_sizes[self.client] = len(validation)
         agreement.kind.init(self.federation)
+        check_privacy(agreement.kind, self.federation)
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self.worker = SiteWorker(self.problem, agreement.kind, agreement.seed)
 
+    def _open_account(self, samples: int) -> SiteAccount | None:
+        """The account of this site's privacy, where the agreement promises any."""
+        promise, store = self.agreement.promise, self.store
+        if promise.privacy is None:
+            return None
+        return SiteAccount.open(store.path, self.agreement.fingerprint, promise, samples, bool(store.rounds()))
+
     def hello(self) -> Note:
-        """What the server needs to know before the first round."""
+        """What the server needs to know before the first round; where privacy is promised, no exact numbers."""
         counts = self._counts.tolist() if self.federation.asks_class_counts else None
         return {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
             "first_weights": self._first_weights,
             "torch": torch.__version__,
-            "samples": len(self.problem.train[self.client]),
+            "samples": int(self.federation.sizes[self.client]),
             "validation": len(self.problem.validation[self.client]),
-            "test": len(self.problem.test[self.client]),
+            "test": len(self.problem.test[self.client]) if self._account is None else 0,
             "class_counts": counts,
             "snapshots": self.store.rounds(),
         }
@@ -152,7 +169,8 @@ class Site:
         answer: Note = {"round": note["round"], "diverged": False}
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
-        if note["test"]:
+        tested = bool(note["test"]) and self._account is None  # scores would tell of the data
+        if tested:
             answer["received"] = self._test()
         # The server says which measurements it wants; those that stay here are this site's own business.
         recipe = tuple(
@@ -160,7 +178,9 @@ class Site:
             for step in method.recipe(federation)
             if not isinstance(step, Measure) or step.keep or step.name in note["measures"]
         )
-        work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
+        if self._account is not None:
+            answer["epsilon"] = self._counted(self._account, note, recipe)
+        work = Work(recipe, tested, {self.client: note["peers"]})
         rows = {slot: torch.empty(1, federation[slot].width) for slot in work.slots}
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
@@ -168,7 +188,8 @@ class Site:
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
         collected = collect(federation, recipe, note["uploads"], me, trained)
         uploads = collected.uploads
-        answer["seconds"] = time.perf_counter() - begin
+        if self._account is None:
+            answer["seconds"] = time.perf_counter() - begin
         if collected.diverged:
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
@@ -187,11 +208,22 @@ class Site:
         """The end: take the last download, keep the finished state, and say how good it is."""
         if not self._take(task):
             log.warning("site %s: what it kept is lost; its finished model begins from what the server sent", self.name)
-        result = self._test()
+        result: Note | None = self._test()
+        if self._account is not None:
+            log.info("site %s: its finished model was tested, and nobody else is told: %s", self.name, result)
+            result = None
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
         return Parcel({}, {"round": task.note["round"], "received": result})
+
+    def _counted(self, account: SiteAccount, note: Note, recipe: Recipe) -> float | None:
+        """Count a task that keeps to the agreement; the ε with it, none if it is infinite."""
+        uploads = dict(self.agreement.kind.uploads(self.federation))
+        if note["uploads"] != uploads or note["since"] >= note["round"]:
+            raise RefusedError("the task asks for what the method does not send in this round")
+        epsilon = account.count(self.federation, recipe, declared_columns(self.federation, uploads))
+        return epsilon if math.isfinite(epsilon) else None
 
     def _enter(self, note: Note) -> None:
         """Put the federation at the task's round."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-import math
 
 from torch import nn
 
 from coterie.core.layout import BatchNorm
 
 MOST_GROUPS = 32
+LEAST_CHANNELS = 4  # of a group: one that normalises a single number leaves nothing of it
 
 
 def with_group_norm(module: nn.Module) -> nn.Module:
-    """A copy whose batch-norm layers are group norm, with up to 32 groups of equally many channels.
+    """A copy whose batch-norm layers are group norm: up to 32 groups of equally many channels, four of them at least.
 
-    >>> with_group_norm(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6)))[1]
-    GroupNorm(6, 6, eps=1e-05, affine=True)
+    >>> with_group_norm(nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)))[1].num_groups
+    2
     """
     return _replaced(copy.deepcopy(module))
 
@@ -24,8 +24,9 @@ def with_group_norm(module: nn.Module) -> nn.Module:
 def _replaced(module: nn.Module) -> nn.Module:
     if isinstance(module, BatchNorm):
         channels = int(module.num_features)
-        groups = math.gcd(channels, MOST_GROUPS) if channels > MOST_GROUPS else channels
-        return nn.GroupNorm(max(1, groups), channels, eps=module.eps, affine=bool(module.affine))
+        most = min(MOST_GROUPS, max(1, channels // LEAST_CHANNELS))
+        groups = next(count for count in range(most, 0, -1) if channels % count == 0)
+        return nn.GroupNorm(groups, channels, eps=module.eps, affine=bool(module.affine))
     for name, child in module.named_children():
         setattr(module, name, _replaced(child))
     return module

@@ -86,7 +86,7 @@ def check_privacy(method: Method, federation: Federation) -> None:
         federation.round = number
         recipe, sent = method.recipe(federation), _sent(method, federation)
         _check_recipe(promise, recipe, name)
-        total += _times(promise, recipe, sent, federation)
+        total += releases(promise, recipe, sent, federation)
         if promise.of_clients:
             _check_sent(promise, federation, sent, unseen, name)
     federation.round = here
@@ -173,10 +173,11 @@ def _with_noise(promise: Privacy, noise: float) -> Privacy:
 
 def _worst(promise: Privacy, federation: Federation, times: int) -> float:
     known = federation.sizes[federation.sizes > 0].unique().tolist()
+    known = [1] if promise.of_clients else known
     return max((spent(promise, size, times, federation.training.batch) for size in known), default=0.0)
 
 
-def _times(promise: Privacy, recipe: Recipe, sent: Mapping[str, Columns], federation: Federation) -> int:
+def releases(promise: Privacy, recipe: Recipe, sent: Mapping[str, Columns], federation: Federation) -> int:
     """How often a round releases something: its upload, if it has one, or the epochs that look at examples."""
     return int(any(sent.values())) if promise.of_clients else epochs_on_examples(recipe, federation.training)
 
@@ -256,7 +257,7 @@ class PrivacyAccount(Listener):
     def delivered(self, report: RoundReport, work: Work) -> None:
         """Take note of how often the round's recipe looks at data."""
         federation = self._federation
-        self._times = _times(federation.privacy, work.recipe, _sent(self._method, federation), federation)
+        self._times = releases(federation.privacy, work.recipe, _sent(self._method, federation), federation)
 
     def round(self, report: RoundReport) -> None:
         """Count the cohort's training, whether or not its uploads counted."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.core.accountant import Release, epsilon_of
 from coterie.deployment.account import ACCOUNT, SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import check_answer
@@ -31,6 +32,16 @@ def private(unit: str, **options: Any) -> Agreement:
 def open_account(together: Together, site: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((together.folder / "trial" / site / ACCOUNT).read_text())
     return found
+
+
+def account_size(together: Together, site: str) -> int:
+    return int(open_account(together, site)["size"])
+
+
+def steps_of(together: Together, site: str) -> int:
+    """How many steps with the training's noise are counted."""
+    multiplier = together.agreement.promise.multiplier
+    return sum(count for noise, _, count in open_account(together, site)["steps"] if noise == multiplier)
 
 
 @UNITS
@@ -89,8 +100,9 @@ def test_every_site_keeps_an_account_that_the_server_is_told(unit: str, tmp_path
         last |= report.epsilon
         for site, epsilon in report.epsilon.items():
             times = round if unit == "client" else 2 * round  # two epochs a round
-            assert epsilon == spent(agreement.promise, open_account(together, site)["size"], times, 8)
-            assert open_account(together, site)["times"] == times
+            size = account_size(together, site)
+            assert epsilon == pytest.approx(spent(agreement.promise, size, times, 8), rel=1e-9)
+            assert steps_of(together, site) == (times if unit == "client" else times * -(-size // 8))
     for name, task in together.server.farewells(list(SITES)).items():
         together.server.part(name, pack(together.sites[name].finish(task)))
     logbook.finish(together.server)
@@ -108,12 +120,13 @@ def test_what_is_asked_again_counts_once_and_what_is_trained_again_twice(tmp_pat
     task = together.server.open_round(list(SITES))["site-a"]
     first, again = site.work(task), site.work(task)
     assert torch.equal(first.tensors["slot.model"], again.tensors["slot.model"])
-    assert open_account(together, "site-a")["times"] == 1
+    assert steps_of(together, "site-a") == 1
     together.sites["site-a"].store.path.joinpath("answer.safetensors").unlink()
     assert not torch.equal(site.work(task).tensors["slot.model"], first.tensors["slot.model"])
-    assert open_account(together, "site-a")["times"] == 2
-    assert together.site("site-a")._account is not None
-    assert together.site("site-a")._account.times == 2, "a site that starts again goes on counting"
+    assert steps_of(together, "site-a") == 2
+    again_started = together.site("site-a")._account
+    assert again_started is not None
+    assert sum(again_started.steps.values()) == 2, "a site that starts again goes on counting"
 
 
 def test_a_site_stops_when_its_budget_is_spent(tmp_path: Path) -> None:
@@ -128,7 +141,7 @@ def test_a_site_stops_when_its_budget_is_spent(tmp_path: Path) -> None:
         site.store.path.joinpath("answer.safetensors").unlink()
     with pytest.raises(RefusedError, match="privacy budget is spent"):
         site.work(task)
-    assert open_account(together, "site-a")["times"] == 2
+    assert steps_of(together, "site-a") == 2
 
 
 @UNITS
@@ -157,7 +170,7 @@ def test_an_account_that_is_lost_damaged_or_of_others_is_not_begun_anew(tmp_path
     whole = path.read_text()
     size = open_account(together, "site-a")["size"]
     assert together.site("site-a").hello()["samples"] == size, "a size is told once"
-    for content in ("{", '{"size": -1, "times": 0, "fingerprint": ""}', "[]"):
+    for content in ("{", '{"size": -1, "steps": [], "fingerprint": ""}', '{"size": 3, "steps": [[1]]}', "[]"):
         path.write_text(content)
         with pytest.raises(CoterieError, match="damaged"):
             together.site("site-a")
@@ -174,7 +187,7 @@ def test_sizes_are_told_with_noise(tmp_path: Path) -> None:
     sizes = []
     for trial in range(8):
         (tmp_path / str(trial)).mkdir()
-        sizes.append(SiteAccount.open(tmp_path / str(trial), "f", agreement.promise, SIZES[0], begun=False).size)
+        sizes.append(SiteAccount.open(tmp_path / str(trial), "f", agreement.promise, SIZES[0]).size)
     assert len(set(sizes)) > 1
 
 
@@ -191,3 +204,15 @@ def test_agreements_refuse_validation_and_methods_that_measure() -> None:
 
     with pytest.raises(CoterieError, match="FedCAC measures 'critical'"):
         Server(private("client", method="fedcac"))
+
+
+def test_a_later_version_goes_on_with_the_account_whatever_its_noise(tmp_path: Path) -> None:
+    first, later = (private("client", privacy_noise=noise).promise for noise in (4.0, 8.0))
+    account = SiteAccount.open(tmp_path, "one", first, 30)
+    federation = private("client").federation()
+    sent = {"model": federation.layout.columns("extractor")}
+    alone = account.count(federation, (), sent)
+    account = SiteAccount.open(tmp_path, "two", later, 30, former=["one"], begun=True)
+    both = account.count(federation, (), sent)
+    assert both == pytest.approx(epsilon_of([Release(2.0, 1), Release(4.0, 1)], 1e-5), rel=1e-9)
+    assert both > alone

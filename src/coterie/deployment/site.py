@@ -9,74 +9,26 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.problem import Problem
 from coterie.client.recipe import Measure, Recipe
 from coterie.client.scores import TUNING_DIVERGED, Score
-from coterie.client.worker import Worker
 from coterie.core.columns import Columns
-from coterie.core.federation import Federation
-from coterie.core.noise import NoiseSource, SecureNoise
-from coterie.core.slots import Follows, HeldBy, Slot
-from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.account import SiteAccount
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.assessment import Assessment
+from coterie.deployment.carry import carried_snapshot
+from coterie.deployment.journal import Journal
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect, declared_columns
-from coterie.rounds.privacy import check_privacy
 
 log = logging.getLogger("coterie")
-
-
-class SiteSlot(Slot):
-    """A slot of which only one client's row is here, whatever client is asked for."""
-
-    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
-        """The row of this site, as often as clients are asked for."""
-        return super().rows(torch.zeros_like(clients), columns)
-
-    def copy_row(self, client: int, out: Tensor) -> None:
-        """Copy this site's row into the slot's columns of `out [P]`."""
-        super().copy_row(0, out)
-
-    def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
-        """Write into this site's row."""
-        super().write_own(torch.zeros_like(clients), columns, values)
-
-
-class SiteFederation(Federation):
-    """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
-
-    def noise(self, client: int, purpose: str) -> NoiseSource:
-        """Noise that nobody can work out, and that never repeats."""
-        return SecureNoise()
-
-    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        slot = SiteSlot(initial, 1, columns, shared, held_by)
-        slot.tracks = Tracks(slot.shared_columns, slot.own_columns, self.clients)
-        return slot
-
-
-class SiteWorker(Worker):
-    """A worker whose peers' models came by message."""
-
-    visitors: Tensor | None = None  # [n, |what peers upload|]
-
-    def _peer_rows(self, columns: Columns) -> Tensor:
-        return torch.empty(0, columns.size) if self.visitors is None else self.visitors
-
-    def held(self) -> dict[str, Tensor]:
-        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
-        slots = self.federation.slots
-        used = sorted(self._present & slots.keys())
-        return {name: slots[name].columns.take(self._models[name].row) for name in used}
 
 
 class Site:
@@ -86,51 +38,29 @@ class Site:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
-        blueprint = agreement.build()
-        self._first_weights = blueprint.fingerprint
-        train, validation, test = own_split(agreement, data, self.client)
-        empty = torch.empty(0, dtype=torch.int64)
-        count = len(agreement.sites)
-        self.problem = Problem(
-            module=blueprint.module,
-            layout=blueprint.layout,
-            inputs=data.inputs,
-            labels=data.labels,
-            **{
-                part: tuple(index if client == self.client else empty for client in range(count))
-                for part, index in (("train", train), ("validation", validation), ("test", test))
-            },
-            training=agreement.training,
-            task=agreement.task,
-            skip_single_samples=blueprint.skip_single_samples,
-        )
-        self._counts = torch.bincount(data.labels[train], minlength=agreement.classes)
-        self.federation = agreement.federation(blueprint, SiteFederation)
-        self._account = self._open_account(len(train))
-        self.federation.sizes[self.client] = len(train) if self._account is None else self._account.size
-        if not agreement.promise.of_examples:
-            self.federation.class_counts[self.client] = self._counts
-        assert self.federation.validation_sizes is not None
-        self.federation.validation_sizes[self.client] = len(validation)
-        agreement.kind.init(self.federation)
-        check_privacy(agreement.kind, self.federation)
+        self._account: SiteAccount | None = None
+        self._place = workplace(agreement, self.client, data, self._told_size)
+        self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
-        self.worker = SiteWorker(self.problem, agreement.kind, agreement.seed)
+        self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
+        self.assessment = Assessment(self._place, data, Journal(store.path))
 
-    def _open_account(self, samples: int) -> SiteAccount | None:
-        """The account of this site's privacy, where the agreement promises any."""
-        promise, store = self.agreement.promise, self.store
-        if promise.privacy is None:
-            return None
-        return SiteAccount.open(store.path, self.agreement.fingerprint, promise, samples, bool(store.rounds()))
+    def _told_size(self, samples: int) -> int:
+        """What this site tells of its number of training samples; where privacy is promised, its account says so."""
+        agreement, store = self.agreement, self.store
+        if agreement.promise.privacy is None:
+            return samples
+        begun, own = bool(store.rounds()), agreement.fingerprint
+        self._account = SiteAccount.open(store.path, own, agreement.promise, samples, agreement.former, begun)
+        return self._account.size
 
     def hello(self) -> Note:
         """What the server needs to know before the first round; where privacy is promised, no exact numbers."""
-        counts = self._counts.tolist() if self.federation.asks_class_counts else None
+        counts = self.federation.class_counts[self.client].tolist() if self.federation.asks_class_counts else None
         return {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
-            "first_weights": self._first_weights,
+            "first_weights": self._place.first_weights,
             "torch": torch.__version__,
             "samples": int(self.federation.sizes[self.client]),
             "validation": len(self.problem.validation[self.client]),
@@ -169,9 +99,10 @@ class Site:
         answer: Note = {"round": note["round"], "diverged": False}
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
-        tested = bool(note["test"]) and self._account is None  # scores would tell of the data
-        if tested:
-            answer["received"] = self._test()
+        received = self._test() if note["test"] else None
+        if received is not None and self._account is None:
+            answer["received"] = self._told(received)
+        self.assessment.begin(note["round"], note["since"], self._kept, received)
         # The server says which measurements it wants; those that stay here are this site's own business.
         recipe = tuple(
             step
@@ -180,7 +111,7 @@ class Site:
         )
         if self._account is not None:
             answer["epsilon"] = self._counted(self._account, note, recipe)
-        work = Work(recipe, tested, {self.client: note["peers"]})
+        work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
         rows = {slot: torch.empty(1, federation[slot].width) for slot in work.slots}
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
@@ -188,13 +119,16 @@ class Site:
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
         collected = collect(federation, recipe, note["uploads"], me, trained)
         uploads = collected.uploads
-        if self._account is None:
-            answer["seconds"] = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        if self._account is None:  # it tells how many steps were taken
+            answer["seconds"] = seconds
         if collected.diverged:
+            self.assessment.diverge()
             return Parcel({}, answer | {"diverged": True})
-        if score is not None:
+        if score is not None and self._account is None:
             answer["trained"] = self._told(score)
-        self.store.save(note["round"], self._state(), note["since"], self.agreement.toml(), self.agreement.checkpoints)
+        state = self._state() | self.assessment.train(seconds, note["rounds_taken"])
+        self.store.save(note["round"], state, note["since"], self.agreement.toml(), self.agreement.checkpoints)
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
@@ -202,20 +136,22 @@ class Site:
         tensors |= {f"measured.{name}": value[0] for name, value in uploads.measured.items()}
         with suppress(OSError):  # it would save time, no more: a full disk must not cost the answer itself
             self.store.keep_answer(note["round"], mark, tensors, answer)
-        return Parcel(tensors, answer)
+        reply = Parcel(tensors, answer)
+        self.assessment.end(task.bytes, reply.bytes, score)
+        return reply
 
     def finish(self, task: Parcel) -> Parcel:
         """The end: take the last download, keep the finished state, and say how good it is."""
         if not self._take(task):
             log.warning("site %s: what it kept is lost; its finished model begins from what the server sent", self.name)
-        result: Note | None = self._test()
-        if self._account is not None:
-            log.info("site %s: its finished model was tested, and nobody else is told: %s", self.name, result)
-            result = None
+        result = self._test()
+        self.assessment.begin(task.note["round"], task.note["since"], self._kept, result)
+        self.assessment.finish(task.bytes)
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
-        return Parcel({}, {"round": task.note["round"], "received": result})
+        told = self._told(result) if self._account is None else None
+        return Parcel({}, {"round": task.note["round"], "received": told})
 
     def _counted(self, account: SiteAccount, note: Note, recipe: Recipe) -> float | None:
         """Count a task that keeps to the agreement; the ε with it, none if it is infinite."""
@@ -255,6 +191,9 @@ class Site:
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
         saved = self.store.snapshot(since) if since else None
+        if saved is not None and (before := self.store.former_sites(since)) is not None:
+            saved = carried_snapshot(saved, self._begin, before, self.agreement, self.federation.kinds)
+        self._kept = saved
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
         federation = self.federation
         for name, slot in federation.slots.items():
@@ -277,29 +216,15 @@ class Site:
         }
         return rows | {f"value.{name}": federation.value_of(name, self.client) for name in federation.values}
 
-    def _test(self) -> Note:
+    def _test(self) -> Score:
         self.worker.seat(self.federation, self.client)
-        return self._told(tuned_score(self.worker))
+        return tuned_score(self.worker, keep_scores=True)
 
     def _told(self, score: Score) -> Note:
         """A score as it is sent; the site's own log says if it is not that of the tuned model."""
         if score.untuned:
             log.warning("site %s: round %d: %s", self.name, self.federation.round, TUNING_DIVERGED)
         return _summed(score)
-
-
-def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split = agreement.split
-    if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
-        parts = (train, validation, np.arange(data.train_size, len(data)))
-    else:
-        require(
-            len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
-        )
-        parts = split(np.arange(len(data)), agreement.seed, client)
-    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
 
 
 TASK: dict[str, Any] = {

@@ -86,7 +86,7 @@ def check_privacy(method: Method, federation: Federation) -> None:
         federation.round = number
         recipe, sent = method.recipe(federation), _sent(method, federation)
         _check_recipe(promise, recipe, name)
-        total += releases(promise, recipe, sent, federation)
+        total += looks(promise, recipe, sent, federation)
         if promise.of_clients:
             _check_sent(promise, federation, sent, unseen, name)
     federation.round = here
@@ -177,7 +177,7 @@ def _worst(promise: Privacy, federation: Federation, times: int) -> float:
     return max((spent(promise, size, times, federation.training.batch) for size in known), default=0.0)
 
 
-def releases(promise: Privacy, recipe: Recipe, sent: Mapping[str, Columns], federation: Federation) -> int:
+def looks(promise: Privacy, recipe: Recipe, sent: Mapping[str, Columns], federation: Federation) -> int:
     """How often a round releases something: its upload, if it has one, or the epochs that look at examples."""
     return int(any(sent.values())) if promise.of_clients else epochs_on_examples(recipe, federation.training)
 
@@ -188,12 +188,21 @@ def spent(promise: Privacy, size: int, times: int, batch: int) -> float:
     >>> spent(Privacy(privacy="client", privacy_noise=2.0), size=1, times=0, batch=32)
     0.0
     """
+    # How many examples a client has is told before its first step, with noise.
+    told = [Release(promise.size_noise, 1)] if promise.of_examples else []
+    return epsilon_of([*training_releases(promise, size, times, batch), *told], promise.delta)
+
+
+def training_releases(promise: Privacy, size: int, times: int, batch: int) -> list[Release]:
+    """What so many uploads, or epochs that looked at examples, release.
+
+    >>> training_releases(Privacy(privacy="example", privacy_noise=1.5), size=95, times=3, batch=10)
+    [Release(multiplier=1.5, steps=30, rate=0.1)]
+    """
     if promise.of_clients:
-        return epsilon_of([Release(promise.multiplier, times)], promise.delta)
+        return [Release(promise.multiplier, times)]
     steps = batches_an_epoch(size, batch)
-    training = Release(promise.multiplier, times * steps, rate=1 / steps)
-    # That a client has a number of examples is told before its first step, with noise.
-    return epsilon_of([training, Release(promise.size_noise, 1)], promise.delta)
+    return [Release(promise.multiplier, times * steps, rate=1 / steps)]
 
 
 def noisy_uploads(
@@ -257,7 +266,7 @@ class PrivacyAccount(Listener):
     def delivered(self, report: RoundReport, work: Work) -> None:
         """Take note of how often the round's recipe looks at data."""
         federation = self._federation
-        self._times = releases(federation.privacy, work.recipe, _sent(self._method, federation), federation)
+        self._times = looks(federation.privacy, work.recipe, _sent(self._method, federation), federation)
 
     def round(self, report: RoundReport) -> None:
         """Count the cohort's training, whether or not its uploads counted."""

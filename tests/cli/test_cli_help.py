@@ -45,8 +45,11 @@ def test_help_shows_the_defaults_that_hold() -> None:
     free_text = {
         "checkpoint_every",
         "client_column",
+        "epsilon",
         "model_seed",
+        "norm",
         "partition_seed",
+        "privacy",
         "protocol",
         "scale",
         "stats",

@@ -28,8 +28,8 @@ from coterie.core.training import Training
 # Numbers in the gradients of examples that are held at one time.
 HELD = 1 << 25
 
-Tensors = dict[str, dict[str, Tensor]]
-"""Trained tensors by slot and name."""
+Place = tuple[str, str]
+"""A trained tensor: its slot and its name there."""
 
 
 def batches_an_epoch(size: int, batch: int) -> int:
@@ -64,24 +64,26 @@ class PrivateSteps:
         self.steps = batches_an_epoch(told, worker.problem.training.batch)
         self._expected = told / self.steps
         self._mounted = False
-        self._tensors, self._sums = self._trained()
-        self._width = sum(view.numel() for views in self._sums.values() for view in views.values())
+        # Tuples, not tables by name: to take those apart and put them together would take as long as the gradients.
+        self._places, self._tensors, self._sums = self._trained()
+        self._width = sum(view.numel() for view in self._sums)
         self._per_example = torch.func.vmap(
             torch.func.grad(self._objective, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different"
         )
 
-    def _trained(self) -> tuple[Tensors, Tensors]:
-        """What the phase trains, tensor by tensor: views of rows and of gradients."""
-        tensors: Tensors = {}
-        sums: Tensors = {}
+    def _trained(self) -> tuple[list[Place], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the phase trains, tensor by tensor: where it is, and views of rows and of gradients."""
+        places: list[Place] = []
+        tensors, sums = [], []
         for part in self._parts:
             model = self._worker.model(part.slot)
             rows, gradients = self._layout.views(model.row), self._layout.views(model.grad)
             for entry in self._layout.entries:
                 if entry.columns <= part.columns:
-                    tensors.setdefault(part.slot, {})[entry.name] = rows[entry.name]
-                    sums.setdefault(part.slot, {})[entry.name] = gradients[entry.name]
-        return tensors, sums
+                    places.append((part.slot, entry.name))
+                    tensors.append(rows[entry.name])
+                    sums.append(gradients[entry.name])
+        return places, tuple(tensors), tuple(sums)
 
     def samples(self, count: int) -> Iterator[Tensor]:
         """An epoch's batches: places among the client's examples."""
@@ -116,34 +118,34 @@ class PrivateSteps:
         at_once = max(1, HELD // max(1, self._width))
         for start in range(0, len(labels), at_once):
             some = slice(start, start + at_once)
-            given = {} if features is None else {"features": features[some]}
+            given = () if features is None else (features[some],)
             gradients, outputs = self._per_example(self._tensors, inputs[some], given, labels[some])
             seen += outputs
-            shares = self._shares(gradients)
-            for slot, sums in self._sums.items():
-                for name, total in sums.items():
-                    total.add_(torch.tensordot(shares, gradients[slot][name], 1))
+            flat = [each.flatten(1) for each in gradients]
+            shares = self._shares(flat)
+            for total, each in zip(self._sums, flat, strict=True):
+                total.add_((shares @ each).view(total.shape))
         return torch.cat(seen).flatten(0, 1) if seen else None
 
-    def _shares(self, gradients: Tensors) -> Tensor:
-        """By how much each example's gradient is scaled down: `[B]`. What is not finite becomes zero."""
-        flat = [each.flatten(1) for tensors in gradients.values() for each in tensors.values()]
-        norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each, dim=1) for each in flat]), dim=0)
-        broken = ~norms.isfinite()
-        if bool(broken.any()):
-            for each in flat:
-                each[broken] = 0.0
+    def _shares(self, gradients: list[Tensor]) -> Tensor:
+        """By how much each example's gradient `[B, ·]` is scaled down: `[B]`. What is not finite becomes zero."""
+        each_norm = [torch.linalg.vector_norm(one, dim=1) for one in gradients]
+        norms = torch.linalg.vector_norm(torch.stack(each_norm), dim=0)
+        if not bool(norms.isfinite().all()):
+            for each in gradients:
+                each[~norms.isfinite()] = 0.0
         if not self._promise.privacy_clip:
             return torch.ones_like(norms)
-        shares: Tensor = (self._promise.privacy_clip / norms.clamp(min=1e-12)).clamp(max=1.0).nan_to_num(nan=0.0)
+        shares: Tensor = (self._promise.privacy_clip / norms).clamp(max=1.0).nan_to_num(nan=0.0)
         return shares
 
     def _objective(
-        self, tensors: Tensors, x: Tensor, given: Mapping[str, Tensor], label: Tensor
+        self, tensors: tuple[Tensor, ...], x: Tensor, given: tuple[Tensor, ...], label: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The phase's objective on one example, and the outputs that its terms asked for, inside `vmap`."""
-        features = given["features"][None] if given else None
-        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, tensors)
+        features = given[0][None] if given else None
+        own = dict(zip(self._places, tensors, strict=True))
+        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, own)
         terms = self._phase.terms
         loss = terms[0](batch)
         for term in terms[1:]:
@@ -161,7 +163,7 @@ class Example:
         labels: Tensor,
         inputs: Tensor,
         features: Tensor | None,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[Place, Tensor],
     ) -> None:
         self._worker, self.slot, self._tensors = worker, slot, tensors
         self.task = worker.problem.task
@@ -176,7 +178,11 @@ class Example:
         """The extractor's output: `[1, d]`."""
         if self._features is None:
             slot = self._worker.slot_with_extractor(self.slot)
-            own = {name: one for name, one in self._of(slot).items() if not name.startswith(self._prefix)}
+            own = {
+                name: one
+                for (where, name), one in self._tensors.items()
+                if where == slot and not name.startswith(self._prefix)
+            }
             self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
         return self._features
 
@@ -200,12 +206,12 @@ class Example:
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[1, C]`."""
-        prefix = self._prefix
-        own = {name.removeprefix(prefix): one for name, one in self._of(slot).items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(self._prefix): one
+            for (where, name), one in self._tensors.items()
+            if where == slot and name.startswith(self._prefix)
+        }
         return _called(self._worker.model(slot).head, own, self.features if features is None else features)
-
-    def _of(self, slot: str) -> Mapping[str, Tensor]:
-        return self._tensors.get(slot, {})
 
     def under(self, slot: str) -> Example:
         """The same example seen by the model in another slot."""

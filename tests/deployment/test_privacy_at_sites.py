@@ -50,6 +50,7 @@ def test_a_site_tells_no_exact_numbers_and_no_scores(unit: str, tmp_path: Path) 
     for site in together.sites.values():
         hello = site.hello()
         assert hello["class_counts"] is None
+        assert hello["facts"] == {"columns": "", "classes": [0, 2], "magnitudes": []}
         assert hello["test"] == hello["validation"] == 0
         assert hello["samples"] == (1 if unit == "client" else open_account(together, site.name)["size"])
     together.admit()

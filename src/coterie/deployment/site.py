@@ -20,9 +20,11 @@ from coterie.deployment.account import SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
+from coterie.deployment.facts import facts_of, unsaid
 from coterie.deployment.journal import Journal
+from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
@@ -40,6 +42,7 @@ class Site:
         self.client = agreement.sites.index(name)
         self._account: SiteAccount | None = None
         self._place = workplace(agreement, self.client, data, self._told_size)
+        self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
@@ -66,6 +69,7 @@ class Site:
             "validation": len(self.problem.validation[self.client]),
             "test": len(self.problem.test[self.client]) if self._account is None else 0,
             "class_counts": counts,
+            "facts": self._facts if self._account is None else unsaid(self._facts, self.agreement.classes),
             "snapshots": self.store.rounds(),
         }
 

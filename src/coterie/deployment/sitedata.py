@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from coterie.data import Dataset, load_own
 from coterie.data.labels import Classes
 from coterie.data.own import DEFAULT_LABEL
-from coterie.data.tables import holds_images, table_splits
+from coterie.data.tables import feature_names, holds_images, table_splits
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
 
@@ -32,7 +35,23 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     inputs = fitted(data.inputs, agreement.shape, data.name, resized=wanted is not None)
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
-    return replace(data, inputs=inputs, owners=None, owner_names=())
+    splits = table_splits(path)
+    names = () if splits is None else feature_names(splits, label)
+    return replace(data, inputs=inputs, owners=None, owner_names=(), feature_names=names)
+
+
+def data_stamp(path: Path) -> str:
+    """A text that differs once any file of the data was changed, added or removed, as its date and size tell."""
+    path = Path(path).expanduser()
+    files = (
+        [path] if path.is_file() else sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    )
+    mark = hashlib.sha256()
+    for file in files:
+        with suppress(FileNotFoundError):  # it went away just now, or is a link to nowhere
+            found = file.stat()
+            mark.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n".encode())
+    return mark.hexdigest()
 
 
 def image_size(path: Path, shape: Shape) -> tuple[int, int] | None:

@@ -17,10 +17,11 @@ import torch
 from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.packed import Note, Packed, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.deployment.workplace import own_split
 from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
@@ -145,7 +146,7 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
         name: getattr(agreement, name)
         for name in ("method", "model", "classifier", "rounds", "join", "epochs", "batch", "lr", "momentum", "seed")
     }
-    shared |= vars(agreement.defence) | vars(agreement.promise)
+    shared |= vars(agreement.defences) | vars(agreement.promise)
     data = Dataset("all", inputs, labels, agreement.classes)
     return Experiment(data=data, partition=partition, threads=1, **shared)
 

@@ -15,7 +15,8 @@ from coterie.deployment.account import ACCOUNT, SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import check_answer
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.wire import Parcel, RefusedError, pack
+from coterie.deployment.packed import RefusedError
+from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 from coterie.rounds.privacy import spent
 from coterie.testing.together import SITES, SIZES, Together, agreed, simulated

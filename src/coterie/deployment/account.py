@@ -18,7 +18,7 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.noise import SecureNoise
 from coterie.core.privacy import Privacy
-from coterie.deployment.wire import RefusedError
+from coterie.deployment.packed import RefusedError
 from coterie.errors import CoterieError, require
 from coterie.files import write_whole
 from coterie.rounds.privacy import looks, told_size, training_releases

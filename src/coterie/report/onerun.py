@@ -15,6 +15,7 @@ from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.origin import origin
 from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
@@ -51,6 +52,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
+        "origin": origin(run),
         "notes": list(run.partition.notes) if run.partition else [],
         "wrong": [*problems, *_went_wrong(run)],
     }

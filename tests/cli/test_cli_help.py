@@ -52,6 +52,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "norm",
         "partition_seed",
         "privacy",
+        "presence",
         "protocol",
         "scale",
         "stats",

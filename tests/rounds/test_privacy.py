@@ -372,3 +372,14 @@ def test_columns_that_nobody_sends_are_left_alone() -> None:
     fed = federation(**CLIENT)
     held = {"model": moved(fed, 1.0)}
     assert noisy_uploads(fed, fed.everyone, held, {"model": Columns()})["model"] is held["model"]
+
+
+@pytest.mark.thorough
+def test_who_is_late_may_have_sent_all_the_same() -> None:
+    result = tiny(**CLIENT, rounds=6, presence="dropout:probability=0.5").run()
+    told = list(result.summary[PRIVACY]["clients"].values())
+    asked = np.zeros(4, int)
+    for line in result.history.lines:
+        asked[[*line["cohort"], *line.get("missing", ())]] += 1
+    assert told == [spent(Privacy(privacy="client"), 1, int(times), 10) for times in asked]
+    assert any(line.get("missing") for line in result.history.lines)

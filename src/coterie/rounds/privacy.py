@@ -269,14 +269,15 @@ class PrivacyAccount(Listener):
         self._times = looks(federation.privacy, work.recipe, _sent(self._method, federation), federation)
 
     def round(self, report: RoundReport) -> None:
-        """Count the cohort's training, whether or not its uploads counted."""
+        """Count what all that were asked may have sent, whether or not it came in time and counted."""
         federation = self._federation
         if TIMES not in federation.values:
             return
-        cohort = torch.tensor(report.cohort)
-        federation.keep_value(TIMES, cohort, federation.values[TIMES][cohort] + self._times)
+        asked = [*report.cohort, *report.missing]
+        clients = torch.tensor(asked, dtype=torch.int64)
+        federation.keep_value(TIMES, clients, federation.values[TIMES][clients] + self._times)
         everybody = epsilons(federation)
-        report.spent = Spent(max(everybody), [everybody[client] for client in report.cohort])
+        report.spent = Spent(max(everybody), [everybody[client] for client in asked])
 
 
 def epsilons(federation: Federation) -> list[float]:

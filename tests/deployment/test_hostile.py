@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritte
 
 from coterie.deployment.flower.apps import KIND_OF, client_app, from_records
 from coterie.deployment.server import Server
-from coterie.deployment.wire import Note, Packed, RefusedError
+from coterie.deployment.wire import Note, Packed, Parcel, RefusedError
 from coterie.testing.together import SITES, Together, agreed
 
 pytestmark = pytest.mark.thorough
@@ -217,3 +218,40 @@ def test_a_site_keeps_the_text_of_its_errors(
     assert reply.has_error()
     assert "diagnosis" not in str(vars(reply.error)) + str(reply.error.reason)
     assert "diagnosis" in caplog.text
+
+
+def asked_for(change: dict[str, Any], method: str = "fedper") -> None:
+    """A site is given a task whose note says something else."""
+    with tempfile.TemporaryDirectory() as folder:
+        together = Together(agreed(method), Path(folder))
+        together.admit()
+        task = together.server.open_round(list(SITES))["site-b"]
+        together.answer("site-b", Parcel(task.tensors, {**task.note, **change}))
+
+
+def test_a_server_gets_no_columns_that_were_not_agreed_to() -> None:
+    """FedPer's classifiers stay at the sites, whatever a server asks for."""
+    asked_for({})
+    with pytest.raises(RefusedError, match=r"asks for \{'model': 'all'\}; the method uploads \{'model': 'extractor'\}"):
+        asked_for({"uploads": {"model": "all"}})
+    with pytest.raises(RefusedError, match="the method uploads"):
+        asked_for({"uploads": {"model": None}})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"client": 0}, "for client 0; this site is 1"),
+        ({"round": 0, "since": -1}, "a round that there is not"),
+        ({"round": 99}, "a round that there is not"),
+        ({"since": 2}, "a round that there is not"),
+        ({"rounds_taken": -1}, "a round that there is not"),
+        ({"peers": [7]}, "peers that are none"),
+        ({"peers": ["a"]}, "peers that are none"),
+        ({"values": [1]}, "values or measurements that are none"),
+        ({"measures": [None]}, "values or measurements that are none"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        asked_for(change)

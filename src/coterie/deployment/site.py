@@ -195,8 +195,12 @@ class Site:
 
     def _enter(self, note: Note) -> None:
         """Put the federation at the task's round."""
-        check_task(note, self.agreement)
+        check_task(note, self.agreement, self.client)
         self.federation.round = note["round"]
+        declared = dict(self.agreement.kind.uploads(self.federation))
+        if note["uploads"] != declared:
+            # Whatever else a server asks for, it gets what was agreed to.
+            raise RefusedError(f"the task asks for {note['uploads']}; the method uploads {declared}")
 
     def _take(self, task: Parcel) -> bool:
         """Go on from the snapshot that counts, with what the server sent on top; False if the snapshot is lost."""
@@ -300,13 +304,22 @@ def columns_of(spans: object) -> Columns:
     return Columns.of(*((start, stop) for start, stop in spans))
 
 
-def check_task(note: Note, agreement: Agreement) -> None:
-    """Refuse a task that is not of this federation, or not one at all."""
+def check_task(note: Note, agreement: Agreement, client: int) -> None:
+    """Refuse a task that is not of this federation and for this client, or not one at all."""
     wrong = [key for key, kind in TASK.items() if type(note.get(key)) is not kind]
     if wrong:
         raise RefusedError(f"the task's {', '.join(wrong)} is missing or of the wrong kind")
     if note["fingerprint"] != agreement.fingerprint:
         raise RefusedError("the task is of another agreement than this site's")
+    if note["client"] != client:
+        raise RefusedError(f"the task is for client {note['client']}; this site is {client}")
+    if not 0 <= note["since"] <= note["round"] <= agreement.rounds or not 0 <= note["rounds_taken"] <= note["round"]:
+        raise RefusedError("the task is of a round that there is not")
+    known = range(len(agreement.sites))
+    if not all(type(peer) is int and peer in known for peer in note["peers"]):
+        raise RefusedError("the task names peers that are none")
+    if not all(isinstance(name, str) for name in (*note["values"], *note["measures"])):
+        raise RefusedError("the task names values or measurements that are none")
 
 
 def _summed(score: Score) -> Note:

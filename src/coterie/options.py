@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -20,8 +20,6 @@ MOST_WHOLE = 2**63 - 1
 """The largest whole number that tensors hold."""
 MOST = 3.4e38
 """The largest number that float32 holds: weights are of that kind, and what is reckoned with them."""
-BOUNDS = "finite, at most 3.4e38, and if it is whole below 2**63"
-"""What a number must be besides, in words."""
 
 
 def setting(default: Any, help: str, group: str, *names: str, shown: str | None = None) -> Any:
@@ -82,16 +80,27 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
     >>> coerced("lr", "inf", float)
     Traceback (most recent call last):
     ...
-    coterie.errors.CoterieError: lr = 'inf': must be a number, finite, at most 3.4e38, and if it is whole below 2**63
+    coterie.errors.CoterieError: lr = 'inf': must be a number, finite and at most 3.4e38
     """
     for candidate in _alternatives(wanted):
         try:
             return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
         except (ValueError, TypeError):
             continue
-    numbers = {int, float} & set(_alternatives(wanted))
-    beyond = f", {BOUNDS}" if numbers and _is_beyond(value) else ""
+    beyond = bounds(_alternatives(wanted)) if _is_beyond(value) else ""
     raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}{beyond}")
+
+
+def bounds(kinds: Iterable[Any]) -> str:
+    """What a number must be besides being one, in words; nothing if no number is wanted.
+
+    >>> bounds([int, None]), bounds([int, float]), bounds([str])
+    (', below 2**63', ', finite and at most 3.4e38', '')
+    """
+    kinds = set(kinds)
+    if float in kinds:
+        return ", finite and at most 3.4e38"
+    return ", below 2**63" if int in kinds else ""
 
 
 def is_held(value: float) -> bool:

@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
-from coterie.options import BOUNDS, is_held
+from coterie.options import bounds, is_held
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     >>> fitting("lr", float("inf"), float)
     Traceback (most recent call last):
     ...
-    coterie.errors.CoterieError: lr = inf: must be a number, finite, at most 3.4e38, and if it is whole below 2**63
+    coterie.errors.CoterieError: lr = inf: must be a number, finite and at most 3.4e38
     """
     try:
         return _any_of(value, wanted)
@@ -55,8 +55,7 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     if words and isinstance(value, str):
         raise unknown(option, value, words)
     such = f", such as {example}" if example else ""
-    number = {int, float} & set(_alternatives(wanted)) and isinstance(value, int | float)
-    beyond = f", {BOUNDS}" if number and not is_held(value) else ""
+    beyond = bounds(_alternatives(wanted)) if isinstance(value, int | float) and not is_held(value) else ""
     raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{beyond}{such}")
 
 

@@ -196,7 +196,7 @@ def test_a_full_disk_names_the_file_and_the_way_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        assert main(["resume", str(spaced)]) == 2
+        assert main(["resume", str(spaced)]) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "my run/" in said
     assert "No space left on device" in said

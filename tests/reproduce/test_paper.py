@@ -54,7 +54,7 @@ def test_the_proposed_method_leads_in_the_papers_own_numbers_but_where_they_say_
             numbers = {
                 row.key: found[0]
                 for row in table.rows
-                if not row.settings and (found := table.paper_number(row, column)) is not None
+                if not row.variant and (found := table.paper_number(row, column)) is not None
             }
             if numbers and max(numbers.values()) > numbers[table.proposed]:
                 behind.add((table.key, column.key))

@@ -38,12 +38,14 @@ class PaperColumn:
 class PaperRow:
     """A row: a method with its options, and the paper's numbers by column, `[mean]` or `[mean, std]`.
 
-    No `method` means that Coterie has no such thing; the paper's numbers are shown all the same.
+    No `method` means that Coterie has no such thing; the paper's numbers are shown all the same. A `variant` repeats a
+    row of the paper's with something changed: it stands beside the others, without a rank.
     """
 
     key: str
     title: str
     method: str | None = None
+    variant: bool = False
     set: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     reports: Mapping[str, str] = field(default_factory=dict)

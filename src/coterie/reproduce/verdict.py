@@ -98,8 +98,8 @@ class RebuiltColumn:
         return abs(difference) > (POINTS if paper[1] is None else DEVIATIONS * paper[1])
 
     def ranks(self) -> dict[str, tuple[int, int]]:
-        """The rank in the paper and in ours of the rows that have both; rows with settings of their own have none."""
-        both = [row for row in self.rows if self.paper(row) is not None and not row.settings]
+        """The rank in the paper and in ours of the rows that have both; variants have none."""
+        both = [row for row in self.rows if self.paper(row) is not None and not row.variant]
         theirs = _ranks({row.key: _first(self.paper(row)) for row in both}, self.column.measure)
         ours = _ranks({row.key: self.ours(row).mean for row in both}, self.column.measure)
         return {row.key: (theirs[row.key], ours[row.key]) for row in both}
@@ -121,7 +121,7 @@ class RebuiltColumn:
     def lead(self, moment: str = "") -> Verdict | None:
         """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
-        others = [row for row in self.rows if row.method_name != self.table.proposed and not row.settings]
+        others = [row for row in self.rows if row.method_name != self.table.proposed and not row.variant]
         if not proposed or not others:
             return None
         best = max(others, key=lambda row: self.ours(row, moment).mean)

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics bench clean
+.PHONY: setup demo quick test full lint types numerics bench fuzz crash clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,14 @@ full: test numerics
 
 numerics: setup
 	$(BIN)/python tools/numerics.py
+
+# A hundred thousand odd inputs in an hour; what goes wrong is kept in tests/fuzz/kept and tried by every lane from then on.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --cases 100000 --hours 1 --jobs $(JOBS)
+
+# Five hundred processes killed at file operations, and carried on.
+crash: setup
+	$(BIN)/python -m tests.crash --kills 500
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -1,9 +1,9 @@
 """`python -m tests.crash`: kill processes at chosen file operations, carry on, and compare with the undisturbed.
 
-Each scenario is first run undisturbed, which counts its file operations. Then it is run again and again, each time in a
-fork of this process that is killed at one of them, with and without the loss of what was not flushed; somebody carries on
-as they are told to, and what comes of it must be the same. `--kills` are shared out evenly; what is to be killed where
-follows from `--seed`.
+Each scenario is first run undisturbed, which counts its file operations. Then it is run again and again, each time in
+a fork of this process that is killed at one of them, with and without the loss of what was not flushed; somebody
+carries on as they are told to, and what comes of it must be the same. `--kills` are shared out evenly; what is to be
+killed where follows from `--seed`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.crash.kills import Killer
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+
 def main() -> int:
     """Read the command line and do as it says; 1 if anything went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
@@ -31,7 +32,6 @@ def main() -> int:
     given = parser.parse_args()
 
     import torch
-
     from tests.crash.scenarios import SCENARIOS
 
     torch.set_num_threads(1)

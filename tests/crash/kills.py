@@ -1,8 +1,11 @@
 """A process that is killed at its n-th file operation: an open, a write half done, an fsync, a rename, an unlink …
 
-Installed in a process of its own (a fork), which then ends by SIGKILL: no buffer is flushed, nothing is cleaned up. With
-`power`, what was never flushed to the disk is lost as well, as in a power cut.
+Installed in a process of its own (a fork), which then ends by SIGKILL: no buffer is flushed, nothing is cleaned up.
+With `power`, what was never flushed to the disk is lost as well, as in a power cut.
 """
+
+# What stands in for that which pathlib calls cannot call pathlib.
+# ruff: noqa: PTH100, PTH110, PTH115, PTH202
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from coterie.cli import main
-from coterie.experiment.directory import load_tensors
 from tests.crash.forks import KILLED, in_a_fork
 from tests.crash.kills import Killer
 from tests.deployment.test_coordinator import Trial
+
+from coterie.cli import main
+from coterie.experiment.directory import load_tensors
 
 Outcome = dict[str, Any]
 KILLED_AT = 60

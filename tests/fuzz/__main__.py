@@ -1,8 +1,8 @@
 """`python -m tests.fuzz`: many cases of all targets, in processes of their own.
 
-Every batch has a seed, which `runs/fuzz/batches.jsonl` records with what came of it; `--only TARGET --seed N --cases M`
-repeats one. A finding is shrunk, and its minimal case written to `tests/fuzz/kept/`, where the ordinary tests try it ever
-after. A batch whose process dies or hangs leaves the case that it was at.
+Every batch has a seed, which `runs/fuzz/batches.jsonl` records with what came of it; `--only TARGET --seed N --cases
+M` repeats one. A finding is shrunk, and its minimal case written to `tests/fuzz/kept/`, where the ordinary tests try it
+ever after. A batch whose process dies or hangs leaves the case that it was at.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Session:
     def run(self) -> int:
         """Run the batches and say what was found."""
         self.record.mkdir(parents=True, exist_ok=True)
-        print(f"{self.cases:,} cases of {len(self.targets)} targets, from seed {self.seed}, {self.jobs} at the same time")
+        print(
+            f"{self.cases:,} cases of {len(self.targets)} targets, from seed {self.seed}, {self.jobs} at the same time"
+        )
         with ThreadPoolExecutor(self.jobs) as pool:
             for _ in pool.map(lambda one: self.batch(*one), self.batches()):
                 pass
@@ -140,7 +142,9 @@ class Session:
         with self.lock:
             with (self.record / "batches.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            print(f"\r{self.done:,} of {self.cases:,} cases; {len(self.known)} findings; {name}      ", end="", flush=True)
+            print(
+                f"\r{self.done:,} of {self.cases:,} cases; {len(self.known)} findings; {name}      ", end="", flush=True
+            )
 
     def follow(self, process: subprocess.Popen[str], lines: IO[str]) -> dict[str, Any]:
         """The last thing that a batch says, once it has ended; one that falls silent is killed."""
@@ -170,7 +174,9 @@ class Session:
                 self.known[kind] = self.known.get(kind, 0) + 1
             if not new:
                 continue
-            print(f"\n{kind} (seed {finding['seed']})\n  {finding['words'][:300]}\n  {json.dumps(finding['case'])[:300]}")
+            print(
+                f"\n{kind} (seed {finding['seed']})\n  {finding['words'][:300]}\n  {json.dumps(finding['case'])[:300]}"
+            )
             text = json.dumps(finding, indent=1, ensure_ascii=True) + "\n"
             digest = hashlib.sha256(json.dumps(finding["case"], sort_keys=True).encode()).hexdigest()[:8]
             stem = re.sub(r"\W+", "-", finding["target"])

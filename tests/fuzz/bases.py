@@ -8,13 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 ODD_NUMBERS = (
-    "0", "1", "-1", "2", "-0.0", "0.5", "1.5", "1e-300", "5e-324", "1e-12", "0.999999999", "1e6", "1e18", "1e39", "1e308",
-    "-1e308", "inf", "-inf", "nan", "1e400", "9223372036854775807", "9223372036854775808", "-9223372036854775809",
-    "340282346638528859811704183484516925440", "1_000", "0x10", "1e", "٣", "１", "1" + "0" * 400, "9" * 5000,
+    "0", "1", "-1", "2", "-0.0", "0.5", "1.5", "1e-300", "5e-324", "1e-12", "0.999999999", "1e6", "1e18", "1e39",
+    "1e308", "-1e308", "inf", "-inf", "nan", "1e400", "9223372036854775807", "9223372036854775808",
+    "-9223372036854775809", "340282346638528859811704183484516925440", "1_000", "0x10", "1e",
+    "٣", "１", "1" + "0" * 400, "9" * 5000,
 )  # fmt: skip
 ODD_TEXTS = (
-    "", " ", "none", "None", "null", "true", "no", "[]", "[1]", "{}", "a,b", ",", ".", "..", "/", "~", "-", "--", "=", ":",
-    "a:b", "./x.py:Y", "a\nb", "a\tb", "\x00", "\u2028", "ä", "𝔘", "%s", "{0}", "$(id)", "'", '"', "../../etc/passwd", "x" * 300,
+    "", " ", "none", "None", "null", "true", "no", "[]", "[1]", "{}", "a,b", ",", ".", "..", "/", "~", "-", "--", "=",
+    ":", "a:b", "./x.py:Y", "a\nb", "a\tb", "\x00", "\u2028", "ä", "𝔘", "%s", "{0}", "$(id)", "'", '"',
+    "../../etc/passwd", "x" * 300,
 )  # fmt: skip
 
 odd_numbers = st.one_of(
@@ -72,7 +74,7 @@ def _changed(draw: st.DrawFn, value: Any, values: st.SearchStrategy[Any]) -> Any
 
 @st.composite
 def damages(draw: st.DrawFn, length: int) -> list[list[Any]]:
-    """What happens to a file of some length: bits flip, bytes are lost, repeated, zeroed or put in, its end is cut off."""
+    """What happens to a file of some length: bits flip; bytes are lost, repeated, zeroed or put in; its end is lost."""
     found: list[list[Any]] = []
     place = st.integers(0, max(length - 1, 0))
     for _ in range(draw(st.integers(1, 3))):

@@ -9,7 +9,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import FlakyFailure
-
 from tests.fuzz.trial import Case, Target, signature
 
 UNHURRIED = settings(
@@ -74,7 +73,7 @@ def _one_search(
 
     try:
         trial()
-    except (FlakyFailure, Exception):  # noqa: B014 (a group of exceptions among them)
+    except (FlakyFailure, Exception):
         if not last:
             raise
         return last

@@ -1,4 +1,4 @@
-"""A thousand cases of all fuzz targets, the same every time (`make fuzz` has new ones), and every case that was kept."""
+"""A thousand cases of all fuzz targets, the same every time (`make fuzz` has new ones), and every case kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.fuzz.everything import TARGETS
 from tests.fuzz.searching import UNHURRIED, search
 from tests.fuzz.trial import KEPT, Case, Target, WrongError, must

@@ -88,7 +88,6 @@ def refused(action: Callable[[], object]) -> str | None:
     except CoterieError as error:
         text = str(error)
         must(bool(text.strip()), "an error without a word")
-        must(len(text) <= LONGEST, f"a message of {len(text)} letters")
         return text
     return None
 

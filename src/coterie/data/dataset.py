@@ -58,7 +58,8 @@ class Dataset(Displayed, metaclass=TypedOptions):
             f"data '{self.name}': inputs must be float32, or int64 for models that take whole numbers",
         )
         require(
-            self.inputs.numel() > 0, f"data '{self.name}': samples of shape {tuple(self.inputs.shape[1:])} hold no numbers"
+            self.inputs.numel() > 0,
+            f"data '{self.name}': samples of shape {tuple(self.inputs.shape[1:])} hold no numbers",
         )
         self.of_task.check_labels(self.labels, self.name)
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):

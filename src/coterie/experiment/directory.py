@@ -196,8 +196,8 @@ class RunDirectory(KeptRun):
     def checkpoint(self, federation: Federation, tested: str, lines: str) -> None:
         """Save the state after a round; the old checkpoint becomes the one to fall back on.
 
-        The lines of all rounds, whose digest is given, are on the disk before: no power cut leaves a checkpoint ahead of
-        them.
+        The lines of all rounds, whose digest is given, are on the disk before: no power cut leaves a checkpoint ahead
+        of them.
         """
         flush_to_disk(self.path / ROUNDS)
         if self.has(CHECKPOINT):

@@ -39,4 +39,3 @@ def _obstacles(prepared: Prepared, longer: Prepared, done: int) -> Iterator[str]
     for name, value in before.items():
         if after[name] != value:
             yield f"{method_name(prepared.method)}'s {name} was {value}, and would have been {after[name]}"
-

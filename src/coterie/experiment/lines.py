@@ -17,8 +17,8 @@ DIRECTIONS = ("up", "down")
 class LinesDigest:
     """A text that differs if any line does, whatever the time that a round took.
 
-    A last round is tested though it would not be its turn. More rounds may be planned later, and it is then a round like
-    others; so what it was tested for does not count.
+    A last round is tested though it would not be its turn. More rounds may be planned later, and it is then a round
+    like others; so what it was tested for does not count.
 
     >>> one = LinesDigest(1, [{"round": 1, "seconds": {"train": 1.0}, "cohort": [0]}])
     >>> one.text == LinesDigest(1, [{"round": 1, "seconds": {"train": 2.0}, "cohort": [0]}]).text
@@ -88,7 +88,7 @@ def _fault_of_scores(part: Any) -> str:
         if name not in part:
             continue
         scores, means = part[name], MEANS if name in MOMENTS else ()
-        lists = [scores[key] for key in scores if key not in means] if isinstance(scores, dict) else [None]
+        lists: list[Any] = [scores[key] for key in scores if key not in means] if isinstance(scores, dict) else [None]
         right = (
             isinstance(scores, dict)
             and all(_is_number(scores.get(mean, "")) for mean in means)

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from PIL import Image
+from tests.fuzz.bases import damaged, damages, odd_values
+from tests.fuzz.trial import Case, Target, must, refused
 
 from coterie.data import load
 from coterie.data.archives import tar_members
 from coterie.data.readers.idx import read_idx
-from tests.fuzz.bases import damaged, damages, odd_values
-from tests.fuzz.trial import Case, Target, must, refused
 
 SAMPLES = 12
 
@@ -167,7 +167,7 @@ def check_data(path: Path, task: str = "") -> None:
     must(0 < data.train_size <= len(data), f"{data.train_size} training samples of {len(data)}")
     if task == "classification":
         must(data.classes >= 2, f"{data.classes} classes")
-        must(0 <= int(data.labels.min()) and int(data.labels.max()) < data.classes, "labels beyond the classes")
+        must(int(data.labels.min()) >= 0 and int(data.labels.max()) < data.classes, "labels beyond the classes")
     if data.owners is not None:
         must(len(data.owners) == len(data), "owners of some samples only")
         must(int(data.owners.max()) < len(data.owner_names), "owners without a name")

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from tests.fuzz.bases import ODD_NUMBERS, damaged, damages, odd_values, spoilt_json
+from tests.fuzz.targets.settings import TABLE, write_table
+from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, quiet, refused, strict_json
 
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.opened import open_run
 from coterie.partition import Iid
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
-from tests.fuzz.bases import ODD_NUMBERS, damaged, damages, odd_values, spoilt_json
-from tests.fuzz.targets.settings import TABLE, write_table
-from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, quiet, refused, strict_json
 
 FILES = (
     "config.toml",

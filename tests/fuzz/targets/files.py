@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import save
+from tests.fuzz.bases import damaged, damages, spoilt_json
+from tests.fuzz.trial import Case, Target, must, refused
 from torch import nn
 
 from coterie.data import Dataset
@@ -22,8 +24,6 @@ from coterie.deployment.predict.model import export_model, predict
 from coterie.models.weights import load_weights
 from coterie.partition import FromFile, Partition
 from coterie.testing.together import Together, agreed
-from tests.fuzz.bases import damaged, damages, spoilt_json
-from tests.fuzz.trial import Case, Target, must, refused
 
 SAMPLES = 12
 
@@ -100,7 +100,15 @@ def weight_files(draw: st.DrawFn) -> Case:
         if action == "shape":
             state[name] = torch.zeros(draw(st.lists(st.integers(0, 4), max_size=3)))
         elif action == "kind":
-            kinds = (torch.float16, torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.complex64)
+            kinds = (
+                torch.float16,
+                torch.float64,
+                torch.int64,
+                torch.bool,
+                torch.uint8,
+                torch.bfloat16,
+                torch.complex64,
+            )
             state[name] = tensor.to(draw(st.sampled_from(kinds)))
         elif action == "number":
             odd = draw(st.sampled_from((float("nan"), float("inf"), 1e300)))

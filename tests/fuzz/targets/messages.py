@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
+from tests.fuzz.bases import damaged, damages, odd_texts, spoilt_json
+from tests.fuzz.trial import Case, Target, must, quiet, refused
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.apps import from_records
@@ -20,8 +22,6 @@ from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.wire import Packed, pack, read_text, unpack
 from coterie.testing.together import SITES, Together, agreed
-from tests.fuzz.bases import damaged, damages, odd_texts, spoilt_json
-from tests.fuzz.trial import Case, Target, must, quiet, refused
 
 METHODS = ("fedper", "fedrema", "fedcac", "fedproto", "pfedsim")
 KINDS = ("float32", "float64", "int64", "bool", "float16", "")
@@ -122,7 +122,8 @@ def state_of(server: Server) -> dict[str, torch.Tensor]:
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether two states are the same, bit for bit."""
     return one.keys() == other.keys() and all(
-        tensor.equal(other[name]) or (bool(tensor.isnan().any()) and tensor.nan_to_num().equal(other[name].nan_to_num()))
+        tensor.equal(other[name])
+        or (bool(tensor.isnan().any()) and tensor.nan_to_num().equal(other[name].nan_to_num()))
         for name, tensor in one.items()
     )
 

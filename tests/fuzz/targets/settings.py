@@ -10,6 +10,8 @@ from unittest import mock
 
 import tomli_w
 from hypothesis import strategies as st
+from tests.fuzz.bases import damaged, damages, odd_numbers, odd_texts, odd_values, spoilt_json
+from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, strict_json
 
 from coterie.cli.settings import GivenSettings
 from coterie.experiment.config import complete
@@ -17,8 +19,6 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import experiment_from
 from coterie.methods import METHODS
 from coterie.options import option_fields
-from tests.fuzz.bases import damaged, damages, odd_numbers, odd_texts, odd_values, spoilt_json
-from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, strict_json
 
 SAMPLES = 60
 TABLE = "small.csv"

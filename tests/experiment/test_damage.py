@@ -226,7 +226,7 @@ def test_a_line_that_was_changed_is_noticed(run: Path) -> None:
         return [json.dumps(line), *old[1:]]
 
     lines(run, change)
-    with pytest.raises(CoterieError, match=f"{ROUNDS} is damaged .*tells something else of the first 2 rounds"):
+    with pytest.raises(CoterieError, match=f"{ROUNDS} is damaged .*tells something else of the first 3 rounds"):
         resume(run)
     with pytest.raises(CoterieError, match=f"{ROUNDS} is damaged"):
         print(open_run(run).history)

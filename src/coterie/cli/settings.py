@@ -72,6 +72,8 @@ def parameter(item: Field[Any], wanted: Any, groups: Mapping[str, Group]) -> Any
     """A setting as the annotated type of an option that may be left out."""
     told = item.metadata
     group, names, shown = groups[told["group"]], told["names"], told["shown"]
+    if wanted is bool:
+        return Annotated[bool | None, switch(told["help"], shown, group)]
     if get_origin(wanted) is tuple:
         kind = get_args(wanted)[0]
         several = Parameter(

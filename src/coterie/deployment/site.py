@@ -9,67 +9,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.problem import Problem
 from coterie.client.recipe import Measure
 from coterie.client.scores import TUNING_DIVERGED, Score
-from coterie.client.worker import Worker
 from coterie.core.columns import Columns
-from coterie.core.federation import Federation
-from coterie.core.slots import Follows, HeldBy, Slot
-from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.assessment import Assessment
+from coterie.deployment.journal import Journal
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect
 
 log = logging.getLogger("coterie")
-
-
-class SiteSlot(Slot):
-    """A slot of which only one client's row is here, whatever client is asked for."""
-
-    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
-        """The row of this site, as often as clients are asked for."""
-        return super().rows(torch.zeros_like(clients), columns)
-
-    def copy_row(self, client: int, out: Tensor) -> None:
-        """Copy this site's row into the slot's columns of `out [P]`."""
-        super().copy_row(0, out)
-
-    def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
-        """Write into this site's row."""
-        super().write_own(torch.zeros_like(clients), columns, values)
-
-
-class SiteFederation(Federation):
-    """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
-
-    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        slot = SiteSlot(initial, 1, columns, shared, held_by)
-        slot.tracks = Tracks(slot.shared_columns, slot.own_columns, self.clients)
-        return slot
-
-
-class SiteWorker(Worker):
-    """A worker whose peers' models came by message."""
-
-    visitors: Tensor | None = None  # [n, |what peers upload|]
-
-    def _peer_rows(self, columns: Columns) -> Tensor:
-        return torch.empty(0, columns.size) if self.visitors is None else self.visitors
-
-    def held(self) -> dict[str, Tensor]:
-        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
-        slots = self.federation.slots
-        used = sorted(self._present & slots.keys())
-        return {name: slots[name].columns.take(self._models[name].row) for name in used}
 
 
 class Site:
@@ -79,41 +36,19 @@ class Site:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
-        blueprint = agreement.build()
-        self._first_weights = blueprint.fingerprint
-        train, validation, test = own_split(agreement, data, self.client)
-        empty = torch.empty(0, dtype=torch.int64)
-        count = len(agreement.sites)
-        self.problem = Problem(
-            module=blueprint.module,
-            layout=blueprint.layout,
-            inputs=data.inputs,
-            labels=data.labels,
-            **{
-                part: tuple(index if client == self.client else empty for client in range(count))
-                for part, index in (("train", train), ("validation", validation), ("test", test))
-            },
-            training=agreement.training,
-            task=agreement.task,
-            skip_single_samples=blueprint.skip_single_samples,
-        )
-        self._counts = torch.bincount(data.labels[train], minlength=agreement.classes)
-        self.federation = agreement.federation(blueprint, SiteFederation)
-        self.federation.sizes[self.client] = len(train)
-        self.federation.class_counts[self.client] = self._counts
-        assert self.federation.validation_sizes is not None
-        self.federation.validation_sizes[self.client] = len(validation)
-        agreement.kind.init(self.federation)
+        self._place = workplace(agreement, self.client, data)
+        self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
-        self.worker = SiteWorker(self.problem, agreement.kind, agreement.seed)
+        self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
+        self.assessment = Assessment(self._place, data, Journal(store.path))
 
     def hello(self) -> Note:
         """What the server needs to know before the first round."""
-        counts = self._counts.tolist() if self.federation.asks_class_counts else None
+        counts = self.federation.class_counts[self.client].tolist() if self.federation.asks_class_counts else None
         return {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
-            "first_weights": self._first_weights,
+            "first_weights": self._place.first_weights,
             "torch": torch.__version__,
             "samples": len(self.problem.train[self.client]),
             "validation": len(self.problem.validation[self.client]),
@@ -152,8 +87,10 @@ class Site:
         answer: Note = {"round": note["round"], "diverged": False}
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
-        if note["test"]:
-            answer["received"] = self._test()
+        received = self._test() if note["test"] else None
+        if received is not None:
+            answer["received"] = self._told(received)
+        self.assessment.begin(note["round"], note["since"], self._kept, received)
         # The server says which measurements it wants; those that stay here are this site's own business.
         recipe = tuple(
             step
@@ -170,10 +107,12 @@ class Site:
         uploads = collected.uploads
         answer["seconds"] = time.perf_counter() - begin
         if collected.diverged:
+            self.assessment.diverge()
             return Parcel({}, answer | {"diverged": True})
         if score is not None:
             answer["trained"] = self._told(score)
-        self.store.save(note["round"], self._state(), note["since"], self.agreement.toml(), self.agreement.checkpoints)
+        state = self._state() | self.assessment.train(answer["seconds"], note["rounds_taken"])
+        self.store.save(note["round"], state, note["since"], self.agreement.toml(), self.agreement.checkpoints)
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
@@ -181,17 +120,21 @@ class Site:
         tensors |= {f"measured.{name}": value[0] for name, value in uploads.measured.items()}
         with suppress(OSError):  # it would save time, no more: a full disk must not cost the answer itself
             self.store.keep_answer(note["round"], mark, tensors, answer)
-        return Parcel(tensors, answer)
+        reply = Parcel(tensors, answer)
+        self.assessment.end(task.bytes, reply.bytes, score)
+        return reply
 
     def finish(self, task: Parcel) -> Parcel:
         """The end: take the last download, keep the finished state, and say how good it is."""
         if not self._take(task):
             log.warning("site %s: what it kept is lost; its finished model begins from what the server sent", self.name)
         result = self._test()
+        self.assessment.begin(task.note["round"], task.note["since"], self._kept, result)
+        self.assessment.finish(task.bytes)
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
-        return Parcel({}, {"round": task.note["round"], "received": result})
+        return Parcel({}, {"round": task.note["round"], "received": self._told(result)})
 
     def _enter(self, note: Note) -> None:
         """Put the federation at the task's round."""
@@ -226,7 +169,7 @@ class Site:
 
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
-        saved = self.store.snapshot(since) if since else None
+        self._kept = saved = self.store.snapshot(since) if since else None
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
         federation = self.federation
         for name, slot in federation.slots.items():
@@ -249,29 +192,15 @@ class Site:
         }
         return rows | {f"value.{name}": federation.value_of(name, self.client) for name in federation.values}
 
-    def _test(self) -> Note:
+    def _test(self) -> Score:
         self.worker.seat(self.federation, self.client)
-        return self._told(tuned_score(self.worker))
+        return tuned_score(self.worker, keep_scores=True)
 
     def _told(self, score: Score) -> Note:
         """A score as it is sent; the site's own log says if it is not that of the tuned model."""
         if score.untuned:
             log.warning("site %s: round %d: %s", self.name, self.federation.round, TUNING_DIVERGED)
         return _summed(score)
-
-
-def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split = agreement.split
-    if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
-        parts = (train, validation, np.arange(data.train_size, len(data)))
-    else:
-        require(
-            len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
-        )
-        parts = split(np.arange(len(data)), agreement.seed, client)
-    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
 
 
 TASK: dict[str, Any] = {

@@ -11,7 +11,7 @@ from coterie.experiment.run_options import RunOptions
 from coterie.options import same_setting, setting
 
 # Results do not depend on these, so that they may change at any time.
-CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints")
+CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints", "baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,11 @@ class FederationTerms(JointTraining):
     most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
     largest_input: float = setting(
         1000.0, "Data with larger numbers than this are refused at their site: they are not scaled.", "sites"
+    )
+    baseline: bool = setting(
+        True,
+        "Each site also trains a model alone, and sees what taking part gains it: as much training again.",
+        "sites",
     )
     checkpoints: int = setting(3, "Rounds that server and sites keep, to go back to.", "defence")
     hello: float = setting(300.0, "Seconds that a site has to read its data and say who it is.", "waiting")

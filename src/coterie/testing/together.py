@@ -18,9 +18,10 @@ from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server
-from coterie.deployment.site import Site, own_split
+from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
+from coterie.deployment.workplace import own_split
 from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
 from coterie.partition import Partition

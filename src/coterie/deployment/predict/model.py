@@ -25,9 +25,9 @@ from coterie.data.arrays import Array, to_inputs
 from coterie.data.progress import progress_bar
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.predict.file import About, read_model, read_tensors, write_model
-from coterie.deployment.site import SiteFederation
 from coterie.deployment.sitedata import fitted
 from coterie.deployment.store import FINAL, Store, require_readable
+from coterie.deployment.workplace import SiteFederation
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.result import Result
 from coterie.methods.base import Method

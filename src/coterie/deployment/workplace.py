@@ -1,0 +1,123 @@
+"""Where a site works: its own samples, the federation as it sees it, and a worker at which its models are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.client.problem import Problem
+from coterie.client.worker import Worker
+from coterie.core.columns import Columns
+from coterie.core.federation import Federation
+from coterie.core.slots import Follows, HeldBy, Slot
+from coterie.core.tracks import Tracks
+from coterie.data import Dataset
+from coterie.deployment.agreement import Agreement
+from coterie.errors import require
+
+
+class SiteSlot(Slot):
+    """A slot of which only one client's row is here, whatever client is asked for."""
+
+    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
+        """The row of this site, as often as clients are asked for."""
+        return super().rows(torch.zeros_like(clients), columns)
+
+    def copy_row(self, client: int, out: Tensor) -> None:
+        """Copy this site's row into the slot's columns of `out [P]`."""
+        super().copy_row(0, out)
+
+    def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
+        """Write into this site's row."""
+        super().write_own(torch.zeros_like(clients), columns, values)
+
+
+class SiteFederation(Federation):
+    """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
+
+    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
+        slot = SiteSlot(initial, 1, columns, shared, held_by)
+        slot.tracks = Tracks(slot.shared_columns, slot.own_columns, self.clients)
+        return slot
+
+
+class SiteWorker(Worker):
+    """A worker whose peers' models came by message."""
+
+    visitors: Tensor | None = None  # [n, |what peers upload|]
+
+    def _peer_rows(self, columns: Columns) -> Tensor:
+        return torch.empty(0, columns.size) if self.visitors is None else self.visitors
+
+    def held(self) -> dict[str, Tensor]:
+        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
+        slots = self.federation.slots
+        used = sorted(self._present & slots.keys())
+        return {name: slots[name].columns.take(self._models[name].row) for name in used}
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What one client of an agreement trains with and on."""
+
+    agreement: Agreement
+    client: int
+    problem: Problem
+    federation: Federation
+    worker: SiteWorker
+    first_weights: str  # a text that differs if the first weights do
+
+    @property
+    def train(self) -> Tensor:
+        """The samples that it trains on."""
+        return self.problem.train[self.client]
+
+    @property
+    def test(self) -> Tensor:
+        """The samples that it is tested on, and never trains on."""
+        return self.problem.test[self.client]
+
+
+def workplace(agreement: Agreement, client: int, data: Dataset) -> Workplace:
+    """The place of a client before the first round; its data is the only one there."""
+    blueprint = agreement.build()
+    train, validation, test = own_split(agreement, data, client)
+    empty = torch.empty(0, dtype=torch.int64)
+    problem = Problem(
+        module=blueprint.module,
+        layout=blueprint.layout,
+        inputs=data.inputs,
+        labels=data.labels,
+        **{
+            part: tuple(index if other == client else empty for other in range(len(agreement.sites)))
+            for part, index in (("train", train), ("validation", validation), ("test", test))
+        },
+        training=agreement.training,
+        task=agreement.task,
+        skip_single_samples=blueprint.skip_single_samples,
+    )
+    federation = agreement.federation(blueprint, SiteFederation)
+    federation.sizes[client] = len(train)
+    federation.class_counts[client] = torch.bincount(data.labels[train], minlength=agreement.classes)
+    assert federation.validation_sizes is not None
+    federation.validation_sizes[client] = len(validation)
+    agreement.kind.init(federation)
+    worker = SiteWorker(problem, agreement.kind, agreement.seed)
+    return Workplace(agreement, client, problem, federation, worker, blueprint.fingerprint)
+
+
+def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
+    split = agreement.split
+    if data.train_size < len(data):
+        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
+        parts = (train, validation, np.arange(data.train_size, len(data)))
+    else:
+        require(
+            len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
+        )
+        parts = split(np.arange(len(data)), agreement.seed, client)
+    return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])

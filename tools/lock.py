@@ -1,8 +1,8 @@
 """`python tools/lock.py`: write `requirements/dev.txt`, every package of a development environment with its hashes.
 
 All but PyTorch, whose build differs from index to index (`constraints.txt` has its version). Needs pip-tools; asks the
-package index that pip is set up for, and names none. The versions are those of `constraints.txt` where that has one, else
-those of the environment that this runs in: what was tested is what is locked.
+package index that pip is set up for, and names none. The versions are those of `constraints.txt` where that has one,
+else those of the environment that this runs in: what was tested is what is locked.
 """
 
 from __future__ import annotations

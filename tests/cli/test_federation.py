@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import FederationFacts, look_here
+from coterie.deployment.terms import LINEAGE
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 
@@ -56,7 +58,7 @@ def made(capsys: pytest.CaptureFixture[str], keys: bool = True) -> None:
 
 
 def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
-    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name != "method"}
+    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *LINEAGE)}
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
@@ -64,7 +66,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     assert shown == {name: str(items[name]) for name in shown}
 
 
-@pytest.mark.parametrize("command", ["init", "keys", "join", "server", "client"])
+@pytest.mark.parametrize("command", ["init", "keys", "join", "server", "client", "extend"])
 def test_every_option_is_explained(command: str) -> None:
     for argument in app["federation"][command].assemble_argument_collection():
         if argument.show:
@@ -134,7 +136,7 @@ def test_a_site_joins_and_its_key_is_accepted_replaced_and_removed(
     assert said(capsys, "federation join fed --name site-a --new-key").code == 0
     answer = said(capsys, f"federation keys fed --accept site-a={own / 'key.pub'}")
     assert "the key of site-a is replaced" in answer.out
-    assert "Keys count when the server is started next" in answer.out
+    assert "A server that runs takes this over when its round is over" in answer.out
     assert "the key of site-b is removed" in said(capsys, "federation keys fed --remove site-b").out
     warned = said(capsys, "federation server fed --commands")
     assert "no key of site-b is accepted, which cannot join" in warned.err
@@ -146,7 +148,7 @@ def test_a_changed_agreement_is_accepted_anew(folder: Path, capsys: pytest.Captu
     file.write_text(file.read_text().replace("rounds = 20", "rounds = 21"))
     answer = said(capsys, "federation join fed --name site-a")
     assert answer.code == 2
-    assert "differs from the one accepted before in rounds; read it, and accept it with --changed" in answer.err
+    assert "before (rounds: 20 becomes 21); read it, and accept it with --changed" in answer.err
     kept = folder / "fed" / "sites" / "site-a" / "federation.toml"
     assert "rounds = 20" in kept.read_text()
     assert said(capsys, "federation join fed --name site-a --changed").code == 0
@@ -183,7 +185,7 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert answer.code == 0
     assert "9 samples fit" in answer.err
     assert f"only the app {hashlib.sha256(b'packed').hexdigest()} runs here" in answer.err
-    relay, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
+    relay, resident, porter, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
     own = folder / "fed" / "sites" / "site-a"
     assert relay[1:3] == ["-m", "coterie.deployment.flower.relay"]
     assert relay[relay.index("--server") + 1] == "example.org:8000"
@@ -192,9 +194,18 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert node[node.index("--port") + 1] == "9123"
     assert node[node.index("--isolation") + 1] == "process"
     assert node[node.index("--node-config") + 1] == (
-        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml" '
-        f'audit="{own}/audit.jsonl"'
+        f'name="site-a" resident="{own}/.resident.socket" audit="{own}/audit.jsonl"'
     )
+    assert resident[1:] == ["-m", "coterie.deployment.resident", str(own / ".resident.json")]
+    assert json.loads((own / ".resident.json").read_text()) == {
+        "name": "site-a",
+        "data": f"{folder}/good.npz",
+        "state": f"{folder}/fed/sites",
+        "agreement": f"{own}/federation.toml",
+        "socket": f"{own}/.resident.socket",
+    }
+    assert porter[1:] == ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket")]
+    assert os.access(own / ".commands" / "flwr-clientapp", os.X_OK)
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]
     assert executor[-2:] == secret
@@ -212,8 +223,10 @@ def test_a_site_without_the_folder(folder: Path, capsys: pytest.CaptureFixture[s
     answer = said(capsys, line)
     assert answer.code == 0, answer.err
     assert "others on this machine can read the private key; 'chmod 600 my.key' prevents that" in answer.err
-    assert f'state="{folder}/federation-state"' in answer.out
-    assert f'state="{folder}/here"' in said(capsys, f"{line} --state here").out
+    assert said(capsys, f"{line} --state here").code == 0
+    for state in ("federation-state", "here"):
+        told = json.loads((folder / state / "site-a" / ".resident.json").read_text())
+        assert told["state"] == f"{folder}/{state}"
     assert (folder / "here").stat().st_mode & 0o777 == 0o700
 
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from support import PATIENCE
 from tests.crash.forks import KILLED, in_a_fork
 from tests.crash.kills import Killer
+
+from support import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from coterie.deployment.wire import KINDS, LONGEST_NOTE, Expected, Packed, Parcel, RefusedError, pack, unpack
+from coterie.deployment.packed import LONGEST_NOTE, Packed, RefusedError
+from coterie.deployment.wire import KINDS, Expected, Parcel, pack, unpack
 from coterie.errors import CoterieError
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -88,3 +89,13 @@ def test_anything_else_is_refused(packed: Packed, reason: str) -> None:
     assert unpack(GOOD, EXPECTED).tensors["b"].tolist() == [1, 1, 1]
     with pytest.raises(RefusedError, match=reason):
         unpack(packed, EXPECTED)
+
+
+def test_nan_may_stand_for_what_is_not_known_and_infinity_for_nothing() -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        packed = pack(Parcel({"means": torch.tensor([1.0, value])}))
+        with pytest.raises(RefusedError, match="holds NaN or infinite values"):
+            unpack(packed, {"means": Expected((2,))})
+    unpack(pack(Parcel({"means": torch.tensor([1.0, torch.nan])})), {"means": Expected((2,), finite=False)})
+    with pytest.raises(RefusedError, match="holds NaN or infinite values"):
+        unpack(pack(Parcel({"means": torch.tensor([torch.nan, torch.inf])})), {"means": Expected((2,), finite=False)})

@@ -23,6 +23,7 @@ class FederationFacts:
     metric: str = "accuracy"  # what sites are judged by, and the quantity whose mean that is
     quantity: str = "correct"
     fingerprint: str = ""
+    version: int = 1
 
 
 def look(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
@@ -51,7 +52,8 @@ def look_here(agreement: Path, data: Path | None = None, label: str = "", app: P
         write_app(app, agreed)
     metric = agreed.task.primary
     who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    return FederationFacts(*who, samples, metric.scale.name, metric.quantity, agreed.fingerprint)
+    metric_names = (metric.scale.name, metric.quantity)
+    return FederationFacts(*who, samples, *metric_names, agreed.fingerprint, agreed.version)
 
 
 def main() -> None:

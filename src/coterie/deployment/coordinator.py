@@ -19,13 +19,12 @@ from coterie.deployment.answers import fault_of
 from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
-from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
+from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
-
-Purpose = Literal["hello", "work", "finish"]
 
 POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites
@@ -97,7 +96,11 @@ class Coordinator:
             if resumed:
                 log.info("resumed after round %d", self.server.federation.round)
             self._gather(resumed and not self.server.finished)
+            period = self.server.period
             while not self.server.finished:
+                if self.server.period != period:
+                    period = self.server.period
+                    self._ask_anew()
                 self._round()
             self._farewell()
         except BaseException as error:
@@ -121,6 +124,12 @@ class Coordinator:
             if waited >= self.agreement.gather and enough:
                 return
             self._sleep(POLL)
+
+    def _ask_anew(self) -> None:
+        """A new period begins, to which sites may bring other data: ask everybody again what it has."""
+        log.info("after round %d sites may come with other data", self.server.federation.round)
+        self._sites = {}
+        self._gather(resumed=True)
 
     def _round(self) -> None:
         """The next round, as soon as there are enough sites."""

@@ -6,9 +6,18 @@ import logging
 from pathlib import Path
 
 from coterie.deployment.agreement import Agreement
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 
 log = logging.getLogger("coterie")
+
+
+def with_own_terms(agreement: Agreement, path: str) -> Agreement:
+    """The agreement of an app, with the terms of one's own copy that may change; in all else both must be the same."""
+    if not path:
+        return agreement
+    own = Agreement.read(Path(path))
+    require(own.fingerprint == agreement.fingerprint, f"{path}: was changed after this app was packed; start again")
+    return own
 
 
 class LiveTerms:
@@ -30,6 +39,9 @@ class LiveTerms:
             found = Agreement.read(self._path)
         except (CoterieError, OSError) as error:
             log.warning("%s has changed and cannot be used, the former terms hold: %s", self._path.name, error)
+            return self._agreement
+        if self._agreement.fingerprint in found.former:
+            log.info("%s has changed: version %d takes over after this round", self._path.name, found.version)
             return self._agreement
         if found.fingerprint != self._agreement.fingerprint:
             log.warning("%s has changed in more than waiting times; the former terms hold", self._path.name)

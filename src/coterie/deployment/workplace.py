@@ -111,13 +111,13 @@ def workplace(agreement: Agreement, client: int, data: Dataset) -> Workplace:
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
     """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split = agreement.split
+    split, key = agreement.split, agreement.keys[client]
     if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
+        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, key)
         parts = (train, validation, np.arange(data.train_size, len(data)))
     else:
         require(
             len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
         )
-        parts = split(np.arange(len(data)), agreement.seed, client)
+        parts = split(np.arange(len(data)), agreement.seed, key)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])

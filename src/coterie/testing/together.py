@@ -17,10 +17,11 @@ import torch
 from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.packed import Note, Packed, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.deployment.workplace import own_split
 from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
@@ -69,7 +70,7 @@ class Together:
     def site(self, name: str) -> Site:
         """A site as it starts: whatever it knows comes from its disk."""
         number = self.agreement.sites.index(name)
-        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
+        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint, self.agreement.former)
         data = self.data[name] if self.data else site_data(number, SIZES[number], self.agreement.shape)
         return Site(self.agreement, name, data, store)
 

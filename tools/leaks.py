@@ -24,7 +24,7 @@ KINDS = {
     "chat token": re.compile(r"\bxox[abprs]-[\w-]{10,}"),
     "service key": re.compile(r"\b(?:AIza[\w-]{35}|sk_live_\w{20,}|hf_[A-Za-z0-9]{34}|pypi-AgE[\w-]{50,})"),
     "web token": re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-    "address with a password": re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@\"'<>{}$]+:[^\s/:@\"'<>{}$]{3,}@"),
+    "address with a password": re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@\"'<>{}$]+:(?!password@)[^\s/:@\"'<>{}$]{3,}@"),
     "password in an assignment": re.compile(
         r"(?i)\b(?:password|passwd|secret|api_?key|access_?token)\w*[\"']?\s*[:=]\s*[\"'][^\s\"'{}$<>]{12,}[\"']"
     ),

@@ -56,8 +56,7 @@ locked:
 	@touch $(VENV)/.ready
 
 lock: setup
-	$(BIN)/python -m pip install --quiet pip-tools
-	$(BIN)/python tools/lock.py
+	$(BIN)/python -m tools.lock
 
 sbom: setup
 	$(BIN)/python tools/sbom.py

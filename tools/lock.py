@@ -1,8 +1,8 @@
-"""`python tools/lock.py`: write `requirements/dev.txt`, every package of a development environment with its hashes.
+"""`python -m tools.lock`: write `requirements/dev.txt`, every package of this environment with the hashes of its files.
 
-All but PyTorch, whose build differs from index to index (`constraints.txt` has its version). Needs pip-tools; asks the
-package index that pip is set up for, and names none. The versions are those of `constraints.txt` where that has one,
-else those of the environment that this runs in: what was tested is what is locked.
+All but PyTorch, whose build differs from index to index (`constraints.txt` has its version). What is installed here
+and needed by Coterie is what was tested, and what is locked; the hashes are those that the package index states which
+pip is set up for. None is named.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-LOCK = REPOSITORY / "requirements" / "dev.txt"
-UNLOCKED = ("torch",)
+from tools.sbom import LOCK, REPOSITORY, closure, usual
+
+UNLOCKED = ("coterie", "torch")
 HEADER = """\
 # What `make locked` installs: written by tools/lock.py, not by hand. PyTorch is not among it: see constraints.txt.
-# Files for every platform that the index knew are allowed; versions are those that were tested on Linux, Python 3.11.
+# Files for all platforms are allowed; the versions are those that were tested, on Linux with Python 3.11.
 """
 OWN_EXTRAS = re.compile(r"coterie\[([\w,]+)\]")
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
+LINK = re.compile(r"/([^/\s#]+)#sha256=([0-9a-f]{64})")
+SUFFIXES = (".whl", ".tar.gz", ".zip", ".tar.bz2")
 
 
 def wanted(extra: str = "dev") -> list[str]:
@@ -38,7 +40,7 @@ def wanted(extra: str = "dev") -> list[str]:
     return [*project["project"]["dependencies"], *_flat(extras, extra), *project["build-system"]["requires"]]
 
 
-def _flat(extras: dict[str, list[str]], name: str) -> Iterator[str]:
+def _flat(extras: Mapping[str, Sequence[str]], name: str) -> Iterator[str]:
     for one in extras[name]:
         found = OWN_EXTRAS.fullmatch(one)
         if found is None:
@@ -51,42 +53,62 @@ def _flat(extras: dict[str, list[str]], name: str) -> Iterator[str]:
 def locked(text: str) -> dict[str, str]:
     """Name and version of everything in a lock.
 
-    >>> locked("numpy==2.1.0 \\\\\\n    --hash=sha256:00\\n")
+    >>> locked("numpy==2.1.0 --hash=sha256:00")
     {'numpy': '2.1.0'}
     """
-    return {name.lower().replace("_", "-"): version for name, version in PINNED.findall(text)}
+    return {usual(name): version for name, version in PINNED.findall(text)}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Ask the index and write the lock."""
-    here = {one.metadata["Name"].lower(): one.version for one in metadata.distributions()}
-    here = {name: version for name, version in here.items() if name != "coterie" and "+" not in version}
+    names = sorted(({*closure("coterie"), "setuptools"}) - set(UNLOCKED))
+    versions = {name: metadata.version(name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        given, tested, out = (Path(folder) / name for name in ("wanted.in", "tested.txt", "dev.txt"))
-        given.write_text("\n".join(wanted()) + "\n", encoding="utf-8")
-        tested.write_text("".join(f"{name}=={version}\n" for name, version in sorted(here.items())), encoding="utf-8")
-        words = ["--generate-hashes", "--allow-unsafe", "--strip-extras", "--no-header", "--no-annotate", "--quiet"]
-        words += ["--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host", "--no-emit-options"]
-        words += [f"--unsafe-package={name}" for name in UNLOCKED]
-        words += ["--constraint", str(REPOSITORY / "constraints.txt"), "--constraint", str(tested)]
-        subprocess.run([sys.executable, "-m", "piptools", "compile", *words, "-o", str(out), str(given)], check=True)
-        LOCK.write_text(HEADER + without(out.read_text(encoding="utf-8"), UNLOCKED), encoding="utf-8")
+        pins = Path(folder) / "pins.txt"
+        pins.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()), encoding="utf-8")
+        # All that pip looks at is said there, with hashes; nothing is installed.
+        words = ["install", "--dry-run", "--ignore-installed", "--no-deps", "-vv", "--requirement", str(pins)]
+        asked = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=True)
+    LOCK.parent.mkdir(exist_ok=True)
+    LOCK.write_text(written(versions, asked.stdout.splitlines()), encoding="utf-8")
     return 0
 
 
-def without(text: str, names: Sequence[str]) -> str:
-    """A lock without some packages.
+def written(versions: Mapping[str, str], said: Iterable[str]) -> str:
+    """The lock of some versions, given what pip says of the files that an index has; an error if it has none of one.
 
-    >>> without("a==1 \\\\\\n    --hash=sha256:00\\nb==2 \\\\\\n    --hash=sha256:11\\n", ["a"])
-    'b==2 \\\\\\n    --hash=sha256:11\\n'
+    >>> said = ["Found link scheme://index/ab/Odd_Name-1.0-py3-none-any.whl#sha256=" + 64 * "f"]
+    >>> print(written({"odd-name": "1.0"}, said).splitlines()[-2])
+    odd-name==1.0 \\
     """
-    kept, skipping = [], False
-    for line in text.splitlines(keepends=True):
-        if found := PINNED.match(line):
-            skipping = found[1].lower() in names
-        if not skipping and not line.startswith("#"):
-            kept.append(line)
-    return "".join(kept)
+    found: dict[str, set[str]] = {name: set() for name in versions}
+    for line in said:
+        for file, digest in LINK.findall(line):
+            name, version = parted(file)
+            if versions.get(name) == version:
+                found[name].add(digest)
+    lacking = sorted(name for name, hashes in found.items() if not hashes)
+    if lacking:
+        raise SystemExit(f"the index states no hashes for {', '.join(lacking)}")
+    blocks = [
+        " \\\n".join([f"{name}=={versions[name]}", *(f"    --hash=sha256:{digest}" for digest in sorted(found[name]))])
+        for name in sorted(found)
+    ]
+    return HEADER + "\n".join(blocks) + "\n"
+
+
+def parted(file: str) -> tuple[str, str]:
+    """The name and the version in the name of a package's file.
+
+    >>> parted("scikit_learn-1.5.2-cp311-cp311-win_amd64.whl"), parted("odd-name-2.0rc1.tar.gz")
+    (('scikit-learn', '1.5.2'), ('odd-name', '2.0rc1'))
+    """
+    if file.endswith(".whl"):
+        name, version, *_ = file.split("-")
+        return usual(name), version
+    stem = next((file.removesuffix(suffix) for suffix in SUFFIXES if file.endswith(suffix)), file)
+    name, _, version = stem.rpartition("-")
+    return usual(name), version
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def locked(text: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Ask the index and write the lock."""
-    names = sorted(({*closure("coterie"), "setuptools"}) - set(UNLOCKED))
+    names = sorted(closure(*wanted()).keys() - set(UNLOCKED))
     versions = {name: metadata.version(name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"

@@ -16,10 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 REPOSITORY = Path(__file__).parents[1]
 LOCK = REPOSITORY / "requirements" / "dev.txt"
-NAME = re.compile(r"[A-Za-z0-9._-]+")
-EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] = ()) -> int:
     return 0
 
 
-def bill(root: str = "coterie") -> dict[str, Any]:
-    """The bill of materials of an installed package and all that it needs here."""
-    needs = closure(root)
+def bill(root: str = "coterie", extra: str = "dev") -> dict[str, Any]:
+    """The bill of materials of an installed package with an extra, and of all that it needs here."""
+    needs = closure(f"{root}[{extra}]")
     hashes = locked_hashes(LOCK.read_text(encoding="utf-8")) if LOCK.is_file() else {}
     return {
         "bomFormat": "CycloneDX",
@@ -71,31 +71,33 @@ def component(name: str, hashes: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def closure(root: str) -> dict[str, set[str]]:
-    """What each package needs, from one on; what is not installed here (other platforms' packages) is left out."""
+def closure(*wanted: str) -> dict[str, set[str]]:
+    """What each package needs, from some requirements on; what no marker asks for on this machine is left out.
+
+    >>> "markupsafe" in closure("jinja2>=3")["jinja2"]
+    True
+    """
     found: dict[str, set[str]] = {}
-    waiting = [root]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [Requirement(one) for one in wanted]
     while waiting:
-        name = waiting.pop()
-        if name in found:
+        one = waiting.pop()
+        name, extras = usual(one.name), frozenset(one.extras)
+        if (name, extras) in seen:
             continue
-        found[name] = {one for one in needed(name, with_extras=name == root) if one != name}
-        waiting += found[name]
+        seen.add((name, extras))
+        needed = list(_needed(name, extras))
+        found.setdefault(name, set()).update(usual(other.name) for other in needed if usual(other.name) != name)
+        waiting += needed
     return found
 
 
-def needed(name: str, with_extras: bool) -> Iterator[str]:
-    """The installed packages that one asks for; those of its extras too, if wished."""
+def _needed(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    """The requirements of an installed package with some extras."""
     for text in metadata.requires(name) or ():
-        requirement, _, marker = text.partition(";")
-        if EXTRA.search(marker) and not with_extras:
-            continue
-        other = usual(NAME.match(requirement.strip())[0])  # type: ignore[index]
-        try:
-            metadata.version(other)
-        except metadata.PackageNotFoundError:
-            continue
-        yield other
+        other = Requirement(text)
+        if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield other
 
 
 def usual(name: str) -> str:

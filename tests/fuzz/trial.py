@@ -47,7 +47,7 @@ class WrongError(AssertionError):
 class Target:
     """Something that takes input from outside: cases of it, and what must hold of each.
 
-    `share` is how many of a thousand cases it gets.
+    `share` is how many cases it gets, in proportion to the others'.
     """
 
     name: str

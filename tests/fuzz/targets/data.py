@@ -197,7 +197,7 @@ def check_folder(path: Path, folder: Path) -> None:
 
 
 TARGETS = (
-    Target("data files", damaged_files(), check_file, 110),
-    Target("tables", odd_tables(), check_file, 50),
-    Target("arrays", odd_arrays(), check_file, 50),
+    Target("data files", damaged_files(), check_file, 180),
+    Target("tables", odd_tables(), check_file, 100),
+    Target("arrays", odd_arrays(), check_file, 100),
 )

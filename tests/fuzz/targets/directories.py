@@ -229,6 +229,6 @@ def check_run(case: Case, folder: Path) -> None:
 
 
 TARGETS = (
-    Target("run directories", spoilt_directories(), check_directory, 60),
-    Target("runs", small_runs(), check_run, 50),
+    Target("run directories", spoilt_directories(), check_directory, 40),
+    Target("runs", small_runs(), check_run, 30),
 )

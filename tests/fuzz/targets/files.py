@@ -205,7 +205,7 @@ def check_partition(case: Case, folder: Path) -> None:
 
 
 TARGETS = (
-    Target("model files", model_files(), check_model, 60),
-    Target("first weights", weight_files(), check_weights, 60),
-    Target("partition files", partition_files(), check_partition, 80),
+    Target("model files", model_files(), check_model, 90),
+    Target("first weights", weight_files(), check_weights, 90),
+    Target("partition files", partition_files(), check_partition, 110),
 )

@@ -246,9 +246,9 @@ def check_agreement(case: Case, folder: Path) -> None:
 
 
 TARGETS = (
-    Target("answers", answers(), check_answer, 90),
+    Target("answers", answers(), check_answer, 110),
     Target("hellos", hellos(), check_hello, 30),
-    Target("tasks", tasks(), check_task, 40),
-    Target("records", records(), check_records, 30),
-    Target("agreements", agreements(), check_agreement, 40),
+    Target("tasks", tasks(), check_task, 60),
+    Target("records", records(), check_records, 50),
+    Target("agreements", agreements(), check_agreement, 60),
 )

@@ -158,7 +158,7 @@ def check_begun(folder: Path) -> None:
 
 
 TARGETS = (
-    Target("options", command_lines(), check_words, 180),
-    Target("set", method_options(), check_words, 120),
-    Target("toml", configurations(), check_toml, 150),
+    Target("options", command_lines(), check_words, 110),
+    Target("set", method_options(), check_words, 80),
+    Target("toml", configurations(), check_toml, 100),
 )

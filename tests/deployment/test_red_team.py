@@ -116,7 +116,7 @@ TRIED = {
     },
 }
 
-# What the hostile member makes of its answers, round by round; in the first it is honest. `records.py` of the Coterie
+# What the hostile member makes of its answers, round by round; in the others it is honest. `records.py` of the Coterie
 # that is installed there ends with this.
 TAMPERED = """
 
@@ -157,6 +157,7 @@ def as_records(packed):
             array.data = array.data[: len(array.data) // 2]
     return found
 """
+ATTACKED = range(2, 9)  # its rounds
 ROUNDS = 12  # the thief takes a while to try
 
 
@@ -255,7 +256,7 @@ def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
     assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
     for line in lines:
         assert {"site-a", "site-b"} <= set(line["answered"]), line
-        assert (HOSTILE in line["answered"]) == (line["round"] == 1), line
+        assert (HOSTILE in line["answered"]) == (line["round"] not in ATTACKED), line
     logged = "".join(path.read_text() for path in town.server.glob("log.txt*"))
     assert "\n2026-01-01 00:00:00,000 INFO all is well" not in logged
     summary = json.loads((town.server / "summary.json").read_text())
@@ -276,8 +277,7 @@ def undisturbed(town: Town, folder: Path) -> None:
     torch.set_num_threads(1)
     together = Together(agreement, folder, few_digits(*SITES))
     together.admit()
-    together.round()
-    for _ in range(ROUNDS - 1):
-        together.round(silent=(HOSTILE,))
+    for round in range(1, ROUNDS + 1):
+        together.round(silent=(HOSTILE,) if round in ATTACKED else ())
     state = load_tensors(town.server / CHECKPOINT)[0]
     assert torch.equal(state["slot.model.shared"], together.server.federation["model"].shared)

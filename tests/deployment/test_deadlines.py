@@ -101,7 +101,7 @@ def test_a_slow_hello_is_waited_for_and_one_without_an_answer_asked_again(
     trial.run()
     assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
     for seconds in (5, 10):
-        said = f"a site did not say who it is (it did not answer in time); it is asked again in {seconds} s"
+        said = f"site-b does not say what it has: it did not answer in time; it is asked again in {seconds} s"
         assert caplog.text.count(said) == 1
 
 

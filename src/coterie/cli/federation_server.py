@@ -60,6 +60,7 @@ def _version_command(folder: Path, host: str, port: int, insecure: bool, keep_ru
             "directory": str(link.folder),
             "agreement": str(agreement.resolve()),
             "keyed": keys is not None,
+            "bell": str(link.bell),
         }
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP

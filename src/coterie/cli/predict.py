@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from coterie.data.labels import Classes
-from coterie.deployment.predict.file import About, read_model
-from coterie.deployment.predict.model import predict
+from coterie.deployment.predict.file import About
+from coterie.deployment.predict.model import loaded, predict
 from coterie.deployment.predict.samples import Samples, read_samples
 from coterie.files import write_whole
 from coterie.report.terminal import plain_table, print_result
@@ -20,10 +20,10 @@ SHOWN = 20
 
 def predict_command(model: Path, data: Path, label: str, out: Path | None) -> None:
     """Predict, write or print the table, and print the accuracy if labels are known."""
-    _, about = read_model(model)
+    module, about = loaded(model)
     classes = Classes(about.classes, about.class_names)
     samples = read_samples(data, about.shape, classes, label)
-    predicted, probabilities = predict(model, samples.inputs, progress=True)
+    predicted, probabilities = predict((module, about), samples.inputs, progress=True)
     rows = _rows(samples, predicted, probabilities, about)
     header = ["sample", "predicted", "probability", *(["label"] if samples.labels is not None else [])]
     if out is None:

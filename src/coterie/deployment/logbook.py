@@ -185,7 +185,7 @@ class Logbook:
         metric = self.agreement.task.primary
         name = metric.scale.name
         known: dict[str, float | None] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
-        found = {site: metric.value(sums) for site, sums in server.finals.items()}
+        found = {site: metric.value(sums) if sums else math.nan for site, sums in server.finals.items()}
         # A site without test samples has no number, and JSON has none for that.
         sites = known | {site: None if math.isnan(value) else value for site, value in found.items()}
         sites = dict(sorted(sites.items()))
@@ -196,8 +196,19 @@ class Logbook:
             "rounds": server.federation.round,
             name: sites,
             "mean": sum(judged) / len(judged) if judged else None,
+            **self._privacy(),
         }
         write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _privacy(self) -> dict[str, Any]:
+        """What each site says that it has spent, and what that means; nothing without a promise."""
+        promise = self.agreement.promise
+        if promise.privacy is None:
+            return {}
+        spent: dict[str, float | None] = {}
+        for line in self._directory.lines() if self._has_lines else []:
+            spent |= line.get("epsilon", {})
+        return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}
 
 
 def asdict_without_mixes(report: Report) -> dict[str, Any]:

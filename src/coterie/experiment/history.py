@@ -18,6 +18,8 @@ ACTIVITIES = ("train", "exchange", "evaluate")
 COHORT = "cohort_trained"
 TRAINING = "training"
 """Where a line holds how the cohort did on the samples that it trained on, while it did."""
+PRIVACY = "privacy"
+"""Where a line holds the largest ε of all clients so far and those of who was asked (none: infinite), if promised."""
 VALIDATION = "validation"
 """Where a line holds the same as for test samples of the validation samples, if there are any."""
 
@@ -27,12 +29,18 @@ def as_line(report: RoundReport) -> Line:
     line: Line = {
         "round": report.round,
         "cohort": report.cohort,
+        **({"missing": report.missing} if report.missing else {}),
         "diverged": report.diverged,
         **({"quarantined": list(report.quarantined)} if report.quarantined else {}),
         "tuning_diverged": report.tuning_diverged,
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    if report.spent is not None:
+        line[PRIVACY] = {
+            "epsilon": plain_number(report.spent.worst),
+            "clients": [plain_number(one) for one in report.spent.asked],
+        }
     if report.training is not None:
         line[TRAINING] = _by_client(report.training)
     validation: Line = {}
@@ -181,6 +189,15 @@ class History:
             "per_round": {name: seconds / rounds for name, seconds in total.items()},
         }
 
+    def epsilons(self, clients: int) -> list[float | None]:
+        """Every client's ε so far, 0 for who has not trained; none if it is infinite."""
+        found: list[float | None] = [0.0] * clients
+        for line in self.lines:
+            asked = [*line["cohort"], *line.get("missing", ())]
+            for client, spent in zip(asked, line[PRIVACY]["clients"], strict=True):
+                found[client] = spent
+        return found
+
     def bytes(self) -> dict[str, Any]:
         """Bytes up and down, in all and per participating client and round."""
         up, down = (sum(line["bytes"][way] for line in self.lines) for way in ("up", "down"))
@@ -193,9 +210,11 @@ class History:
         }
 
     def diverged(
-        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged", "quarantined"] = "diverged"
+        self,
+        names: Mapping[int, str],
+        what: Literal["diverged", "tuning_diverged", "quarantined", "missing"] = "diverged",
     ) -> dict[str, list[int]]:
-        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by name."""
+        """The rounds in which clients (or their tuning) diverged, were in quarantine, or did not answer, by name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
             for client in line.get(what, ()):  # lines of older runs do not tell of everything

@@ -20,6 +20,7 @@ from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
+from coterie.report.terminal import missing_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
@@ -238,6 +239,7 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
         yield f"{run.name}: no round is recorded; there are no curves"
     if not run.directory.finished:
         yield f"{run.name} is {run.state}; {said('coterie', 'resume', run.directory.path)} carries it on"
+    yield from missing_lines(run.history.diverged(names, "missing"), done)
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
     for client, rounds in run.history.diverged(names, "quarantined").items():

@@ -227,8 +227,8 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         if not isinstance(held, dict) or not all(_is_number(held.get(key)) for key in keys):
             return f"{part}: not a number for each of {', '.join(keys)}"
     # Lines of older runs do not tell of tuning.
-    for part, usual in (("cohort", None), ("diverged", None), ("quarantined", []), ("tuning_diverged", [])):
-        held = line.get(part, usual)
+    for part in ("cohort", "diverged", "quarantined", "missing", "tuning_diverged"):
+        held = line.get(part, None if part in ("cohort", "diverged") else [])
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
     trained = len(line["cohort"])

@@ -23,6 +23,7 @@ from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import FederationFacts, look_here
 from coterie.deployment.terms import LINEAGE
+from coterie.errors import PassingError
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 
@@ -369,6 +370,18 @@ def test_a_failed_run_is_a_failure(folder: Path) -> None:
     )
     with pytest.raises(FailureError, match="the federation failed: too few sites"):
         following.follow(StandInLink(), "1")
+
+
+def test_a_flower_that_is_too_busy_to_answer_ends_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Busy(StandInLink):
+        def run_status(self, run: str) -> tuple[str, str]:
+            raise PassingError("'flwr ls' had no answer")
+
+    following = follower(folder)
+    following._require_alive(Busy(), "1")
+    assert "nothing is known of the run just now ('flwr ls' had no answer)" in capsys.readouterr().err
+    (folder / "status.json").write_text('{"state": "finished", "round": 2, "rounds": 2, "present": [], "message": ""}')
+    following.follow(Busy(), "1")
 
 
 def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

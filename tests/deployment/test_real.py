@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -302,6 +304,27 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     together.round(silent=(DOOMED,))
     together.finish()
     assert_same_as_in_one_process(ground, together)
+
+
+def count(node: Node, words: str) -> int:
+    """How often a SuperNode has said something."""
+    return node.process.said().count(words)
+
+
+@pytest.mark.slow
+def test_a_resident_that_is_killed_with_a_task_in_hand_is_asked_again(ground: Ground) -> None:
+    """It is started again, goes on from the site's disk, and nobody else notices: the numbers are the same."""
+    agreement = ground.agreement("resident", "fedper", rounds=3)
+    node = ground.nodes["site-a"]
+    _, directory = ground.start(agreement)
+    wait_for(lambda: len(rounds(directory)) >= 1, directory)
+    os.kill(node.resident.pid, signal.SIGSTOP)  # so that it cannot be done with a task before it is killed
+    wait_for(lambda: count(node, "Receiving: train") > count(node, "Sending: train"), directory)
+    os.kill(node.resident.pid, signal.SIGKILL)
+    wait_for(lambda: node.resident.code is not None, directory)
+    node.revive()
+    ground.finish(directory)
+    assert_same_as_serial(ground, agreement, directory)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from coterie.cli.federation_version import NextVersion
 from coterie.cli.problems import FailureError
 from coterie.cli.spoken import WARNING, as_json, tell
 from coterie.deployment.check import FederationFacts
+from coterie.errors import PassingError
 from coterie.files import write_whole
 
 POLL = 0.25  # seconds between two looks at the files
@@ -173,7 +174,11 @@ class Follower:
                 self._bar.console.print(line, markup=False, soft_wrap=True)
 
     def _require_alive(self, link: Runs, run: str) -> None:
-        status, details = link.run_status(run)
+        try:
+            status, details = link.run_status(run)
+        except PassingError as error:  # a machine that is far too busy: the processes are alive, and asked again later
+            tell(f"nothing is known of the run just now ({error}); looking again")
+            return
         if status.startswith("finished") and self._status().get("state") not in ("finished", "failed"):
             raise FailureError(
                 f"the run ended ({status}: {details}) before the federation did; the same command resumes; "
@@ -183,8 +188,9 @@ class Follower:
     def _await_end(self, link: Runs, run: str) -> None:
         """Let the ServerApp report its end, so that the run does not look cut off."""
         end = time.monotonic() + ENDING
-        while time.monotonic() < end and not link.run_status(run)[0].startswith("finished"):
-            time.sleep(POLL)
+        with suppress(PassingError):  # all that counts is on the disk
+            while time.monotonic() < end and not link.run_status(run)[0].startswith("finished"):
+                time.sleep(POLL)
 
 
 def means_of(line: dict[str, Any], quantity: str) -> str:

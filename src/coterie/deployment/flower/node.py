@@ -263,6 +263,11 @@ class Node:
         return self._processes["relay"]
 
     @property
+    def resident(self) -> Process:
+        """The resident's process, which may have ended."""
+        return self._processes["resident"]
+
+    @property
     def accepted(self) -> bool:
         """Whether the server has taken this node."""
         return ACCEPTED in self.process.said()

@@ -327,7 +327,7 @@ def follower(folder: Path) -> Follower:
 def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     following = follower(folder)
     following.begin()
-    score = '{"a": {"correct": 1, "samples": 2, "loss": 0.1}, "b": {"correct": 2, "samples": 2, "loss": 0.1}}'
+    score = '{"mean": 0.75, "accuracy": [0.5, 1.0]}'
     (folder / "rounds.jsonl").write_text(f'{{"round": 1, "trained": {score}}}\n{{"round": 2, "received": {score}}}\n')
     (folder / "log.txt").write_text("12:00 INFO site a is here\n12:01 WARNING round 1 goes on without b\n")
     (folder / "status.json").write_text(

@@ -134,7 +134,7 @@ def test_a_quiet_federation_ends_with_the_serial_rows(tmp_path: Path) -> None:
     assert trial.status == {"state": "finished", "round": 4, "rounds": 4, "present": list(SITES), "message": ""}
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     final = serial.history.lines[-1]["received"]["accuracy"]
-    assert list(summary["accuracy"].values()) == pytest.approx(final)
+    assert list(summary["finished"].values()) == pytest.approx(final)
 
 
 def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,11 +192,11 @@ def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(
     trial.run()
     final = tmp_path / "sites" / "trial" / "site-c" / "final.safetensors"
     assert not final.exists()
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == {"site-a", "site-b"}
     again = Trial(tmp_path, site_a=Behaviour(comes=1e6))
     again.run()
     assert final.exists()
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
+    tell_of_page,
 )
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
@@ -20,6 +21,8 @@ from coterie.cli.signals import exit_code
 from coterie.cli.spoken import tell
 from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
+from coterie.deployment.server_status import FederationStatus
+from coterie.deployment.status import served_status, status_address
 from coterie.errors import require
 from coterie.report.terminal import plain_table, print_result
 
@@ -32,13 +35,16 @@ DAYS_OF_WARNING = 30
 ANYWHERE = ("0.0.0.0", "::")
 
 
-def server_command(folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool) -> None:
+def server_command(
+    folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool, status: str
+) -> None:
     """Run a federation's server."""
     require_flower()
     from coterie.deployment.flower.app import APP
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.link import Link
 
+    page = status_address(status)
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
     keys = None if insecure else Keys((folder / KEYS).resolve())
     agreement = require_folder(folder)
@@ -69,10 +75,18 @@ def server_command(folder: Path, host: str, port: int, insecure: bool, keep_runn
             return
         follower = Follower(link.folder, facts)
         try:
-            with by_signal():
+            source = FederationStatus(link.folder, facts, link.ended, lambda: _days_left(keys))
+            with by_signal(), served_status(source, page) as served:
+                tell_of_page(served)
                 _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
         except KeyboardInterrupt as stop:
             raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
+
+
+def _days_left(keys: Keys | None) -> int | None:
+    from coterie.deployment.flower.keys import days_left
+
+    return None if keys is None else days_left(keys.certificate)
 
 
 def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
@@ -171,9 +185,9 @@ def site_command(link: Link, facts: FederationFacts) -> str:
 def _print_results(follower: Follower, facts: FederationFacts) -> None:
     summary = follower.summary()
     table = plain_table("site", f"{facts.metric} of its finished model", right=(1,))
-    found = summary.get(facts.metric, {})
+    found = summary.get("finished", {})
     for site in facts.sites:
-        table.add_row(site, f"{found[site]:.4f}" if site in found else "–")
+        table.add_row(site, f"{found[site]:.4f}" if found.get(site) is not None else "–")
     lines = [f"{facts.rounds} rounds of {facts.method} are done; everything about them is in {follower.folder}"]
     absent = [site for site in facts.sites if site not in found]
     if absent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +11,18 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import about_of, config_of, lines_with, partition_of, summary_so_far, with_received
 from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError, require
+from coterie.experiment.about import About, session
 from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
-from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
+from coterie.experiment.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.files import link_whole, remove_partial, write_whole
 
 STATUS = "status.json"
 CHECKPOINTS = "checkpoints"
+FINISHED = "finished"
+"""Where the summary tells how good every site's finished model is."""
 
 State = Literal["waiting", "running", "finished", "failed"]
 
@@ -34,6 +37,7 @@ class Logbook:
             remove_partial(path / folder)
         remove_partial(path)
         self._directory = RunDirectory(path)
+        self._told: About = {}  # what the folder says of the federation as a whole
 
     def checkpoint(self, server: Server) -> None:
         """Save everything that the next round starts from, beside that of the rounds before, to go back to."""
@@ -50,6 +54,19 @@ class Logbook:
             counted[-self.agreement.checkpoints :]
         ):  # later ones were taken back
             self._kept(round).unlink(missing_ok=True)
+        self._describe(server)
+
+    def _describe(self, server: Server) -> None:
+        """Let the folder be opened like a run's: how it is set up, and what is known of the sites so far."""
+        first = not self._directory.has(ABOUT)
+        known = [] if first else self._directory.about()["sessions"]
+        sessions = known if self._told else [*known, session(server.federation.round - 1)]
+        about = about_of(server, sessions)
+        if about != self._told:
+            partition_of(server).save(self.path / PARTITION)
+            self._directory.write_about(about)
+            self._directory.write_config(config_of(self.agreement))
+            self._told = about
 
     def checkpoints(self) -> list[int]:
         """The rounds that can be gone back to."""
@@ -113,10 +130,10 @@ class Logbook:
 
     def add(self, report: Report) -> None:
         """Record a round."""
-        line = {name: value for name, value in asdict_without_mixes(report).items() if value not in ({}, [])}
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
-        self._directory.add_line(line)  # last: what fails before can be done again
+        lines = self._directory.lines() if self._has_lines else []
+        self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
 
     def status(self, state: State, server: Server, present: list[str], message: str = "") -> None:
         """Say how the federation stands, for whoever watches."""
@@ -135,25 +152,14 @@ class Logbook:
 
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
-        path = self.path / SUMMARY
-        metric = self.agreement.task.primary
-        name = metric.scale.name
-        known: dict[str, float | None] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
-        found = {site: metric.value(sums) for site, sums in server.finals.items()}
-        # A site without test samples has no number, and JSON has none for that.
-        sites = known | {site: None if math.isnan(value) else value for site, value in found.items()}
-        sites = dict(sorted(sites.items()))
-        judged = [value for value in sites.values() if value is not None]
-        summary = {
-            "federation": self.agreement.name,
-            "method": self.agreement.plain()["method"],
-            "rounds": server.federation.round,
-            name: sites,
-            "mean": sum(judged) / len(judged) if judged else None,
-        }
-        write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
-
-
-def asdict_without_mixes(report: Report) -> dict[str, Any]:
-    """A report as plain values; who learned from whom has a file of its own."""
-    return {name: value for name, value in vars(report).items() if name != "mixes"}
+        lines = self._directory.lines()
+        if lines and server.finals:
+            lines[-1] = with_received(lines[-1], server.finals, self.agreement)
+            self._directory.write_lines(lines)
+        self._describe(server)
+        last = lines[-1].get("received", {}) if lines else {}
+        name = self.agreement.task.primary.scale.name
+        found = dict(zip(self.agreement.sites, last.get(name, ()), strict=False))
+        told = {site: value for site, value in found.items() if value is not None or site in server.finals}
+        summary = {**summary_so_far(server, lines), "federation": self.agreement.name, FINISHED: told}
+        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
 from coterie.deployment.journal import Journal
+from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
 from coterie.deployment.workplace import workplace
@@ -36,7 +39,7 @@ class Site:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
-        self._place = workplace(agreement, self.client, data)
+        self._data, self._place = data, workplace(agreement, self.client, data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
@@ -131,10 +134,14 @@ class Site:
         result = self._test()
         self.assessment.begin(task.note["round"], task.note["since"], self._kept, result)
         self.assessment.finish(task.bytes)
-        about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
+        about = {"round": str(task.note["round"]), "agreement": self.agreement.toml(), "trained_on": self._trained_on}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
         return Parcel({}, {"round": task.note["round"], "received": self._told(result)})
+
+    @cached_property
+    def _trained_on(self) -> str:
+        return json.dumps(OwnData.of(self.agreement, self.client, self._data).plain())
 
     def _enter(self, note: Note) -> None:
         """Put the federation at the task's round."""

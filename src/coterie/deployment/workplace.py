@@ -17,6 +17,7 @@ from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.errors import require
+from coterie.partition.split import Split
 
 
 class SiteSlot(Slot):
@@ -111,13 +112,18 @@ def workplace(agreement: Agreement, client: int, data: Dataset) -> Workplace:
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
     """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split = agreement.split
-    if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, client)
-        parts = (train, validation, np.arange(data.train_size, len(data)))
+    require(
+        data.train_size < len(data) or len(data) >= 2,
+        f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing",
+    )
+    return split_samples(agreement.split, agreement.seed, client, len(data), data.train_size)
+
+
+def split_samples(split: Split, seed: int, client: int, count: int, train_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Training, validation and test samples of `count`, of which those from `train_size` on may be a test part."""
+    if train_size < count:
+        train, validation = split.without_validation(np.arange(train_size), seed, client)
+        parts = (train, validation, np.arange(train_size, count))
     else:
-        require(
-            len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
-        )
-        parts = split(np.arange(len(data)), agreement.seed, client)
+        parts = split(np.arange(count), seed, client)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])

@@ -39,6 +39,9 @@ QUALITY = "quality.safetensors"
 LAYOUT = "layout"
 """The text in a file of rows that says how they are read, and after which round they are."""
 
+FEDERATION = "federation"
+"""The engine in the configuration of what a federation's server kept: sites trained, each for itself."""
+
 LINE = ("cohort", "seconds", "bytes")
 """What every line of the metrics tells besides its round."""
 ESSENTIAL = ("method", "data", "partition", "model", "rounds", "seed", "engine", "threads", "memory", "set")

@@ -104,6 +104,7 @@ class Node:
         self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
+        self.connected = False  # as far as `keep_alive` knows
 
     def __enter__(self) -> Self:
         self.start()
@@ -253,12 +254,13 @@ class Node:
         pause = AGAIN
         while True:
             self.wait_accepted(tell=tell)
-            began = time.monotonic()
+            began, self.connected = time.monotonic(), True
             self.relay.news()  # what it said of vain attempts is over
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
                 self.pass_on(tell)
                 time.sleep(0.5)
+            self.connected = False
             self.pass_on(tell)
             if time.monotonic() - began > FORGOTTEN:
                 pause = AGAIN

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics bench clean
+.PHONY: setup demo quick test full lint types numerics bench docs clean
 
 setup: $(VENV)/.ready
 
@@ -41,6 +41,9 @@ numerics: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+docs: setup
+	$(BIN)/python -m tools.website
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build runs src/*.egg-info

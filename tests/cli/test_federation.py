@@ -20,6 +20,7 @@ from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import FederationFacts, look_here
+from coterie.deployment.terms import LINEAGE
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 
@@ -56,7 +57,7 @@ def made(capsys: pytest.CaptureFixture[str], keys: bool = True) -> None:
 
 
 def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
-    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name != "method"}
+    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *LINEAGE)}
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
@@ -64,7 +65,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     assert shown == {name: str(items[name]) for name in shown}
 
 
-@pytest.mark.parametrize("command", ["init", "keys", "join", "server", "client"])
+@pytest.mark.parametrize("command", ["init", "keys", "join", "server", "client", "extend"])
 def test_every_option_is_explained(command: str) -> None:
     for argument in app["federation"][command].assemble_argument_collection():
         if argument.show:
@@ -134,7 +135,7 @@ def test_a_site_joins_and_its_key_is_accepted_replaced_and_removed(
     assert said(capsys, "federation join fed --name site-a --new-key").code == 0
     answer = said(capsys, f"federation keys fed --accept site-a={own / 'key.pub'}")
     assert "the key of site-a is replaced" in answer.out
-    assert "Keys count when the server is started next" in answer.out
+    assert "A server that runs takes this over when its round is over" in answer.out
     assert "the key of site-b is removed" in said(capsys, "federation keys fed --remove site-b").out
     warned = said(capsys, "federation server fed --commands")
     assert "no key of site-b is accepted, which cannot join" in warned.err
@@ -146,7 +147,7 @@ def test_a_changed_agreement_is_accepted_anew(folder: Path, capsys: pytest.Captu
     file.write_text(file.read_text().replace("rounds = 20", "rounds = 21"))
     answer = said(capsys, "federation join fed --name site-a")
     assert answer.code == 2
-    assert "differs from the one accepted before in rounds; read it, and accept it with --changed" in answer.err
+    assert "before (rounds: 20 becomes 21); read it, and accept it with --changed" in answer.err
     kept = folder / "fed" / "sites" / "site-a" / "federation.toml"
     assert "rounds = 20" in kept.read_text()
     assert said(capsys, "federation join fed --name site-a --changed").code == 0

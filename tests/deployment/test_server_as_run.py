@@ -10,7 +10,9 @@ import pytest
 from test_coordinator import Trial
 
 import coterie as ct
-from coterie.deployment.as_run import partition_of
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import lines_with, partition_of, renumbered
+from coterie.deployment.server import Report
 from coterie.errors import CoterieError
 from coterie.experiment.opened import OpenedRun
 from coterie.report import report
@@ -101,3 +103,25 @@ def test_samples_are_numbered_through(tmp_path: Path) -> None:
     parts = (*partition.train, *partition.validation, *partition.test)
     assert sorted(np.concatenate(parts).tolist()) == list(range(sum(map(len, parts))))
     assert partition.sizes.tolist() == trial.server.federation.sizes.tolist()
+
+
+def test_lines_follow_sites_that_come_and_leave() -> None:
+    before, after = (
+        agreed("fedavg", least_sites=1),
+        Agreement(**{**vars(agreed("fedavg")), "sites": ("site-c", "site-a", "new")}),
+    )
+    report = Report(
+        1, list(SITES), ["site-a", "site-c"], diverged=["site-b"], trained={"site-a": sums(1), "site-c": sums(3)}
+    )
+    (line,) = lines_with([], report, before)
+    assert line["trained"]["accuracy"] == [0.25, None, 0.75]
+    moved = renumbered(line, after)
+    assert (moved["cohort"], moved["diverged"], moved["sites"]) == ([0, 1], [], ["site-c", "site-a", "new"])
+    assert moved["trained"]["accuracy"] == [0.75, 0.25, None]
+    assert moved["trained"]["mean"] == 0.5
+    assert moved["answered"] == ["site-a", "site-c"], "who took part is not forgotten"
+    assert renumbered(moved, after) == moved, "a take-over that is cut off is done again"
+
+
+def sums(correct: int) -> dict[str, float]:
+    return {"correct": correct, "loss": 1.0, "samples": 4}

@@ -57,6 +57,7 @@ def test_it_is_the_last_epoch_before_each_step(engine: str, epochs: int) -> None
     assert_allclose(found["accuracy"], shares)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "moon", "fedtc", "ditto"])
 def test_the_stacked_engine_tells_what_the_serial_one_tells(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether gradients are written out, the classifier trains alone, terms look elsewhere, or outputs are many."""

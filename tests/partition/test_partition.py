@@ -198,3 +198,9 @@ def test_split_rejects_impossible_shares(value: float) -> None:
     if value:
         with pytest.raises(CoterieError, match=f"validation = {value}: must be"):
             Split(validation=value)
+
+
+def test_sizes_are_counted_once() -> None:
+    # Whoever asks client by client would count all of them as often as there are clients.
+    partition = Partition(train=(np.array([0, 1]), np.array([3])), test=(np.array([2]), np.array([4])))
+    assert partition.sizes is partition.sizes

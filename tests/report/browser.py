@@ -51,6 +51,10 @@ class Tab:
         # Figures are drawn when the browser has laid them out.
         self.ask("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
+    def write(self, text: str) -> None:
+        """Text into the field that has the focus."""
+        self._call("Input.insertText", text=text)
+
     def ask(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
         answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)

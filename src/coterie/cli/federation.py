@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
+from coterie.cli.federation_extend import extend
 from coterie.cli.federation_model import model
 from coterie.cli.federation_rollback import rollback
 from coterie.cli.settings import option, read_texts
@@ -208,5 +209,6 @@ def client(
     )
 
 
+federation.command(extend)
 federation.command(model)
 federation.command(rollback)

@@ -23,7 +23,7 @@ def join_command(
 ) -> None:
     """Accept an agreement as one of its sites."""
     require_flower()
-    from coterie.deployment.flower.app import APP, app_hash, packed_app
+    from coterie.deployment.flower.app import AGREED, APP, agree, app_hash, packed_app
     from coterie.deployment.flower.audit import AUDIT, Audit
     from coterie.deployment.flower.keys import fingerprint, make_site_key
 
@@ -37,12 +37,20 @@ def join_command(
         facts = look(path, app=Path(fresh) / APP)
         if name not in facts.sites:
             raise unknown(f"site of {facts.name}", name, facts.sites)
-        mark = app_hash(packed_app(Path(fresh) / APP))
+        app = packed_app(Path(fresh) / APP)
+    mark = app_hash(app)
     own = (state or (agreement / SITES if is_folder else STATE)) / name
-    _require_unchanged(own / AGREEMENT, path, changed)
+    differing = _differences(own / AGREEMENT, path)
+    require(
+        changed or not differing,
+        f"agreement = {path}: differs from the one accepted before ({'; '.join(differing)}); read it, and accept it "
+        "with --changed",
+    )
     private_folder(own.parent)
     private_folder(own)
     write_whole(own / AGREEMENT, path.read_bytes())
+    if (own / f".{AGREED}").is_dir():
+        agree(own / f".{AGREED}", app)  # beside the former version, which a client that runs needs for a while
     if authority is not None and authority.is_file():
         write_whole(own / AUTHORITY, authority.read_bytes())
     else:
@@ -53,9 +61,11 @@ def join_command(
     else:
         public = key.with_name(f"{KEY}.pub").read_text(encoding="utf-8").strip()
     accepted = {"agreement": hashlib.sha256(path.read_bytes()).hexdigest(), "app": mark, "key": fingerprint(public)}
-    Audit(own / AUDIT).note("joined", federation=facts.name, site=name, user=_user(), **accepted)
+    about: dict[str, str | int] = {"federation": facts.name, "version": facts.version, "site": name, "user": _user()}
+    Audit(own / AUDIT).note("joined", **about, **accepted)
     print_result(
         f"{name} joins {facts.name}: {facts.method}, {facts.rounds} rounds, with {_others(name, facts.sites)}.",
+        *([f"What changes: {'; '.join(differing)}."] if differing else []),
         f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
         "",
         "Only one app will run here, built from the agreement in",
@@ -69,20 +79,16 @@ def join_command(
     )
 
 
-def _require_unchanged(kept: Path, offered: Path, changed: bool) -> None:
-    """An agreement that replaces another one must be read again."""
-    if changed or not kept.is_file() or kept.resolve() == offered.resolve():
-        return
+def _differences(kept: Path, offered: Path) -> list[str]:
+    """What an agreement changes of the one accepted before, if there is one: it must be read again."""
+    if not kept.is_file() or kept.resolve() == offered.resolve():
+        return []
     try:
         old, new = (tomllib.loads(path.read_text(encoding="utf-8")) for path in (kept, offered))
     except tomllib.TOMLDecodeError:
         raise CoterieError(f"{kept}: cannot be read; remove it to join anew") from None
-    differing = sorted(term for term in old.keys() | new.keys() if old.get(term) != new.get(term))
-    require(
-        not differing,
-        f"agreement = {offered}: differs from the one accepted before in {', '.join(differing)}; read it, and "
-        "accept it with --changed",
-    )
+    terms = sorted(term for term in old.keys() | new.keys() if old.get(term) != new.get(term))
+    return [f"{term}: {old.get(term, 'none')} becomes {new.get(term, 'none')}" for term in terms if term != "former"]
 
 
 def _user() -> str:

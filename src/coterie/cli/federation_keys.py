@@ -50,7 +50,7 @@ def keys_command(
     if keys.authority in written and accepted:
         print_result(f"Every site needs the new {keys.authority} ('coterie federation join … --root-certificate').")
     if changed:
-        print_result("Keys count when the server is started next: the same command resumes.")
+        print_result("A server that runs takes this over when its round is over; one that does not, at its next start.")
 
 
 def _next(folder: Path, authority: Path, missing: Sequence[str]) -> list[str]:

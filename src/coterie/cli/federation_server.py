@@ -15,6 +15,7 @@ from coterie.cli.federation_shared import (
     require_flower,
     tell_of_page,
 )
+from coterie.cli.federation_version import NextVersion
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
 from coterie.cli.signals import exit_code
@@ -38,13 +39,34 @@ ANYWHERE = ("0.0.0.0", "::")
 def server_command(
     folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool, status: str
 ) -> None:
-    """Run a federation's server."""
+    """Run a federation's server, one version of its agreement after the other."""
     require_flower()
+    page = _lasting(status_address(status))
+    while not _version_command(folder, host, port, insecure, keep_running, commands, page):
+        tell("the agreement or the accepted keys have changed: the server begins anew with them")
+
+
+def _lasting(page: tuple[str, int] | None) -> tuple[str, int] | None:
+    """The same address with a port that stays, whatever version of the agreement is run."""
+    from coterie.deployment.flower.processes import free_port
+
+    return (page[0], page[1] or free_port(page[0])) if page is not None else None
+
+
+def _version_command(
+    folder: Path,
+    host: str,
+    port: int,
+    insecure: bool,
+    keep_running: bool,
+    commands: bool,
+    page: tuple[str, int] | None,
+) -> bool:
+    """Run a federation's server under its agreement as it is now; False if that has a next version, which is due."""
     from coterie.deployment.flower.app import APP
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.link import Link
 
-    page = status_address(status)
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
     keys = None if insecure else Keys((folder / KEYS).resolve())
     agreement = require_folder(folder)
@@ -72,13 +94,14 @@ def server_command(
             link.prepare()
             shutil.rmtree(app, ignore_errors=True)
             shutil.copytree(Path(fresh) / APP, app)
-            return
-        follower = Follower(link.folder, facts)
+            return True
+        following = NextVersion(agreement, facts.version, None if keys is None else keys.public_folder)
+        follower = Follower(link.folder, facts, following)
         try:
             source = FederationStatus(link.folder, facts, link.ended, lambda: _days_left(keys))
             with by_signal(), served_status(source, page) as served:
                 tell_of_page(served)
-                _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
+                return _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
         except KeyboardInterrupt as stop:
             raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
 
@@ -135,11 +158,13 @@ def _warn_of_network(link: Link, folder: Path) -> None:
 
 def _serve(
     link: Link, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
-) -> None:
+) -> bool:
     from coterie.deployment.flower.app import APP, app_hash, packed_app
     from coterie.deployment.flower.audit import Audit
     from coterie.deployment.flower.keys import fingerprint
 
+    for site in link.forget_unless(facts.sites):
+        tell(f"{site} has left: all that the SuperLink kept is forgotten")
     resumes, audit = link.database.exists(), Audit(link.audit)
     tell("starting the SuperLink")
     with link:
@@ -159,20 +184,24 @@ def _serve(
             link.stop_run(run)
         mark = app_hash(packed_app(app))
         tell(f"sites run the app {mark} and no other")
-        audit.note("started", app=mark, host=link.host, port=link.port)
+        audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
         follower.begin()
         run = link.run(app, config)
         link.open()
         tell(f"the front is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")
-        follower.follow(link, run)
+        if not follower.follow(link, run):
+            return False
         _print_results(follower, facts)
         if keep_running:
             tell("the last round is over; the front stays open (Ctrl-C ends it)")
         while keep_running:
+            if follower.is_superseded():
+                return False
             time.sleep(1)
             if gone_process := link.ended():
                 raise FailureError(gone_process)
+    return True
 
 
 def site_command(link: Link, facts: FederationFacts) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from coterie.cli.federation_version import NextVersion
 from coterie.cli.problems import FailureError
 from coterie.cli.spoken import as_json, tell
 from coterie.deployment.check import FederationFacts
@@ -38,8 +39,8 @@ class Runs(Protocol):
 class Follower:
     """What is known of a run from `status.json`, `rounds.jsonl` and `log.txt` in the server's folder."""
 
-    def __init__(self, folder: Path, facts: FederationFacts) -> None:
-        self.folder, self.facts = folder, facts
+    def __init__(self, folder: Path, facts: FederationFacts, following: NextVersion | None = None) -> None:
+        self.folder, self.facts, self.following = folder, facts, following
         self.round = 0
         self._scores = ""
         self._seen: tuple[int, int] | None = None  # the file of the rounds, as it was last read
@@ -61,17 +62,23 @@ class Follower:
         path = self.folder / "log.txt"
         self._read = path.stat().st_size if path.exists() else 0
 
-    def follow(self, link: Runs, run: str) -> None:
-        """Show progress until the run has finished; a failure is an error."""
+    def follow(self, link: Runs, run: str) -> bool:
+        """Show progress until the run has finished (True) or its next version is due; a failure is an error."""
         try:
             status = self._follow(link, run)
         except BaseException as error:
             self._note_death("the server was stopped" if isinstance(error, KeyboardInterrupt) else str(error))
             raise
         self._pass_on_log()
-        if status["state"] == "failed":
+        if status.get("state") == "failed":
             raise FailureError(f"the federation failed: {status.get('message') or 'see log.txt'}; see {self.folder}")
-        self._await_end(link, run)
+        if status.get("state") == "finished":
+            self._await_end(link, run)
+        return not self.is_superseded()
+
+    def is_superseded(self) -> bool:
+        """Whether the next version of the agreement is due."""
+        return self.following is not None and self.following.is_due(self._status())
 
     def _note_death(self, reason: str) -> None:
         """Whoever looks at the status must not take a server for running that has ended without a word."""
@@ -94,7 +101,7 @@ class Follower:
                         tell(f"round {self.round}/{self.facts.rounds}: {line}" if status else line)
                     shown, heard = line, time.monotonic()
                 self._pass_on_log()
-                if status.get("state") in ("finished", "failed"):
+                if status.get("state") in ("finished", "failed") or self.is_superseded():
                     return status
                 if gone := link.ended():
                     raise FailureError(f"{gone}; the same command resumes")

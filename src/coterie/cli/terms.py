@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Group
 
 from coterie.cli.settings import GROUPS, TRAINING, Given, option, options, parameters
-from coterie.deployment.terms import FederationTerms
+from coterie.deployment.terms import LINEAGE, FederationTerms
 
 SITES = Group("Sites and their data", sort_key=1)
 WAITING = Group("How long the server waits", sort_key=6)
@@ -19,6 +19,6 @@ _GROUPS = GROUPS | {"sites": SITES, "waiting": WAITING, "running": TRAINING}
 _JOIN = Annotated[float | None, option("The share of sites that take part in a round.", FederationTerms.join, TRAINING)]
 
 
-@options({**parameters(FederationTerms, _GROUPS, leave_out=("method",)), "join": _JOIN})
+@options({**parameters(FederationTerms, _GROUPS, leave_out=("method", *LINEAGE)), "join": _JOIN})
 class Terms(Given):
     """Every term of an agreement but its method, each `None` unless it was given."""

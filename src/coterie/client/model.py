@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout, require_classifier
 from coterie.errors import CoterieError
@@ -28,6 +29,7 @@ class MountedModel:
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         self.layout = layout
         whole = copy.deepcopy(module)
+        pool_fast_when_tested(whole)
         self.row = layout.row(whole)
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)

@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import CHANGEABLE, FederationTerms
+from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.experiment.config import method_name, read_toml, to_toml
 from coterie.experiment.prepared import initial_model
@@ -58,7 +58,7 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "method", make_method(self.method, {}))
         self._require_installed("method", reference_to(type(self.method)) or "")
         self._require_installed("model", self.model)
-        for item in ("sites", "shape", "class_names"):
+        for item in ("sites", "shape", "class_names", "former", "numbers"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
         for name in (self.name, *self.sites):
@@ -66,6 +66,11 @@ class Agreement(FederationTerms):
             require(bool(NAME.fullmatch(name)), f"name '{name}': must be made of {allowed}")
         require(len(self.sites) >= 1, "sites: name at least one site")
         require(len(set(self.sites)) == len(self.sites), f"sites = {', '.join(self.sites)}: must all be different")
+        numbered = len(set(self.numbers)) == len(self.numbers) and all(type(n) is int and n >= 0 for n in self.numbers)
+        require(
+            numbered and len(self.numbers) in (0, len(self.sites)),
+            f"numbers = {list(self.numbers)}: must be a number of its own for each of the {len(self.sites)} sites",
+        )
         sides = all(type(side) is int and side >= 1 for side in self.shape) and 1 <= len(self.shape) <= 4
         require(sides, f"shape = {list(self.shape)}: must be the lengths of one input, such as [3, 32, 32]")
         require(self.classes >= 2, f"classes = {self.classes}: at least 2 are needed (or name them: class_names)")
@@ -120,6 +125,8 @@ class Agreement(FederationTerms):
         names = sorted((item.name for item in fields(self)), key=lambda name: name in training)  # who, then how
         values = {name: getattr(self, name) for name in names} | {"method": method_name(method)}
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        if self.version == 1:
+            values = {name: value for name, value in values.items() if name not in LINEAGE}
         own = {name: getattr(method, name) for name in options.option_fields(type(method))}
         values["set"] = {name: value for name, value in own.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
@@ -137,6 +144,11 @@ class Agreement(FederationTerms):
         if plugins:
             values["plugins"] = plugins
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Who each site is to the random streams, whatever its place among the others."""
+        return self.numbers or tuple(range(len(self.sites)))
 
     @property
     def kind(self) -> Method:
@@ -180,7 +192,7 @@ class Agreement(FederationTerms):
             initial=blueprint.layout.row(blueprint.module),
             sizes=torch.zeros(count, dtype=torch.int64),
             class_counts=torch.zeros(count, self.classes, dtype=torch.int64),
-            keys=torch.arange(count),
+            keys=torch.tensor(self.keys),
             rounds=self.rounds,
             seed=self.seed,
             feature_width=blueprint.feature_width,

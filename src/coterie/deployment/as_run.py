@@ -18,13 +18,16 @@ from coterie.experiment.kept import FEDERATION
 from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
 from coterie.partition import Partition
-from coterie.rounds.evaluate import Evaluation
+from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.report import RoundReport
 
 BY_NAME = ("asked", "answered", "missing", "refused", "lost")
 """What a line tells besides, by the sites' names."""
 SET_ASIDE = "set_aside"
 """Whose answers were set aside in a round, and why."""
+
+NUMBERED = "sites"
+"""The sites in the order in which a line numbers them."""
 
 SumsOf = Mapping[str, Mapping[str, Any]]
 """What sites said of their models, by site: sums of the task's quantities."""
@@ -52,6 +55,7 @@ def partition_of(server: Server) -> Partition:
         test=tuple(parts[2]),
         rule="sites",
         names=server.agreement.sites,
+        keys=np.array(server.agreement.keys),
         notes=("samples are numbered through, site by site: a server knows how many there are, and no more",),
     )
 
@@ -125,6 +129,27 @@ def with_received(line: Line, sums: SumsOf, agreement: Agreement) -> Line:
     return {**line, "received": found["received"]}
 
 
+def renumbered(line: Line, agreement: Agreement) -> Line:
+    """A round's line as the sites of a later agreement are numbered: without who left, with nothing of who is new."""
+    before: list[str] = line[NUMBERED]
+    if before == list(agreement.sites):
+        return line
+    place = {before.index(site): new for new, site in enumerate(agreement.sites) if site in before}
+    found = {**line, NUMBERED: list(agreement.sites)}
+    for what in ("cohort", "diverged", "quarantined", "tuning_diverged"):
+        if what in line:
+            found[what] = sorted(place[client] for client in line[what] if client in place)
+    scale = agreement.task.primary.scale
+    told: dict[str, Evaluation] = {}
+    for moment in (moment for moment in MOMENTS if moment in line):
+        values = {metric.scale.name: np.full(len(agreement.sites), np.nan) for metric in agreement.task.metrics}
+        for name, own in values.items():
+            own[list(place.values())] = numbers(line[moment][name])[list(place)]
+        told[moment] = Evaluation(scale, values, np.ones(len(agreement.sites), np.int64))
+    moments = as_line(RoundReport(line["round"], [], **told))
+    return {**found, **{moment: moments[moment] for moment in told}}
+
+
 def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line:
     place = agreement.sites.index
     trained = _evaluation(report.trained, agreement)
@@ -150,7 +175,8 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         bytes=report.bytes,
     )
     told = {name: getattr(report, name) for name in BY_NAME} | {SET_ASIDE: report.quarantined}
-    return {**as_line(found), **{name: value for name, value in told.items() if value}}
+    named = {name: value for name, value in told.items() if value}
+    return {**as_line(found), **named, NUMBERED: list(agreement.sites)}
 
 
 def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:

@@ -23,6 +23,7 @@ class FederationFacts:
     metric: str = "accuracy"  # what sites are judged by
     fingerprint: str = ""
     class_names: list[str] = field(default_factory=list)
+    version: int = 1
 
 
 def look(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
@@ -51,7 +52,8 @@ def look_here(agreement: Path, data: Path | None = None, label: str = "", app: P
         write_app(app, agreed)
     who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
     names = list(agreed.class_names or map(str, range(agreed.classes)))
-    return FederationFacts(*who, samples, agreed.task.primary.scale.name, agreed.fingerprint, names)
+    judged = agreed.task.primary.scale.name
+    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version)
 
 
 def main() -> None:

@@ -97,7 +97,11 @@ class Coordinator:
             if resumed:
                 log.info("resumed after round %d", self.server.federation.round)
             self._gather(resumed and not self.server.finished)
+            period = self.server.period
             while not self.server.finished:
+                if self.server.period != period:
+                    period = self.server.period
+                    self._ask_anew()
                 self._round()
             self._farewell()
         except BaseException as error:
@@ -121,6 +125,12 @@ class Coordinator:
             if waited >= self.agreement.gather and enough:
                 return
             self._sleep(POLL)
+
+    def _ask_anew(self) -> None:
+        """A new period begins, to which sites may bring other data: ask everybody again what it has."""
+        log.info("after round %d sites may come with other data", self.server.federation.round)
+        self._sites = {}
+        self._gather(resumed=True)
 
     def _round(self) -> None:
         """The next round, as soon as there are enough sites."""

@@ -31,6 +31,9 @@ class LiveTerms:
         except (CoterieError, OSError) as error:
             log.warning("%s has changed and cannot be used, the former terms hold: %s", self._path.name, error)
             return self._agreement
+        if self._agreement.fingerprint in found.former:
+            log.info("%s has changed: version %d takes over after this round", self._path.name, found.version)
+            return self._agreement
         if found.fingerprint != self._agreement.fingerprint:
             log.warning("%s has changed in more than waiting times; the former terms hold", self._path.name)
             return self._agreement

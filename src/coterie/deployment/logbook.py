@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.as_run import about_of, config_of, lines_with, partition_of, summary_so_far, with_received
+from coterie.deployment.as_run import (
+    about_of,
+    config_of,
+    lines_with,
+    partition_of,
+    renumbered,
+    summary_so_far,
+    with_received,
+)
+from coterie.deployment.carry import carry_over
 from coterie.deployment.server import Report, Server, Standing
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About, session
-from coterie.experiment.directory import RunDirectory, load_tensors, save_tensors
+from coterie.experiment.directory import RunDirectory, load_metadata, load_tensors, save_tensors
 from coterie.experiment.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.files import link_whole, remove_partial, write_whole
+
+log = logging.getLogger("coterie")
 
 STATUS = "status.json"
 CHECKPOINTS = "checkpoints"
@@ -44,6 +57,7 @@ class Logbook:
         about = {
             "round": str(server.federation.round),
             "fingerprint": self.agreement.fingerprint,
+            "sites": json.dumps(self.agreement.sites),
             "standing": json.dumps({name: asdict(standing) for name, standing in server.standing.items()}),
         }
         path = self._kept(server.federation.round)
@@ -117,16 +131,51 @@ class Logbook:
         if not path.is_file():
             return False
         state, about = load_tensors(path)
-        self._require_same(path, about)
-        server.federation.restore(state)
-        server.federation.round = int(about["round"])
-        server.standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
+        standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
+        server.standing = {name: known for name, known in standing.items() if name in self.agreement.sites}
+        if about.get("fingerprint") in self.agreement.former:
+            self._take_over(server, state, about)
+        else:
+            self._require_same(path, about)
+            server.federation.restore(state)
+            server.federation.round = int(about["round"])
+        self._remove_former()
         if self._has_lines:
-            self._directory.cut_back(server.federation.round)
+            kept = self._directory.cut_back(server.federation.round)
+            self._directory.write_lines([renumbered(line, self.agreement) for line in kept])
         for round in self._directory.recorded_rounds():
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
         return True
+
+    def _take_over(self, server: Server, state: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+        """Go on from a former version of the agreement; what is kept of it goes, and with it all of sites that left."""
+        before, federation = json.loads(about["sites"]), server.federation
+        for name, known in server.standing.items():
+            federation.sizes[self.agreement.sites.index(name)] = known.samples
+        carry_over(state, before, int(about["round"]), self.agreement, federation)
+        left = [site for site in before if site not in self.agreement.sites]
+        (self.path / SUMMARY).unlink(missing_ok=True)  # it goes on, and has no end yet
+        if left:
+            self._forget()
+        self.checkpoint(server)
+        log.info(
+            "version %d of the agreement takes over after round %d%s",
+            self.agreement.version,
+            federation.round,
+            f"; the rows and values of {', '.join(left)} are deleted" if left else "",
+        )
+
+    def _remove_former(self) -> None:
+        """Remove the checkpoints of former versions: sites that left are in them."""
+        for round in self.checkpoints() if self.agreement.former else ():
+            if load_metadata(self._kept(round)).get("fingerprint") in self.agreement.former:
+                self._kept(round).unlink()
+
+    def _forget(self) -> None:
+        """Delete what numbers sites that have left; the names of who took part in a round stay in its line."""
+        for round in self._directory.recorded_rounds():
+            self._directory.remove_mixes(round)
 
     def add(self, report: Report) -> None:
         """Record a round."""

@@ -38,6 +38,7 @@ class Standing:
     samples: int = 0
     validation: int = 0
     test: int = 0
+    period: str = ""  # in which it said so
 
 
 @dataclass
@@ -84,6 +85,12 @@ class Server:
         """Whether the last round is over."""
         return self.federation.round >= self.agreement.rounds
 
+    @property
+    def period(self) -> str:
+        """In which of its periods the federation is: within one, sites go on with the data that they began with."""
+        every = self.agreement.fresh_data
+        return f"{self.agreement.version}.{self.federation.round // every if every else 0}"
+
     def admit(self, hello: Note, registered: str = "") -> str:
         """Let a site in that says who it is and what it has; the name of the site.
 
@@ -94,6 +101,12 @@ class Server:
             raise RefusedError(f"'{one_line(name)}' is not among the federation's sites")
         if registered and registered != name:
             raise RefusedError(f"the node with the key of {registered} says it is {name}")
+        if hello.get("fingerprint") in agreement.former:
+            accepted = agreement.former.index(str(hello["fingerprint"])) + 1
+            raise RefusedError(
+                f"site {name} has accepted version {accepted} of the agreement and not yet version {agreement.version} "
+                "('coterie federation join … --changed' there)"
+            )
         if hello.get("fingerprint") != agreement.fingerprint:
             raise RefusedError(f"site {name} has another agreement; give it the server's federation.toml")
         if hello.get("first_weights") != self._blueprint.fingerprint:
@@ -109,7 +122,7 @@ class Server:
         counts = self._counted(name, hello, samples)
         self._require_snapshot(name, hello)
         self._learn(name, samples, validation, counts)
-        self.standing[name] = Standing(samples, validation, test)
+        self.standing[name] = Standing(samples, validation, test, self.period)
         return name
 
     def _require_plausible(self, name: str, samples: int) -> None:
@@ -118,7 +131,8 @@ class Server:
         if samples > most:
             raise RefusedError(f"site {name} says it has {samples:,} training samples; most_samples is {most:,}")
         took_part = bool(self.federation.taken_part[self.agreement.sites.index(name)])
-        if known is not None and took_part and samples != known.samples:
+        same = known is not None and known.period == self.period and took_part
+        if same and known is not None and samples != known.samples:
             raise RefusedError(
                 f"site {name} said it has {known.samples:,} training samples and now says {samples:,}; it must go on "
                 "with the data that it began with"

@@ -20,6 +20,7 @@ from coterie.core.columns import Columns
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
+from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.journal import Journal
 from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
@@ -172,7 +173,10 @@ class Site:
 
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
-        self._kept = saved = self.store.snapshot(since) if since else None
+        saved = self.store.snapshot(since) if since else None
+        if saved is not None and (before := self.store.former_sites(since)) is not None:
+            saved = carried_snapshot(saved, self._begin, before, self.agreement, self.federation.kinds)
+        self._kept = saved
         state: Mapping[str, Tensor] = self._begin if saved is None else saved
         federation = self.federation
         for name, slot in federation.slots.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from coterie.deployment.wire import Note
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors, save_tensors
+from coterie.experiment.directory import load_metadata, load_tensors, save_tensors
 from coterie.files import remove_partial, require_format
 
 FINAL = "final.safetensors"
@@ -28,10 +29,14 @@ class Store:
     """The folder of one site in one federation: `folder / federation / site`.
 
     The server says which round of a site's work it counted last; that snapshot is the one to go on from. A newer one
-    is from a round whose result never reached the server.
+    is from a round whose result never reached the server. Snapshots of `former` versions of the agreement, which the
+    present one names, count as its own.
     """
 
-    def __init__(self, folder: Path, federation: str, site: str, fingerprint: str) -> None:
+    def __init__(
+        self, folder: Path, federation: str, site: str, fingerprint: str, former: Collection[str] = ()
+    ) -> None:
+        self._former = former
         self.path = folder / federation / site
         self.path.mkdir(parents=True, exist_ok=True)
         remove_partial(self.path)
@@ -41,6 +46,13 @@ class Store:
         """What was saved after a round, if it is still here."""
         path = self._file(round)
         return self._read(path) if path.is_file() else None
+
+    def former_sites(self, round: int) -> list[str] | None:
+        """The sites of the version of the agreement that a snapshot is of; none if that is the present one."""
+        about = load_metadata(self._file(round))
+        if about.get("fingerprint") == self._about["fingerprint"]:
+            return None
+        return list(tomllib.loads(about["agreement"])["sites"])
 
     def save(self, round: int, state: dict[str, Tensor], since: int, agreement: str = "", back: int = 1) -> None:
         """Save the state after a round, and the agreement's TOML.
@@ -93,7 +105,7 @@ class Store:
     def _read(self, path: Path) -> dict[str, Tensor]:
         tensors, about = load_tensors(path)
         require_readable(path, about)
-        if about.get("fingerprint") != self._about["fingerprint"]:
+        if about.get("fingerprint") not in (self._about["fingerprint"], *self._former):
             raise CoterieError(
                 f"'{path}' is of another federation of the same name; give the new one another name, or remove the file"
             )

@@ -12,6 +12,8 @@ from coterie.options import same_setting, setting
 
 # Results do not depend on these, so that they may change at any time.
 CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints", "baseline")
+# What 'federation extend' writes about the versions before; nobody gives them, and a first version has none.
+LINEAGE = ("version", "former", "numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +57,27 @@ class FederationTerms(JointTraining):
         600.0, "Seconds at most after which a round goes on without the sites that are late.", "waiting"
     )
     patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
+    fresh_data: int = setting(
+        0, "After every so many rounds sites may come with other data (0: only with a new agreement).", "sites"
+    )
+    version: int = setting(1, "Counts the agreement's changes.", "sites")
+    former: tuple[str, ...] = setting((), "The fingerprints of the versions before, the oldest first.", "sites")
+    numbers: tuple[int, ...] = setting((), "Each site's number, which it keeps when others leave.", "sites")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
         require(self.largest_input > 0, f"largest_input = {self.largest_input}: must be greater than 0")
         require(self.checkpoints >= 1, f"checkpoints = {self.checkpoints}: must be at least 1")
+        require(self.fresh_data >= 0, f"fresh_data = {self.fresh_data}: must be a number of rounds, or 0")
+        require(
+            self.version == len(self.former) + 1,
+            f"version = {self.version}: follows {len(self.former)} others; 'coterie federation extend' counts it",
+        )
+        require(
+            self.version > 1 or not self.numbers,
+            f"numbers = {list(self.numbers)}: are given from the second version on",
+        )
         for waiting in ("deadline", "hello", "gather", "patience"):
             seconds = getattr(self, waiting)
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")

@@ -116,14 +116,14 @@ def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor,
         data.train_size < len(data) or len(data) >= 2,
         f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing",
     )
-    return split_samples(agreement.split, agreement.seed, client, len(data), data.train_size)
+    return split_samples(agreement.split, agreement.seed, agreement.keys[client], len(data), data.train_size)
 
 
-def split_samples(split: Split, seed: int, client: int, count: int, train_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_samples(split: Split, seed: int, key: int, count: int, train_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Training, validation and test samples of `count`, of which those from `train_size` on may be a test part."""
     if train_size < count:
-        train, validation = split.without_validation(np.arange(train_size), seed, client)
+        train, validation = split.without_validation(np.arange(train_size), seed, key)
         parts = (train, validation, np.arange(train_size, count))
     else:
-        parts = split(np.arange(count), seed, client)
+        parts = split(np.arange(count), seed, key)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])

@@ -67,6 +67,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 
 
+def load_metadata(path: Path) -> dict[str, str]:
+    """The texts alone that `save_tensors` wrote."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
 class RunDirectory(KeptRun):
     """A directory that holds one run."""
 

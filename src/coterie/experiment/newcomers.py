@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
@@ -22,20 +25,27 @@ def welcome(prepared: Prepared, trained: Federation) -> Federation:
     """
     newcomers = prepared.federation(list(prepared.partition.held_out))
     newcomers.round = trained.round
-    veterans = trained.everyone[trained.taken_part]
-    declared = prepared.method.uploads(trained)
+    usual = usual_uploads(trained, prepared.method.uploads(trained))
     for name, slot in newcomers.slots.items():
-        source = trained[name]
-        slot.shared.copy_(source.shared)
-        uploaded = slot.own_columns & trained.layout.columns(declared[name]) if name in declared else Columns()
-        if uploaded and len(veterans):
-            mean = source.rows(veterans, uploaded).mean(0, keepdim=True)
-            slot.write_own(newcomers.everyone, uploaded, mean.expand(newcomers.clients, -1))
+        slot.shared.copy_(trained[name].shared)
+        if name in usual:
+            columns, mean = usual[name]
+            slot.write_own(newcomers.everyone, columns, mean.expand(newcomers.clients, -1))
     for name, value in trained.values.items():
         # What is about all clients, such as their shares of the data, newcomers have of their own.
         if not trained.kinds[name].per_client and not trained.kinds[name].told:
             newcomers.values[name] = value.clone()
     return newcomers
+
+
+def usual_uploads(trained: Federation, uploads: Mapping[str, str]) -> dict[str, tuple[Columns, Tensor]]:
+    """What clients that took part upload of their personal columns on average: the columns and `[1, |columns|]`."""
+    veterans, found = trained.everyone[trained.taken_part], {}
+    for name, group in uploads.items():
+        columns = trained[name].own_columns & trained.layout.columns(group)
+        if columns and len(veterans):
+            found[name] = (columns, trained[name].rows(veterans, columns).mean(0, keepdim=True))
+    return found
 
 
 def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:

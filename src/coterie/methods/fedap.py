@@ -94,7 +94,13 @@ class FedAP(Method):
     def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix]:
         """The client's own mix, when it downloads."""
         if not self.warming_up(federation):
-            yield Mix(federation.values["mixing"][clients], TRAVELS, source="model")
+            yield Mix(self.mixing(federation, clients), TRAVELS, source="model")
+
+    def mixing(self, federation: Federation, clients: Tensor) -> Tensor:
+        """P of some clients `[m, K]`; what was the share of clients who have left since is the others'."""
+        shares = federation.values["mixing"][clients]
+        alone = shares.sum(1, keepdim=True) == 0
+        return normalised(torch.where(alone, identity(federation.clients)[clients], shares))
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """FedBN for everybody at first; then P, as soon as there is something to compute it from."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +101,7 @@ class Partition(Displayed):
         """The number of clients K, those held out included."""
         return len(self.train)
 
-    @property
+    @cached_property
     def sizes(self) -> Indices:
         """The number of training samples of every client: `[K]`."""
         return np.array([len(indices) for indices in self.train], dtype=np.int64)
@@ -261,10 +262,11 @@ def _arrays_of(part: Part, given: Any) -> list[Indices]:
     except (TypeError, ValueError):
         arrays = [np.asarray("")]
     numbers = not isinstance(given, str | Mapping) and all(one.ndim == 1 and _whole(one) for one in arrays)
-    require(
-        numbers,
-        f"partition: {part} = {shown(given)}: must hold the numbers of each client's samples, such as [[0, 1, 2], [5]]",
-    )
+    if not numbers:
+        raise CoterieError(
+            f"partition: {part} = {shown(given)}: must hold the numbers of each client's samples, such as "
+            "[[0, 1, 2], [5]]"
+        )
     return [np.array(one, dtype=np.int64) for one in arrays]
 
 

@@ -69,7 +69,7 @@ class Together:
     def site(self, name: str) -> Site:
         """A site as it starts: whatever it knows comes from its disk."""
         number = self.agreement.sites.index(name)
-        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint)
+        store = Store(self.folder, self.agreement.name, name, self.agreement.fingerprint, self.agreement.former)
         data = self.data[name] if self.data else site_data(number, SIZES[number], self.agreement.shape)
         return Site(self.agreement, name, data, store)
 

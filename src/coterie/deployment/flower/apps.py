@@ -22,6 +22,7 @@ from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.extension import accepted_terms
 from coterie.deployment.faults import code_of, spoken_fault
 from coterie.deployment.flower.audit import AUDIT, Audit
 from coterie.deployment.flower.node import UNANSWERED
@@ -194,10 +195,10 @@ def client_app(agreement_path: Path) -> ClientApp:
 
     def site(context: Context) -> Site:
         node: dict[str, Any] = dict(context.node_config)
-        agreement = with_own_terms(agreement_path, str(node.get("agreement") or ""))
+        agreement = accepted_terms(Agreement.read(agreement_path), str(node.get("agreement") or ""))
         name = str(node["name"])
         data = load_site_data(agreement, Path(str(node["data"])), str(node.get("label") or "label"))
-        store = Store(Path(str(node["state"])), agreement.name, name, agreement.fingerprint)
+        store = Store(Path(str(node["state"])), agreement.name, name, agreement.fingerprint, agreement.former)
         return Site(agreement, name, data, store)
 
     def answer(message: Message, context: Context, purpose: Purpose) -> Message:

@@ -63,9 +63,14 @@ class Keys:
         """The server's private key."""
         return self.folder / "server.key"
 
+    @property
+    def public_folder(self) -> Path:
+        """Where the public keys of the sites are."""
+        return self.folder / "sites"
+
     def public(self, name: str) -> Path:
         """A site's public key."""
-        return self.folder / "sites" / f"{name}.pub"
+        return self.public_folder / f"{name}.pub"
 
     def accepted(self, sites: Iterable[str]) -> dict[str, Path]:
         """The public keys that there are of these sites."""

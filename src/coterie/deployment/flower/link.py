@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -192,6 +192,15 @@ class Link:
         for site in fresh:
             self._register(site, public_keys[site])
         return fresh, gone
+
+    def forget_unless(self, sites: Collection[str]) -> list[str]:
+        """Before the start: who was registered and is no site any more. All that the SuperLink kept goes if there is
+        anybody: messages of theirs may be in it. Keys are registered anew.
+        """
+        gone = sorted({about["site"] for about in self._registered().values()} - set(sites))
+        for path in self.folder.glob(f"{self.database.name}*") if gone else ():
+            path.unlink()
+        return gone
 
     def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
         """Unregister all nodes but some; the names of the others."""

@@ -24,7 +24,7 @@ class OwnData:
     mark: str
     samples: int
     train_size: int
-    client: int
+    key: int
     seed: int
     test: float
     validation: float
@@ -32,7 +32,7 @@ class OwnData:
     @classmethod
     def of(cls, agreement: Agreement, client: int, data: Dataset) -> OwnData:
         """What a site remembers of its data."""
-        split = (client, agreement.seed, agreement.test, agreement.validation)
+        split = (agreement.keys[client], agreement.seed, agreement.test, agreement.validation)
         return cls(mark_of(data.inputs), len(data), data.train_size, *split)
 
     def plain(self) -> dict[str, str | int | float]:
@@ -44,7 +44,7 @@ class OwnData:
         if len(inputs) != self.samples or mark_of(inputs) != self.mark:
             return None
         split = Split(self.test, self.validation)
-        return split_samples(split, self.seed, self.client, self.samples, self.train_size)[2]
+        return split_samples(split, self.seed, self.key, self.samples, self.train_size)[2]
 
 
 def mark_of(inputs: Tensor) -> str:

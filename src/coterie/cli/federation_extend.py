@@ -1,0 +1,126 @@
+"""What `federation extend` does: write the next version of an agreement, and say who has to do what about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from coterie.cli.federation_shared import require_flower
+from coterie.cli.settings import read_texts
+from coterie.errors import require
+
+VERSIONS = "versions"
+
+
+def extend(
+    folder: Annotated[Path, Parameter(name="DIR", help="The federation's folder.")],
+    /,
+    *,
+    rounds: Annotated[
+        int | None, Parameter(help="How many rounds there are to be in all.", show_default="as many as before")
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A new site; may be repeated.", show_default="none", converter=read_texts, negative=(), n_tokens=1
+        ),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A site that leaves: its key, rows and values at the server are deleted; may be repeated.",
+            show_default="none",
+            converter=read_texts,
+            negative=(),
+            n_tokens=1,
+        ),
+    ] = None,
+    term: Annotated[
+        list[str] | None,
+        Parameter(help="Another term, NAME=VALUE, such as lr=0.01; may be repeated.", negative=(), n_tokens=1),
+    ] = None,
+) -> None:
+    """Change a federation's agreement while it runs, or after its end: more rounds, other sites, other terms."""
+    extend_command(folder, rounds, add or [], remove or [], term or [])
+
+
+def extend_command(
+    folder: Path, rounds: int | None, add: Sequence[str], remove: Sequence[str], terms: Sequence[str]
+) -> None:
+    """Write the next version; a server that runs takes it over after its round."""
+    from coterie.deployment.agreement import Agreement
+    from coterie.deployment.extension import differences, extended
+    from coterie.deployment.flower.folder import AGREEMENT, KEYS, SERVER, require_folder
+    from coterie.deployment.flower.keys import Keys
+    from coterie.deployment.logbook import STATUS
+    from coterie.files import write_whole
+    from coterie.report.terminal import print_result
+
+    require_flower()
+    path = require_folder(folder)
+    before = Agreement.read(path)
+    after = extended(before, rounds=rounds, add=add, remove=remove, terms=dict(map(_pair, terms)))
+    after.kind.check(after.federation())
+    done = _rounds_done(folder / SERVER / STATUS)
+    require(after.rounds > done, f"rounds = {after.rounds}: {done} are done; name more than that with --rounds")
+    kept = folder / VERSIONS / f"{before.version}.toml"
+    kept.parent.mkdir(exist_ok=True)
+    write_whole(kept, path.read_bytes())
+    for site in remove:
+        Keys(folder / KEYS).public(site).unlink(missing_ok=True)
+    write_whole(path, after.toml().encode())
+    print_result(
+        f"{path} is version {after.version} of the agreement; version {before.version} is kept in {kept}.",
+        *(f"  {line}" for line in differences(before, after)),
+        "",
+        "A server that runs takes it over when its round is over; one that does not, at its next start.",
+        f"Send {AGREEMENT} to every site, to be read and accepted there; who does not accept it has left:",
+        *(
+            f"  coterie federation join {AGREEMENT} --name {site} --changed"
+            for site in after.sites
+            if site in before.sites
+        ),
+        *_about_new(folder, add),
+        *_about_leavers(remove),
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    require(bool(equals and name.strip()), f"term = '{text}': must be NAME=VALUE, such as lr=0.01")
+    return name.strip(), value.strip()
+
+
+def _rounds_done(status: Path) -> int:
+    """The rounds that are over, as far as the server says."""
+    if not status.is_file():
+        return 0
+    told: dict[str, Any] = json.loads(status.read_text(encoding="utf-8"))
+    under_way = told.get("state") == "running" and bool(told.get("message"))
+    return int(told.get("round", 0)) - under_way
+
+
+def _about_new(folder: Path, sites: Sequence[str]) -> list[str]:
+    if not sites:
+        return []
+    return [
+        "New sites get ca.pem too, and their keys are accepted here as usual:",
+        *(f"  coterie federation join federation.toml --name {site} --root-certificate ca.pem" for site in sites),
+        *(f"  coterie federation keys {folder} --accept {site}='ecdsa-sha2-nistp384 AAAA...'" for site in sites),
+    ]
+
+
+def _about_leavers(sites: Sequence[str]) -> list[str]:
+    if not sites:
+        return []
+    names = ", ".join(sites)
+    return [
+        f"The key of {names} is removed. When the new version begins, the server deletes its rows and values, its",
+        "checkpoints and the records of who learned from whom so far. What the others learned from it is in their",
+        "models and stays there; that it took part, and its scores, stay in rounds.jsonl and in the logs. Its own",
+        "files at the site are the site's to delete.",
+    ]

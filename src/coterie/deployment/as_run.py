@@ -140,14 +140,14 @@ def renumbered(line: Line, agreement: Agreement) -> Line:
         if what in line:
             found[what] = sorted(place[client] for client in line[what] if client in place)
     scale = agreement.task.primary.scale
-    told: dict[str, Evaluation] = {}
+    report = RoundReport(line["round"], [])
     for moment in (moment for moment in MOMENTS if moment in line):
         values = {metric.scale.name: np.full(len(agreement.sites), np.nan) for metric in agreement.task.metrics}
         for name, own in values.items():
             own[list(place.values())] = numbers(line[moment][name])[list(place)]
-        told[moment] = Evaluation(scale, values, np.ones(len(agreement.sites), np.int64))
-    moments = as_line(RoundReport(line["round"], [], **told))
-    return {**found, **{moment: moments[moment] for moment in told}}
+        setattr(report, moment, Evaluation(scale, values, np.ones(len(agreement.sites), np.int64)))
+    told = as_line(report)
+    return {**found, **{moment: told[moment] for moment in MOMENTS if moment in line}}
 
 
 def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line:

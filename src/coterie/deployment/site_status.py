@@ -68,7 +68,7 @@ class SiteStatus:
         when = Gauge("site_last_round_timestamp_seconds", "When that was.").at(_seconds_of(newest))
         tested = Gauge("site_test_samples", "Held-out samples of this site.").at(newest.get("test_samples"))
         taken = Gauge("site_round_seconds", "How long this site worked on its last round.")
-        worked = next((entry["seconds"] for entry in reversed(entries) if "seconds" in entry), {})
+        worked: Entry = next((entry["seconds"] for entry in reversed(entries) if "seconds" in entry), {})
         for part, value in worked.items():
             taken.at(value, part=part)
         moved = Gauge("site_bytes_total", "Bytes of models that travelled so far.", counter=True)

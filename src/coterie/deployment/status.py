@@ -24,8 +24,13 @@ SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "quality.js", "lear
 class StatusSource(Protocol):
     """Whoever knows how something stands. Asked from several threads."""
 
-    title: str
-    script: str  # what draws the page
+    @property
+    def title(self) -> str:
+        """What the page is about."""
+
+    @property
+    def script(self) -> str:
+        """The asset that draws the page."""
 
     def content(self) -> Mapping[str, Any]:
         """All that the page shows, as plain values."""

@@ -35,6 +35,7 @@ function whoFromWhom(parent, run) {
   const { learning: track, clients } = run;
   figure(parent, {
     title: `Who learns from whom, round ${track.rounds[0]}: ${track.group}`,
+    legend: track.weights.some((one) => one.includes(-1)) ? [[areaMark('var(--absent)'), 'took no part']] : [],
     how: 'How to read: row by row, from whom a site learned, and how much.',
   }, (width) => matrix(width, { clients, order: clients.map((_, k) => k) }, {
     value: (i, j) => weightOf(track, 0, clients.length, i, j), most: largest(track, clients.length), rowTitle: 'learns', columnTitle: 'from',
@@ -44,7 +45,7 @@ function whoFromWhom(parent, run) {
 
 function roundsTable(state) {
   const rows = [...state.lines].reverse().slice(0, 30).map((line) => [
-    String(line.round), (line.answered || []).join(', ') || 'nobody', (line.missing || []).join(', '), Object.keys(line.refused || {}).concat(Object.keys(line.set_aside || {})).join(', '),
+    String(line.round), make('span', { title: (line.answered || []).join(', ') }, `${(line.answered || []).length} of ${state.sites.length}`), (line.missing || []).join(', '), Object.keys(line.refused || {}).concat(Object.keys(line.set_aside || {})).join(', '),
     share(line.received), share(line.trained), seconds(Number(line.seconds.toFixed(1))), bytes(line.bytes.down), bytes(line.bytes.up),
   ]);
   return make('div', { class: 'card' }, table(['round', 'answered', 'missing', 'refused', 'received', 'trained', 'took', 'sent out', 'came in'], rows, 'rounds answers'));

@@ -8,10 +8,10 @@ const MODELS = {
 };
 const SHORT = { received: 'federation', trained: 'trained here', alone: 'alone', shared: 'shared' };
 const METRICS = [
-  ['accuracy', 'accuracy', percent, 'right answers'],
-  ['auc', 'AUROC', percent, 'pairs of samples ranked right, mean over classes'],
-  ['sensitivity', 'sensitivity', percent, 'samples of a class that are recognised, mean over classes'],
-  ['calibration_error', 'calibration error', percent, 'how far confidence is off; smaller is better'],
+  ['accuracy', 'accuracy', share, 'right answers'],
+  ['auc', 'AUROC', share, 'pairs of samples ranked right, mean over classes'],
+  ['sensitivity', 'sensitivity', share, 'samples of a class that are recognised, mean over classes'],
+  ['calibration_error', 'calibration error', share, 'how far confidence is off; smaller is better'],
   ['loss', 'loss', (value) => (known(value) ? value.toPrecision(3) : '–'), 'smaller is better'],
 ];
 /** How many rounds of training here a score of an entry has behind it. */
@@ -46,7 +46,7 @@ function verdict(state) {
   const colour = { open: 'var(--soft)', good: 'var(--good)', bad: 'var(--wrong)' }[kind];
   const headline = { open: 'It is not clear yet whether taking part pays', good: `Taking part gains you ${points(gain.points)} points`, bad: `Taking part costs you ${points(gain.points)} points` }[kind];
   const card = make('section', { class: `verdict ${kind}` });
-  const text = make('div', {}, make('h2', {}, headline), make('p', { class: 'said' }, `${points(gain.points)} points of accuracy, 95 % interval ${points(gain.low)} to ${points(gain.high)}, ${gain.samples} held-out samples.`),
+  const text = make('div', {}, make('h2', {}, headline), make('p', { class: 'said' }, `${gain.clear ? '' : `${points(gain.points)} points so far. `}95 % interval ${points(gain.low)} to ${points(gain.high)} points of accuracy, on ${gain.samples} held-out samples.`),
     make('p', { class: 'soft' }, `${newest.finished ? 'The finished model' : 'The model that the federation gives this site'}, against one that trained here alone: the same first weights, samples and number of steps, ${behind(newest, 'received')} rounds of them. The interval is about these held-out samples, not about chance in training.`));
   const plot = make('div', { class: 'plot' });
   card.append(text, plot);

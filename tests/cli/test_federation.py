@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert answer.code == 0
     assert "9 samples fit" in answer.err
     assert f"only the app {hashlib.sha256(b'packed').hexdigest()} runs here" in answer.err
-    relay, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
+    relay, resident, porter, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
     own = folder / "fed" / "sites" / "site-a"
     assert relay[1:3] == ["-m", "coterie.deployment.flower.relay"]
     assert relay[relay.index("--server") + 1] == "example.org:8000"
@@ -193,9 +194,18 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert node[node.index("--port") + 1] == "9123"
     assert node[node.index("--isolation") + 1] == "process"
     assert node[node.index("--node-config") + 1] == (
-        f'name="site-a" data="{folder}/good.npz" state="{folder}/fed/sites" agreement="{own}/federation.toml" '
-        f'audit="{own}/audit.jsonl"'
+        f'name="site-a" resident="{own}/.resident.socket" audit="{own}/audit.jsonl"'
     )
+    assert resident[1:] == ["-m", "coterie.deployment.resident", str(own / ".resident.json")]
+    assert json.loads((own / ".resident.json").read_text()) == {
+        "name": "site-a",
+        "data": f"{folder}/good.npz",
+        "state": f"{folder}/fed/sites",
+        "agreement": f"{own}/federation.toml",
+        "socket": f"{own}/.resident.socket",
+    }
+    assert porter[1:] == ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket")]
+    assert os.access(own / ".commands" / "flwr-clientapp", os.X_OK)
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]
     assert executor[-2:] == secret
@@ -213,8 +223,10 @@ def test_a_site_without_the_folder(folder: Path, capsys: pytest.CaptureFixture[s
     answer = said(capsys, line)
     assert answer.code == 0, answer.err
     assert "others on this machine can read the private key; 'chmod 600 my.key' prevents that" in answer.err
-    assert f'state="{folder}/federation-state"' in answer.out
-    assert f'state="{folder}/here"' in said(capsys, f"{line} --state here").out
+    assert said(capsys, f"{line} --state here").code == 0
+    for state in ("federation-state", "here"):
+        told = json.loads((folder / state / "site-a" / ".resident.json").read_text())
+        assert told["state"] == f"{folder}/{state}"
     assert (folder / "here").stat().st_mode & 0o777 == 0o700
 
 

@@ -16,10 +16,14 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 from flwr.app import Context, Message, Metadata, RecordDict
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.apps import FlowerTransport, client_app
 from coterie.deployment.flower.audit import Audit
-from coterie.deployment.wire import Packed, Parcel, pack
+from coterie.deployment.flower.client import client_app
+from coterie.deployment.flower.server import FlowerTransport
+from coterie.deployment.packed import Packed
+from coterie.deployment.resident import SiteSettings
+from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, agreed, site_data
+from residents import resident_in_a_thread
 
 SITE, NODE = "site-a", 7
 
@@ -30,7 +34,8 @@ class LocalGrid:
     def __init__(self, agreement: Agreement, folder: Path, data: Path) -> None:
         path = folder / "federation.toml"
         path.write_text(agreement.toml())
-        own = {"name": SITE, "data": str(data), "state": str(folder), "audit": str(folder / "site.jsonl")}
+        settings = SiteSettings(SITE, str(data), str(folder))
+        own = {"resident": str(resident_in_a_thread(folder, settings)), "audit": str(folder / "site.jsonl")}
         self._app = client_app(path)
         self._context = Context(run_id=1, node_id=NODE, node_config=own, state=RecordDict(), run_config={})
         self._replies: list[Message] = []
@@ -57,7 +62,7 @@ def as_within_a_run(content: Any, reply_to: Message | None = None, **about: Any)
 
 @pytest.fixture(autouse=True)
 def run_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deployment.flower.apps.Message", as_within_a_run)
+    monkeypatch.setattr("coterie.deployment.flower.server.Message", as_within_a_run)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

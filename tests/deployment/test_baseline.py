@@ -12,7 +12,7 @@ import torch
 from coterie.deployment import assessment
 from coterie.deployment.baseline import ROW
 from coterie.deployment.journal import JOURNAL, Entry
-from coterie.deployment.wire import Packed
+from coterie.deployment.packed import Packed
 from coterie.methods import METHODS, Local
 from coterie.rounds.sampling import draw_cohort
 from coterie.testing.together import SITES, Together, agreed, simulated

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.coordinator import Answer, Coordinator, Purpose
+from coterie.deployment.coordinator import Answer, Coordinator
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, Purpose, read_text
 from coterie.deployment.server import Server
-from coterie.deployment.wire import Packed, Parcel, pack, read_text, unpack
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, simulated

@@ -18,8 +18,8 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.extension import FIXED, differences, extended
 from coterie.deployment.flower.folder import write_folder
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import RefusedError
 from coterie.deployment.server import Server
-from coterie.deployment.wire import RefusedError
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.methods import METHODS

@@ -13,8 +13,8 @@ import pytest
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import look, look_here
 from coterie.deployment.flower.app import agree, agreed, app_hash, packed_app
-from coterie.deployment.flower.apps import with_own_terms
 from coterie.deployment.flower.folder import require_folder, write_app, write_folder
+from coterie.deployment.live import with_own_terms
 from coterie.errors import CoterieError
 
 pytestmark = pytest.mark.thorough
@@ -96,7 +96,7 @@ def test_another_agreement_is_another_app(tmp_path: Path, agreement: Agreement) 
 
 def test_everybody_has_terms_of_their_own_that_may_change(tmp_path: Path, agreement: Agreement) -> None:
     write_app(tmp_path / "app", agreement)
-    packed, own = tmp_path / "app" / "federation.toml", tmp_path / "federation.toml"
+    packed, own = Agreement.read(tmp_path / "app" / "federation.toml"), tmp_path / "federation.toml"
     own.write_text(replace(agreement, deadline=7.0).toml())
     assert with_own_terms(packed, str(own)).deadline == 7.0
     assert with_own_terms(packed, "").deadline == 600.0

@@ -15,10 +15,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
 
-from coterie.deployment.flower.apps import KIND_OF, client_app, from_records
+from coterie.deployment.flower.client import client_app
+from coterie.deployment.flower.records import KIND_OF, as_records, from_records
+from coterie.deployment.packed import Note, Packed, RefusedError
+from coterie.deployment.resident import SiteSettings
 from coterie.deployment.server import Server
-from coterie.deployment.wire import Note, Packed, RefusedError
+from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, Together, agreed
+from residents import resident_in_a_thread
 
 pytestmark = pytest.mark.thorough
 
@@ -198,8 +202,9 @@ def test_a_site_keeps_the_text_of_its_errors(
     secret = tmp_path / "patients-with-a-diagnosis.npz"
     agreement = agreed("fedper")
     (tmp_path / "federation.toml").write_text(agreement.toml())
-    settings = {"name": "site-a", "data": str(secret), "state": str(tmp_path / "state")}
-    context = Context(run_id=1, node_id=2, node_config=settings, state=RecordDict(), run_config={})
+    resident = resident_in_a_thread(tmp_path, SiteSettings("site-a", str(secret), str(tmp_path / "state")))
+    known = {"resident": str(resident)}
+    context = Context(run_id=1, node_id=2, node_config=known, state=RecordDict(), run_config={})
     about = Metadata(
         run_id=1,
         message_id="asked",
@@ -211,7 +216,7 @@ def test_a_site_keeps_the_text_of_its_errors(
         ttl=60.0,
         message_type=KIND_OF[purpose],
     )
-    asked = Message(content=RecordDict(), metadata=about)
+    asked = Message(content=as_records(pack(Parcel())), metadata=about)
     with caplog.at_level(logging.ERROR, logger="coterie"):
         reply = client_app(tmp_path / "federation.toml")(asked, context)
     assert reply.has_error()

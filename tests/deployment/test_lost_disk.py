@@ -14,8 +14,8 @@ from torch import Tensor
 from coterie.core.downloads import owed
 from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import RefusedError
 from coterie.deployment.store import Store
-from coterie.deployment.wire import RefusedError
 from coterie.testing.together import SITES, Together, agreed
 
 pytestmark = pytest.mark.thorough

@@ -12,9 +12,9 @@ import pytest
 from test_coordinator import Behaviour, Pretence, Trial
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.coordinator import Coordinator, Purpose
-from coterie.deployment.flower.apps import FlowerTransport
-from coterie.deployment.wire import Packed
+from coterie.deployment.coordinator import Coordinator
+from coterie.deployment.flower.server import FlowerTransport
+from coterie.deployment.packed import Packed, Purpose
 from coterie.testing.together import SITES, Together, agreed
 
 DOUBLE = len(SITES)

@@ -226,30 +226,29 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground) ->
 
 
 TAMPERING = '''
-from coterie.deployment.flower import apps as flower
-from coterie.deployment.wire import Packed
+from coterie.deployment.flower import client as flower
+from coterie.deployment.packed import Packed
 
 honest = flower.as_records
 
 
 def tampered(packed):
     """Site b sends one number too many in the first round."""
-    if '"round": 1' in packed.text and packed.buffers and NAME == "site-b":
+    if '"round": 1' in packed.text and packed.buffers:
         packed = Packed({"float32": packed.buffers["float32"] + bytes(4)}, packed.text)
     return honest(packed)
 
 
-flower.as_records = tampered
-original = flower.Store
+asked = flower.answer_of
 
 
-def store(folder, federation, site, fingerprint):
-    global NAME
-    NAME = site
-    return original(folder, federation, site, fingerprint)
+def answer_of(resident, request):
+    if resident.parent.name == "site-b":
+        flower.as_records = tampered
+    return asked(resident, request)
 
 
-flower.Store = store
+flower.answer_of = answer_of
 '''
 
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from coterie.deployment.wire import KINDS, LONGEST_NOTE, Expected, Packed, Parcel, RefusedError, pack, unpack
+from coterie.deployment.packed import LONGEST_NOTE, Packed, RefusedError
+from coterie.deployment.wire import KINDS, Expected, Parcel, pack, unpack
 from coterie.errors import CoterieError
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

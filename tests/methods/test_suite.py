@@ -22,10 +22,11 @@ from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import uniform
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.packed import Packed
 from coterie.deployment.server import Report
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Packed, Parcel, pack
+from coterie.deployment.wire import Parcel, pack
 from coterie.engines import Trained, Work
 from coterie.errors import CoterieError
 from coterie.experiment.config import complete

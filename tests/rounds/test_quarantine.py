@@ -17,7 +17,8 @@ from coterie.core.columns import Columns
 from coterie.core.defence import Defence
 from coterie.core.federation import Federation
 from coterie.data import Dataset
-from coterie.deployment.wire import Packed, Parcel, pack, unpack
+from coterie.deployment.packed import Packed
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import Serial, Trained, Work
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment

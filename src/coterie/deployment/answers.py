@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coterie.core.task import Task
-from coterie.deployment.wire import Note, RefusedError, one_line
+from coterie.deployment.packed import Note, RefusedError, one_line
 
 
 def fault_of(error: Exception) -> str:

@@ -19,13 +19,12 @@ from coterie.deployment.answers import fault_of
 from coterie.deployment.answertimes import AnswerTimes
 from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
-from coterie.deployment.wire import Packed, Parcel, RefusedError, one_line, pack, read_text
+from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
-
-Purpose = Literal["hello", "work", "finish"]
 
 POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites

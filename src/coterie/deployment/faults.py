@@ -5,16 +5,20 @@ Error texts hold names of files, and these what is in them; none of it is the se
 
 from __future__ import annotations
 
-from coterie.deployment.wire import RefusedError
+from coterie.deployment.packed import RefusedError
 from coterie.errors import CoterieError
 
-OTHER, REFUSED, DATA, DISK, MEMORY = 1000, 1001, 1002, 1003, 1004
+OTHER, REFUSED, DATA, DISK, MEMORY, GONE = 1000, 1001, 1002, 1003, 1004, 1005
+
+# What a site writes above the text of an error, which it keeps to itself.
+UNANSWERED = "the server was told only that something went wrong"
 
 FAULTS = {
     REFUSED: "the site refuses the task: it is not as agreed (the site's log says what)",
     DATA: "the site cannot use its data or its settings (the site's log says why)",
     DISK: "the site cannot read or write a file (the site's log says which)",
     MEMORY: "the site has too little memory",
+    GONE: "the site's process that trains does not run, or ends at this task (the site's log says more)",
     OTHER: "the site met an error (the site's log has it)",
 }
 

@@ -6,9 +6,18 @@ import logging
 from pathlib import Path
 
 from coterie.deployment.agreement import Agreement
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 
 log = logging.getLogger("coterie")
+
+
+def with_own_terms(agreement: Agreement, path: str) -> Agreement:
+    """The agreement of an app, with the terms of one's own copy that may change; in all else both must be the same."""
+    if not path:
+        return agreement
+    own = Agreement.read(Path(path))
+    require(own.fingerprint == agreement.fingerprint, f"{path}: was changed after this app was packed; start again")
+    return own
 
 
 class LiveTerms:

@@ -20,8 +20,9 @@ from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import check_answer, fault_of, says_why
+from coterie.deployment.packed import Note, Packed, RefusedError, one_line, read_text
 from coterie.deployment.rehearsal import measured_shapes
-from coterie.deployment.wire import Expected, Note, Packed, Parcel, RefusedError, one_line, read_text, unpack
+from coterie.deployment.wire import Expected, Parcel, unpack
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered

@@ -22,9 +22,10 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.journal import Journal
+from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Expected, Note, Parcel, RefusedError
+from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require

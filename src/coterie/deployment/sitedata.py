@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +36,20 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
     return replace(data, inputs=inputs, owners=None, owner_names=())
+
+
+def data_stamp(path: Path) -> str:
+    """A text that differs once any file of the data was changed, added or removed, as its date and size tell."""
+    path = Path(path).expanduser()
+    files = (
+        [path] if path.is_file() else sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    )
+    mark = hashlib.sha256()
+    for file in files:
+        with suppress(FileNotFoundError):  # it went away just now, or is a link to nowhere
+            found = file.stat()
+            mark.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n".encode())
+    return mark.hexdigest()
 
 
 def image_size(path: Path, shape: Shape) -> tuple[int, int] | None:

@@ -1,11 +1,7 @@
-"""What a message carries: named tensors in one flat buffer per kind of number, and a note of plain values.
-
-Nothing is pickled. Whoever unpacks says beforehand what must be inside; anything else is refused.
-"""
+"""Tensors in messages: how a parcel is packed, and how it is unpacked by somebody who says beforehand what is due."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -17,22 +13,12 @@ import torch
 from torch import Tensor
 
 from coterie.core.downloads import tensor_bytes
+from coterie.core.federation import Federation
+from coterie.deployment.packed import NUMBERS, Note, Packed, RefusedError, read_text
 from coterie.errors import CoterieError
 
-Note = dict[str, Any]
-
-KINDS: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
+KINDS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBERS}
 NAMES = {kind: name for name, kind in KINDS.items()}
-LONGEST_NOTE = 16 << 20  # characters
-
-
-class RefusedError(CoterieError):
-    """A message that is not what was agreed on."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +41,6 @@ class Parcel:
         False
         """
         return pack(self).digest
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A parcel as it travels: a buffer for each kind of number, and a text."""
-
-    buffers: Mapping[str, bytes]
-    text: str
-
-    @property
-    def bytes(self) -> int:
-        """The length of all buffers."""
-        return sum(map(len, self.buffers.values()))
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of all that travels: the text, then the buffers in the order of their kinds."""
-        mark = hashlib.sha256(self.text.encode())
-        for kind in sorted(self.buffers):
-            mark.update(self.buffers[kind])
-        return mark.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -121,7 +86,7 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
     >>> unpack(packed, {"a": Expected((3,))})
     Traceback (most recent call last):
     ...
-    coterie.deployment.wire.RefusedError: tensor 'a' is float32 (2,); expected is float32 (3,)
+    coterie.deployment.packed.RefusedError: tensor 'a' is float32 (2,); expected is float32 (3,)
     """
     contents = read_text(packed.text)
     listed = contents["tensors"]
@@ -145,46 +110,15 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
     return Parcel(tensors, contents["note"])
 
 
+def most_bytes(federation: Federation) -> int:
+    """More than any honest message holds: every slot of every client, and room for what is measured."""
+    width = sum(slot.width for slot in federation.slots.values())
+    return 4 * width * (federation.clients + 1) + (64 << 20)
+
+
 def _is_finite(tensor: Tensor) -> bool:
     """Whether all numbers are finite: so is their sum then, which is quicker to tell (unless it overflows)."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def read_text(text: str) -> Note:
-    """A message's text as plain values: a list of tensors and a note."""
-    if len(text) > LONGEST_NOTE:
-        raise RefusedError(f"its text is {len(text):,} characters long; at most {LONGEST_NOTE:,} are read")
-    try:
-        contents = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are no JSON error, but a ValueError
-        raise RefusedError(f"its text is not JSON ({one_line(error)})") from None
-    shaped = isinstance(contents, dict) and isinstance(contents.get("note"), dict)
-    if not shaped or not isinstance(contents.get("tensors"), list):
-        raise RefusedError("its text lacks the list of tensors or the note")
-    for item in contents["tensors"]:
-        if not (isinstance(item, list) and len(item) == 3 and _is_listing(*item)):
-            raise RefusedError("its list of tensors is malformed")
-    return dict(contents)
-
-
-def _no_number(word: str) -> float:
-    """NaN and infinities, which JSON does not have: what is written down of them could not be read again."""
-    raise ValueError(f"{word} is no number")
-
-
-def one_line(words: object, longest: int = 300) -> str:
-    """What somebody else says, for a log of ours: in one line of printable characters that ends somewhere.
-
-    >>> one_line("fine\\n2026-01-01 INFO site b is here")
-    'fine 2026-01-01 INFO site b is here'
-    """
-    text = " ".join("".join(sign if sign.isprintable() else " " for sign in str(words)[: 2 * longest]).split())
-    return text if len(text) <= longest else f"{text[:longest]}…"
-
-
-def _is_listing(name: object, kind: object, shape: object) -> bool:
-    whole = isinstance(shape, list) and all(type(side) is int and side >= 0 for side in shape)
-    return isinstance(name, str) and isinstance(kind, str) and whole
 
 
 def _length(kind: str, shape: tuple[int, ...]) -> int:

@@ -17,10 +17,11 @@ import torch
 from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.packed import Note, Packed, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
-from coterie.deployment.wire import Note, Packed, Parcel, pack, read_text, unpack
+from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.deployment.workplace import own_split
 from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method

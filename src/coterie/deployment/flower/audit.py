@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coterie.deployment.packed import Packed
+
 AUDIT = "audit.jsonl"
 REFUSED = "refused"
 LONGEST = 200  # letters of any one value
@@ -18,6 +20,13 @@ PAUSE = 10.0
 BURST_OF_ALL, PAUSE_OF_ALL = 500, 1.0  # the same for all peers together
 MOST_PEERS = 4096  # peers told apart; beyond them only the limit for all holds
 SUMMARY = 60.0  # seconds between two lines about what was left out
+
+
+def told_of(content: Packed | str) -> dict[str, str | int]:
+    """What an audit log says of a message: enough to prove later which one it was, and nothing of what is in it."""
+    if isinstance(content, str):
+        return {"error": content}
+    return {"bytes": content.bytes, "sha256": content.digest}
 
 
 class Allowance:

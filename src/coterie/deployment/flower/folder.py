@@ -27,7 +27,7 @@ APP = '''"""The {side}'s side of the federation, for Flower."""
 
 from pathlib import Path
 
-from coterie.deployment.flower.apps import {side}_app
+from coterie.deployment.flower.{side} import {side}_app
 
 app = {side}_app(Path(__file__).parent.parent / "{agreement}")
 '''

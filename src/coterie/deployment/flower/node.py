@@ -1,18 +1,23 @@
-"""A site's side of Flower: a SuperNode behind a relay, started until its server takes it, and kept alive."""
+"""A site's processes: a SuperNode behind a relay, started until its server takes it, and the site's resident."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from coterie.deployment.faults import UNANSWERED
 from coterie.deployment.flower.app import AGREED, agree
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.keys import Keys, make_keys
+from coterie.deployment.flower.porter import stand_in
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -27,7 +32,7 @@ from coterie.deployment.flower.processes import (
 )
 from coterie.deployment.flower.relay import READY, relay_words
 from coterie.errors import CoterieError, PassingError, UnwelcomeError
-from coterie.files import private_folder
+from coterie.files import private_folder, write_whole
 
 FORGOTTEN = 120.0  # seconds after which a server has registered all keys, and forgotten a node that was killed
 AGAIN = 3.0  # seconds before another attempt
@@ -49,8 +54,6 @@ HOPELESS: dict[str, tuple[type[CoterieError], str]] = {
         "{key}: is no key that Flower reads; use one of 'coterie federation join'",
     ),
 }
-# What a site's app writes above the text of an error, which it keeps to itself.
-UNANSWERED = "the server was told only that something went wrong"
 # Words in a SuperNode's log that its owner should hear of.
 NEWS = {
     "Receiving: query": "the server asks for this site's name and the size of its data",
@@ -60,6 +63,9 @@ NEWS = {
     "Sending: train.finish": "the finished model is kept here",
     UNANSWERED: "what the server asked for could not be done; the reason is in this site's log",
 }
+# The processes without which a SuperNode stays connected, and their modules.
+HELPERS = ("resident", "porter")
+RESIDENT, PORTER = "coterie.deployment.resident", "coterie.deployment.flower.porter"
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 
 Tell = Callable[[str], None]
@@ -69,16 +75,40 @@ def _silent(_: str) -> None:
     pass
 
 
+@dataclass
+class Restarts:
+    """When a process that ends by itself is started again: at once, and later if that happens often.
+
+    >>> one = Restarts()
+    >>> [one.due(now) for now in (0.0, 0.5, 1.0, 2.0, 2.5, 600.0)]
+    [True, False, True, False, False, True]
+    """
+
+    pause: float = 0.0
+    began: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether to start it now; if so it counts as started."""
+        if self.began is not None and now - self.began < self.pause:
+            return False
+        settled = self.began is None or now - self.began > FORGOTTEN
+        self.pause = 1.0 if settled else min(2 * self.pause, LONGEST)
+        self.began = now
+        return True
+
+
 class Node:
     """The SuperNode of a site, and what belongs to it; everything that it keeps is in `folder`.
 
-    `settings` is what the site's app gets to know: name, data, state and, if need be, label. Without `key` and
-    `authority` nothing is encrypted on the way to the server. Port 0 stands for any free one; it is only for this
-    machine. Only apps that were given to `agree` are ever run.
+    `settings` is what the site's resident gets to know: name, data, state and, if need be, label and agreement. Without
+    `key` and `authority` nothing is encrypted on the way to the server. Port 0 stands for any free one; it is only for
+    this machine. Only apps that were given to `agree` are ever run.
 
-    Three processes: the relay, through which the SuperNode reaches its server; the SuperNode; and the SuperExec that
-    starts an app's processes. Among each other they talk on loopback, which other users of the machine reach too: so
-    the first two have a certificate of this node's own, and the SuperExec proves itself with a secret.
+    Five processes: the relay, through which the SuperNode reaches its server; the SuperNode; the SuperExec that starts
+    an app's processes; the porter, from which these are forked; and the resident, to which they pass on what is asked.
+    The first three talk on loopback, which other users of the machine reach too: so the SuperNode and the relay have a
+    certificate of this node's own, and the SuperExec proves itself with a secret. The last two listen on sockets in
+    this node's folder, which nobody else can enter.
     """
 
     def __init__(
@@ -92,7 +122,7 @@ class Node:
     ) -> None:
         self.folder, self.server = folder.resolve(), server
         self.audit = self.folder / AUDIT
-        self.settings = {**settings, "audit": str(self.audit)}
+        self.settings = settings
         self.key, self.authority = key, authority
         self._wished = port
         self.port = port or free_port()
@@ -101,8 +131,10 @@ class Node:
         self.loopback = Keys(self.folder / ".loopback")
         self.secret = self.folder / ".superexec.secret"
         self.agreed = self.folder / f".{AGREED}"
-        self.log = self.folder / "supernode.log"  # of the SuperExec and its apps too
+        self.sockets = {name: self.folder / f".{name}.socket" for name in HELPERS}
+        self.log = self.folder / "supernode.log"  # of all but the relay
         self._processes: dict[str, Process] = {}
+        self._restarts: dict[str, Restarts] = {}
         self._lock: Lock | None = None
         self.connected = False  # as far as `keep_alive` knows
 
@@ -132,12 +164,15 @@ class Node:
         words += ["--root-certificates", str(own.authority), "--host", LOOPBACK, "--port", str(self.port)]
         words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
         words += ["--ssl-keyfile", str(own.key), "--isolation", "process", *secret]
-        words += ["--node-config", pairs(self.settings)]
+        config = {"name": self.settings["name"], "resident": str(self.sockets["resident"]), "audit": str(self.audit)}
+        words += ["--node-config", pairs(config)]
         words += [] if self.key is None else ["--auth-supernode-private-key", str(self.key)]
         relay = relay_words(self.relay_port, self.server, self.authority, own, self.agreed, self.audit)
         executor = ["flower-superexec", "--root-certificates", str(own.authority), "--runtime-api-address", runtime]
         return {
             "relay": [sys.executable, "-m", *relay],
+            "resident": [sys.executable, "-m", RESIDENT, str(self._resident_settings)],
+            "porter": [sys.executable, "-m", PORTER, str(self.sockets["porter"])],
             "supernode": words,
             "superexec": [*executor, *secret],
         }
@@ -148,6 +183,9 @@ class Node:
             private_folder(path)
         make_keys(self.loopback.folder)
         write_secret(self.secret)
+        told = {**self.settings, "socket": str(self.sockets["resident"])}
+        write_whole(self._resident_settings, json.dumps(told).encode())
+        stand_in(self._scripts, self.sockets["porter"])
 
     def start(self) -> None:
         """Start the processes that do not run; whether the server takes the node is another question."""
@@ -155,11 +193,22 @@ class Node:
         self.prepare()
         if "relay" not in self._processes or self.relay.code is not None:
             self._start_relay()
+        self.revive()
         if "superexec" in self._processes:
             self._processes.pop("superexec").terminate()
-        commands = self.commands()
-        supernode = self._spawn("supernode", commands["supernode"], self.log)
-        self._spawn("superexec", [*commands["superexec"], "--parent-pid", str(supernode.pid)], self.log)
+        supernode = self._spawn("supernode")
+        self._spawn("superexec", "--parent-pid", str(supernode.pid))
+
+    def revive(self, tell: Tell = _silent) -> None:
+        """Start the resident and the porter if they do not run: nobody else need notice."""
+        for name in HELPERS:
+            known, restarts = self._processes.get(name), self._restarts.setdefault(name, Restarts())
+            if known is not None and known.code is None:
+                continue
+            if restarts.due(time.monotonic()):
+                if known is not None:
+                    tell(f"the {name} ended with code {known.code}; it is started again (its log is {self.log})")
+                self._spawn(name)
 
     def _take_lock(self) -> None:
         if self._lock is None:
@@ -167,7 +216,7 @@ class Node:
 
     def _start_relay(self) -> None:
         make_keys(self.loopback.folder, renew=["all"])  # so that it never expires
-        relay = self._spawn("relay", self.commands()["relay"], self.folder / "relay.log")
+        relay = self._spawn("relay")
         end = time.monotonic() + START
         while READY not in relay.said():
             if relay.code is not None or time.monotonic() > end:
@@ -175,10 +224,27 @@ class Node:
                 raise PassingError(f"the relay did not start ({relay.last_words()}); see {relay.log}")
             time.sleep(0.05)
 
-    def _spawn(self, name: str, words: list[str], log: Path) -> Process:
-        command = words if name == "relay" else [flower_command(words[0]), *words[1:]]
-        self._processes[name] = Process(command, log, environment(self.home), self.folder, self._lock)
+    def _spawn(self, name: str, *more: str) -> Process:
+        words = self.commands()[name]
+        command = words if words[0] == sys.executable else [flower_command(words[0]), *words[1:]]
+        log = self.folder / "relay.log" if name == "relay" else self.log
+        around = environment(self.home) | self._surroundings(name)
+        self._processes[name] = Process([*command, *more], log, around, self.folder, self._lock)
         return self._processes[name]
+
+    def _surroundings(self, name: str) -> dict[str, str]:
+        """What the environment of a process has besides Flower's."""
+        if name == "superexec":
+            return {"PATH": os.pathsep.join([str(self._scripts), environment(self.home)["PATH"]])}
+        return {"OPENBLAS_NUM_THREADS": "1"} if name == "porter" else {}  # it forks, and so must have no threads
+
+    @property
+    def _resident_settings(self) -> Path:
+        return self.folder / ".resident.json"
+
+    @property
+    def _scripts(self) -> Path:
+        return self.folder / ".commands"
 
     @property
     def process(self) -> Process:
@@ -259,6 +325,7 @@ class Node:
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
                 self.pass_on(tell)
+                self.revive(tell)
                 time.sleep(0.5)
             self.connected = False
             self.pass_on(tell)
@@ -271,9 +338,9 @@ class Node:
             self.start()
 
     def _gone(self) -> str | None:
-        """Which process has ended by itself, and its last words."""
+        """Which process has ended by itself without which the site is not connected, and its last words."""
         for name, process in self._processes.items():
-            if process.code is not None:
+            if process.code is not None and name not in HELPERS:
                 return f"the {name} ended with code {process.code} ({process.last_words()})"
         return None
 
@@ -288,9 +355,10 @@ class Node:
 
     def terminate(self) -> None:
         """End the node politely: it signs off, and may come back at once."""
-        for name in ("supernode", "superexec", "relay"):  # the SuperNode signs off through the relay
+        for name in ("supernode", "superexec", "relay", *HELPERS):  # the SuperNode signs off through the relay
             if name in self._processes:
                 self._processes.pop(name).terminate()
+        self._restarts.clear()
         self._release()
 
     def kill(self) -> None:
@@ -298,6 +366,7 @@ class Node:
         for process in self._processes.values():
             process.kill()
         self._processes.clear()
+        self._restarts.clear()
         self._release()
 
     def _release(self) -> None:

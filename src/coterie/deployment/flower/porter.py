@@ -1,0 +1,92 @@
+"""The porter of a site: keeps Flower loaded, so that its process for a message starts at once.
+
+Run as `python -m coterie.deployment.flower.porter SOCKET`. A SuperExec starts the command `flwr-clientapp` for every
+message, which is a second and a half of importing before anything happens. It finds the command through `PATH`, where
+a script of ours stands first (`stand_in`): that hands its words to the porter, which has imported everything once and
+forks. What runs then is Flower's own command, found by its public name; without a porter it is started as ever.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import FrameType
+
+from coterie.deployment.channel import listening
+from coterie.deployment.flower import summon
+from coterie.deployment.flower.processes import flower_command
+from coterie.files import private_folder
+
+COMMAND = "flwr-clientapp"
+MOST_WORDS = 64 << 10  # bytes
+PATIENCE = 10.0  # seconds for the words of a command
+
+
+def stand_in(folder: Path, porter: Path) -> Path:
+    """Write the script that stands in for Flower's command into a folder of its own, to be put first into `PATH`."""
+    script = private_folder(folder) / COMMAND
+    words = [sys.executable, "-I", "-S", summon.__file__, str(porter), flower_command(COMMAND)]
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+    script.chmod(0o700)
+    return folder
+
+
+def loaded(command: str) -> Callable[[], object]:
+    """One of Flower's commands as a function, with all that it imports."""
+    (found,) = entry_points(group="console_scripts", name=command)
+    function: Callable[[], object] = found.load()
+    return function
+
+
+def _reap(_number: int, _frame: FrameType | None) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def summoned(listener: socket.socket) -> tuple[list[str], socket.socket]:
+    """Wait to be called, for ever, and fork at every call. Only the new process returns: with the words of its command,
+    and with the connection that it must hold until its end, for which the caller waits.
+    """
+    signal.signal(signal.SIGCHLD, _reap)
+    gc.freeze()  # what is shared with forked processes stays shared
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return _words(connection), connection
+        connection.close()
+
+
+def _words(connection: socket.socket) -> list[str]:
+    connection.settimeout(PATIENCE)
+    content = b""
+    while piece := connection.recv(MOST_WORDS):
+        content += piece
+        if len(content) > MOST_WORDS:
+            sys.exit("too many words")
+    return [str(word) for word in json.loads(content)]
+
+
+def main() -> None:
+    """Load the command, then run it whenever it is asked for."""
+
+    command = loaded(COMMAND)
+    words, connection = summoned(listening(Path(sys.argv[1])))
+    sys.argv = [COMMAND, *words]
+    with connection:
+        command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The server's side of a federation on Flower: its nodes are our sites. Public interfaces only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+try:
+    from flwr.app import Context, Message
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise ImportError("federations need Flower: pip install 'coterie[flower]'") from error
+
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.answers import fault_of
+from coterie.deployment.coordinator import Answer, Coordinator
+from coterie.deployment.faults import spoken_fault
+from coterie.deployment.flower.audit import AUDIT, Audit, told_of
+from coterie.deployment.flower.records import KIND_OF, as_records, from_records
+from coterie.deployment.live import LiveTerms, with_own_terms
+from coterie.deployment.logbook import Logbook
+from coterie.deployment.packed import Packed, Purpose
+from coterie.deployment.server import Server
+from coterie.deployment.wire import most_bytes
+from coterie.experiment.directory import LOG
+from coterie.files import log_to, private_folder
+
+
+class FlowerTransport:
+    """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
+
+    def __init__(
+        self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None, audit: Audit | None = None
+    ) -> None:
+        self._grid, self._most_bytes, self._audit = grid, most_bytes, audit
+        self._names: dict[int, str] = {}  # of all nodes that were ever here
+        self._sites = sites  # whose keys are registered; without keys anybody may come
+        self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
+
+    def nodes(self) -> dict[int, str]:
+        """Connected nodes that owe no answer, with the names that their keys were registered by."""
+        busy = {node for node, _, _ in self._open.values()}
+        found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        self._names |= found
+        # A node whose key has no name of ours is not even asked.
+        return {node: name for node, name in found.items() if self._sites is None or name in self._sites}
+
+    def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
+        """Push a message."""
+        message = Message(as_records(content), dst_node_id=node, message_type=KIND_OF[purpose], ttl=seconds)
+        (number,) = self._grid.push_messages([message])
+        if number:
+            self._open[number] = (node, purpose, time.monotonic() + seconds)
+            self._note("asked", node, purpose, content)
+
+    def answers(self) -> list[Answer]:
+        """Pull what is there. Replies are matched by message: an error does not say which node it is about."""
+        if not self._open:
+            return []
+        found = []
+        for reply in self._grid.pull_messages(list(self._open)):
+            node, purpose, _ = self._open.pop(reply.metadata.reply_to_message_id)
+            content = self._content(reply)
+            self._note("answered", node, purpose, content)
+            found.append(Answer(node, purpose, content))
+        now = time.monotonic()
+        for number in [number for number, (_, _, end) in self._open.items() if end < now]:
+            node, purpose, _ = self._open.pop(number)
+            found.append(Answer(node, purpose, "it did not answer in time"))
+        return found
+
+    def _note(self, event: str, node: int, purpose: Purpose, content: Packed | str) -> None:
+        if self._audit is not None:
+            name = self._names.get(node, "")
+            self._audit.note(event, site=name, node=str(node), purpose=purpose, **told_of(content))
+
+    def _content(self, reply: Message) -> Packed | str:
+        if reply.has_error():
+            return spoken_fault(reply.error.code)
+        try:
+            return from_records(reply.content, self._most_bytes)
+        except Exception as error:  # whatever a message does to us is its sender's fault
+            return f"its message is refused: {fault_of(error)}"
+
+
+def server_app(agreement_path: Path) -> ServerApp:
+    """The Flower ServerApp of a federation.
+
+    Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
+    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        given = context.run_config
+        agreement = with_own_terms(Agreement.read(agreement_path), str(given["agreement"]))
+        directory = private_folder(Path(str(given["directory"])))
+        with log_to(directory / LOG):
+            server = Server(agreement)
+            sites = agreement.sites if given["keyed"] else None
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT))
+            terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
+            Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
+
+    return app

@@ -1,0 +1,109 @@
+"""The resident of a site: the one process that holds its model, its data and PyTorch, as long as the site takes part.
+
+Run as `python -m coterie.deployment.resident SETTINGS`. Whatever carries a federation's messages passes them on to it,
+by a private channel; it answers one after the other. It keeps nothing in memory that counts: what outlives a message is
+on the site's disk, so that it may be killed at any time, started again and asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.data.own import DEFAULT_LABEL
+from coterie.deployment import channel
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.extension import accepted_terms
+from coterie.deployment.faults import UNANSWERED, code_of
+from coterie.deployment.packed import Packed, RefusedError, read_text
+from coterie.deployment.site import Site
+from coterie.deployment.sitedata import data_stamp, load_site_data
+from coterie.deployment.store import Store
+from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
+
+log = logging.getLogger("coterie")
+
+
+class Resident:
+    """Answers what its site is asked. The site is built for the first message, and again only if something changed:
+    the agreement, or the data on the disk.
+    """
+
+    def __init__(self, settings: SiteSettings) -> None:
+        self._settings = settings
+        self._built: tuple[Agreement, str, Site] | None = None
+
+    def answer(self, incoming: channel.Reading) -> Packed | int:
+        """The answer to a message; the number of a fault if there is none, whose text stays in this site's log."""
+        try:
+            return self._answer(incoming)
+        except channel.BrokenOffError:
+            raise
+        except Exception as error:
+            log.exception("%s: %s", incoming.head.get("purpose"), UNANSWERED)
+            incoming.skip()
+            return code_of(error)
+
+    def _answer(self, incoming: channel.Reading) -> Packed:
+        site = self._site(str(incoming.head["agreement"]))
+        request = incoming.request(most_bytes(site.federation))
+        if request.purpose == "hello":
+            return pack(Parcel({}, site.hello()))
+        task = unpack(request.content, site.expected(read_text(request.content.text)["note"]))
+        if request.purpose == "work":
+            return pack(site.work(task))
+        if request.purpose == "finish":
+            return pack(site.finish(task))
+        raise RefusedError(f"nobody asks a site for '{request.purpose}'")
+
+    def _site(self, packed: str) -> Site:
+        own = self._settings
+        agreement = accepted_terms(Agreement.parse(tomllib.loads(packed)), own.agreement)
+        stamp = data_stamp(Path(own.data))
+        if self._built is None or self._built[:2] != (agreement, stamp):
+            if self._built is not None and self._built[1] != stamp:
+                log.warning("the data in %s have changed; they are read again", own.data)
+            self._built = None  # never two at once
+            data = load_site_data(agreement, Path(own.data), own.label)
+            store = Store(Path(own.state), agreement.name, own.name, agreement.fingerprint, agreement.former)
+            self._built = (agreement, stamp, Site(agreement, own.name, data, store))
+        return self._built[2]
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """Who the site is: its name, its data, where its state is kept; its own copy of the agreement if it has one."""
+
+    name: str
+    data: str
+    state: str
+    label: str = DEFAULT_LABEL
+    agreement: str = ""
+
+
+def serve(listener: socket.socket, resident: Resident) -> None:
+    """Answer whoever connects, one after the other, for ever."""
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                channel.answer(connection, resident.answer(channel.Reading(connection)))
+            except Exception as error:  # whoever asked has gone, or never made sense: the next one may
+                log.warning("a message was not answered (%s)", type(error).__name__)
+
+
+def main() -> None:
+    """Read the settings, open the channel, serve until ended."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    log.setLevel(logging.INFO)
+    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    serve(channel.listening(Path(settings.pop("socket"))), Resident(SiteSettings(**settings)))
+
+
+if __name__ == "__main__":
+    main()

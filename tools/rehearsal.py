@@ -1,0 +1,192 @@
+"""A rehearsal: a whole federation on this machine, by its commands alone, and what it took.
+
+`python tools/rehearsal.py --sites 20 --rounds 6` prints seconds per round, processor seconds of a site and of the
+server per round, and memory. `--source` runs another tree of the same project, to compare two versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+TICK = os.sysconf("SC_CLK_TCK")
+PATIENCE = 1800.0  # seconds that any one wait may last
+
+
+class Tree:
+    """A command and all processes that it started."""
+
+    def __init__(self, words: list[str], source: Path, log: IO[bytes]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "coterie", *words]
+        self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def pids(self) -> list[int]:
+        """The processes that are alive now."""
+        children: dict[int, list[int]] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                stat = (path / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(stat[1]), []).append(int(path.name))
+        found, left = [], [self.process.pid]
+        while left:
+            found.append(left.pop())
+            left += children.get(found[-1], [])
+        return found
+
+    def seconds(self) -> float:
+        """The processor time of all of them, those that ended included."""
+        return sum(sum(map(int, fields[11:15])) / TICK for fields in self._stats())
+
+    def _stats(self) -> Iterator[list[str]]:
+        for pid in self.pids():
+            try:
+                yield Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+
+    def memory(self) -> dict[str, float]:
+        """MB of each process, what is shared counted once."""
+        found: dict[str, float] = {}
+        for pid in self.pids():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                size = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+            except OSError:
+                continue
+            name = _spoken(b" ".join(words[:4]).decode())
+            found[name] = found.get(name, 0.0) + int(size[1] if size else 0) / 1024
+        return found
+
+
+def _spoken(command: str) -> str:
+    signs = {"guard.py": "guards", "resident": "resident", "porter": "porter", "relay": "relay", "front": "front"}
+    signs |= {f"flower-{name}": name for name in ("supernode", "superexec", "superlink")}
+    signs |= {"flwr-serverapp": "server app", "flwr-clientapp": "client app", "coterie federation": "launcher"}
+    return next((name for sign, name in signs.items() if sign in command), "other")
+
+
+def coterie(source: Path, *words: object) -> str:
+    """What a command of Coterie prints."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "coterie", "federation", *map(str, words)]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def prepare(folder: Path, source: Path, given: argparse.Namespace) -> list[str]:
+    """Write data and keys; the sites' names."""
+    digits = load_digits()
+    names = [f"site-{number:02d}" for number in range(given.sites)]
+    for number, name in enumerate(names):
+        index = np.arange(number * 7, number * 7 + 120) % len(digits.target)
+        pictures = (digits.images[index, None] / 16).astype(np.float32)
+        np.savez(folder / f"{name}.npz", x=pictures, y=digits.target[index].astype(np.int64))
+    home = folder / "federation"
+    options = ["--shape", "1,8,8", "--classes", "10", "--model", given.model, "--rounds", given.rounds]
+    options += ["--epochs", "1", "--gather", PATIENCE, "--least-sites", given.sites]
+    coterie(source, "init", home, "--sites", ",".join(names), "--method", given.method, *options)
+    coterie(source, "keys", home)
+    accepted = []
+    for name in names:
+        where = ["--state", home / "sites", "--root-certificate", home / "keys" / "ca.pem"]
+        printed = coterie(source, "join", home / "federation.toml", "--name", name, *where)
+        key = re.search(r"ecdsa-sha2-nistp384 \S+", printed)
+        assert key, printed
+        accepted += ["--accept", f"{name}={key[0]}"]
+    coterie(source, "keys", home, *accepted)
+    return names
+
+
+def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Run the federation to its end; what it took."""
+    source = given.source.resolve()
+    names, home = prepare(folder, source, given), folder / "federation"
+    with (folder / "output").open("wb") as log:
+        begin = time.monotonic()
+        server = Tree(["federation", "server", str(home), "--port", str(given.port)], source, log)
+        trees = {}
+        try:
+            opened = wait_for(lambda: "the front is open" in (folder / "output").read_text(), server)
+            for name in names:
+                words = ["federation", "client", str(home), "--name", name, "--data", str(folder / f"{name}.npz")]
+                trees[name] = Tree([*words, "--server", f"127.0.0.1:{given.port}"], source, log)
+            return {"registered and open": opened - begin} | follow(home / "server", server, trees, given.rounds)
+        except BaseException:
+            print((folder / "output").read_text()[-5000:], file=sys.stderr)
+            raise
+        finally:
+            for tree in (*trees.values(), server):
+                tree.process.terminate()
+            for tree in (*trees.values(), server):
+                tree.process.wait()
+
+
+def wait_for(done: Any, server: Tree) -> float:
+    """Wait until something is so; when that was."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert server.process.poll() is None, "the server has ended"
+        assert time.monotonic() < end, "nothing happens any more"
+        time.sleep(0.02)
+    return time.monotonic()
+
+
+def follow(folder: Path, server: Tree, trees: dict[str, Tree], rounds: int) -> dict[str, Any]:
+    """Measure from the end of the first round to that of the last but one."""
+    lines = folder / "rounds.jsonl"
+    ends: list[float] = []
+    before: dict[str, float] = {}
+    for number in range(1, rounds):
+        wanted = number
+        ends.append(
+            wait_for(lambda: lines.is_file() and len(lines.read_text().splitlines()) >= wanted, server)  # noqa: B023
+        )
+        if number == 1:
+            before = {name: tree.seconds() for name, tree in trees.items()} | {"server": server.seconds()}
+    after = {name: tree.seconds() for name, tree in trees.items()} | {"server": server.seconds()}
+    spent = {name: (after[name] - before[name]) / (rounds - 2) for name in after}
+    times = [later - earlier for earlier, later in pairwise(ends)]
+    ours = spent.pop("server")
+    sizes = next(iter(trees.values())).memory()
+    return {
+        "seconds a round": {"median": statistics.median(times), "all": times},
+        "processor seconds": {"a site and round": statistics.mean(spent.values()), "the server's a round": ours},
+        "idle and working MB of a site": {**sizes, "all": sum(sizes.values())},
+        "MB of the server": server.memory(),
+        "database MB": (folder / "superlink.db").stat().st_size / 1e6,
+    }
+
+
+def main() -> None:
+    """Rehearse and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--method", default="fedper")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--port", type=int, default=18000)
+    parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = rehearse(Path(folder), given)
+    print(json.dumps(found, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from coterie.deployment.prometheus import KIND, Gauge, prometheus_text
-from coterie.errors import require
+from coterie.errors import CoterieError, PassingError, require
 from coterie.report.html import html_page
 from coterie.report.readonly import HOST, HTML, JSON, ReadOnlyServer, Reply
 
@@ -82,7 +82,11 @@ def served_status(source: StatusSource, address: tuple[str, int] | None) -> Iter
     if address is None:
         yield None
         return
-    with StatusServer(source, *address) as server:
+    try:
+        server = StatusServer(source, *address)
+    except CoterieError as error:  # a port that is taken now may be free when a supervisor tries again
+        raise PassingError(f"status: {error}") from None
+    with server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

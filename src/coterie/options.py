@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
+from coterie.registry import Registry, absolute, is_reference, short_name
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -70,6 +72,56 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
         if option not in values and item.default is MISSING and item.default_factory is MISSING:
             raise CoterieError(f"{kind} '{name}' needs the option '{option}'")
     return cls(**{option: coerced(option, value, hints[option]) for option, value in values.items()})
+
+
+def references_in(text: str) -> list[str]:
+    """The references within a text that may say more: options, and further things after a plus sign.
+
+    >>> references_in("./my.py:Cap:0.2+median"), references_in("./my.py:FedAvgM"), references_in("median")
+    (['./my.py:Cap'], ['./my.py:FedAvgM'], [])
+    """
+    if is_reference(text):
+        return [text]
+    return [found[0] for part in text.split("+") if (found := re.match(r".*?\.py:[^:]+", part))]
+
+
+def all_absolute(text: str) -> str:
+    """A text whose references hold wherever one is."""
+    for reference in references_in(text):
+        text = text.replace(reference, absolute(reference))
+    return text
+
+
+def made(registry: Registry[type[T]], text: str) -> T:
+    """What a text such as `NAME:VALUE:OPTION=VALUE` stands for: a class of the registry with options.
+
+    Values without a name are the class's options in their order.
+
+    >>> from coterie.methods import METHODS
+    >>> made(METHODS, "fedprox:0.1"), made(METHODS, "fedprox:mu=0.1")
+    (FedProx(mu=0.1), FedProx(mu=0.1))
+    >>> made(METHODS, "fedprox:0.1:0.2")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: method 'fedprox:0.1:0.2': 'fedprox' has 1 option (mu), but more are given
+    """
+    reference = next(iter(references_in(text)), "")
+    name = reference or text.partition(":")[0]
+    parts = text[len(name) :].split(":")[1:]
+    found = registry.find(name)
+    known = list(option_fields(found))
+    values: dict[str, Any] = {}
+    for place, part in enumerate(parts):
+        option, named, value = part.partition("=")
+        if not named:
+            spoken = f"{len(known)} option{'s' * (len(known) != 1)} ({', '.join(known) or 'none'})"
+            if place >= len(known):
+                raise CoterieError(f"{registry.kind} '{text}': '{short_name(name)}' has {spoken}, but more are given")
+            option, value = known[place], part
+        if option in values:
+            raise CoterieError(f"{registry.kind} '{text}': {option} is given twice")
+        values[option] = value
+    return build(registry.kind, short_name(name), found, values)
 
 
 def coerced(option: str, value: Any, wanted: Any) -> Any:

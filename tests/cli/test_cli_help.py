@@ -43,8 +43,10 @@ def test_help_shows_the_defaults_that_hold() -> None:
         for name, hint in get_type_hints(GivenSettings, include_extras=True).items()
     }
     free_text = {
+        "attack",
         "checkpoint_every",
         "client_column",
+        "defence",
         "model_seed",
         "partition_seed",
         "protocol",

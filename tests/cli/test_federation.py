@@ -171,7 +171,7 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     assert front[1:9] == (
         f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
     )
-    assert front[-2:] == ["--keys", str(folder / "fed" / "keys")]
+    assert front[-4:-2] == ["--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
     assert run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true'
     assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()

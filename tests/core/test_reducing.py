@@ -12,7 +12,7 @@ from coterie.core import exchange
 from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads, apply
 from coterie.core.federation import Federation
-from coterie.core.reducing import Reducer, limited
+from coterie.core.reducing import Reduced, Reducer, limited
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Dirichlet
@@ -165,16 +165,16 @@ def test_too_few_clients_are_refused() -> None:
         tiny("fedavg", share_limit=0.2).prepare()
 
 
-class TrimmedMean(Reducer):
+class WithoutExtremes(Reducer):
     """Without the largest and the smallest number of each column, whatever the weights."""
 
-    def reduce(self, weights: Tensor, rows: Tensor) -> Tensor:
+    def reduce(self, weights: Tensor, rows: Tensor) -> Reduced:
         kept = rows.sort(0).values[1:-1]
-        return kept.mean(0, keepdim=True).expand(len(weights), -1)
+        return Reduced(kept.mean(0, keepdim=True).expand(len(weights), -1))
 
 
 def test_another_way_to_reduce_fits_into_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "reducer_of", lambda defence: TrimmedMean())
+    monkeypatch.setattr(exchange, "reducer_of", lambda defence: WithoutExtremes())
     monkeypatch.setattr(exchange, "BLOCK", 64)  # several blocks of columns
     federation, uploads, rows = sent("fedavg", Defence())
     apply([Mix(torch.full((1, 4), 0.25))], federation, uploads, MARK)

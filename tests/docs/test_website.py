@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tools.website.__main__ import build
 from tools.website.assemble import REPOSITORY, configuration, for_the_site, pages, place_of
 from tools.website.check import Page, problems
 from tools.website.mathematics import mathml
+
+from coterie.methods import METHODS
 
 
 def in_navigation(entry: Any) -> Iterator[str]:
@@ -86,6 +89,13 @@ def test_aligned_formulas_stand_under_each_other() -> None:
     made = mathml("\\begin{aligned}\na &= b \\\\\nc &= d\n\\end{aligned}", "block")
     assert made.count("<mtr>") == 2
     assert made.count("<mtd>") == 4
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_methods_page_has_its_equations_as_mathematics(name: str) -> None:
+    text = (REPOSITORY / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    (formula,) = re.findall(r"^```math\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert "<mtr>" in mathml(formula, "block")
 
 
 @pytest.mark.parametrize("latex", [r"\nosuchthing x", "a & b"])

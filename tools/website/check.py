@@ -76,5 +76,5 @@ def problems(site: Path) -> Iterator[str]:
             file, anchor = target_of(page, address)
             if not file.exists():
                 yield f"{name}: {address} leads nowhere"
-            elif anchor and file in found and anchor not in found[file].anchors and not anchor.startswith("only-"):
+            elif anchor and file in found and anchor not in found[file].anchors:
                 yield f"{name}: {address} has no such anchor"

@@ -105,7 +105,7 @@ def keys(
     renew: Annotated[
         list[str] | None,
         Parameter(
-            help="'server' makes its certificate and key anew, 'all' the authority too; may be repeated.",
+            help="'server' makes its certificate and key anew, 'authority' ca.pem for the same key, 'all' everything.",
             show_default="nothing that exists",
             converter=read_texts,
             negative=(),
@@ -196,6 +196,10 @@ def client(
         int | None, option("A port on this machine, for this machine alone.", "any free one", NETWORK)
     ] = None,
     status: Status = ANY_PORT,
+    dry_run: Annotated[
+        bool,
+        Parameter(help="Show everything that this site would send, and send nothing.", negative=(), group=OWN),
+    ] = False,
     commands: Commands = False,
 ) -> None:
     """Take part in a federation as one site, until ended (Ctrl-C)."""
@@ -206,6 +210,7 @@ def client(
             folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0, status
         ),
         commands,
+        dry_run,
     )
 
 

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from coterie.cli.federation_dry_run import dry_run_command
 from coterie.cli.federation_shared import (
     AUTHORITY,
     KEY,
@@ -46,8 +47,8 @@ class ClientOptions:
     status: str
 
 
-def client_command(given: ClientOptions, commands: bool) -> None:
-    """Take part as one site."""
+def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) -> None:
+    """Take part as one site, or show what that would send."""
     require_flower()
     from coterie.deployment.flower.app import APP, packed_app
     from coterie.deployment.flower.audit import Audit
@@ -61,6 +62,9 @@ def client_command(given: ClientOptions, commands: bool) -> None:
     state = given.state or (given.folder / SITES if given.folder else STATE)
     own = state / given.name
     agreement = _agreement(given, own)
+    if dry_run:
+        dry_run_command(agreement, given.name, data, given.label, own)
+        return
     key, authority = (None, None) if given.insecure else _credentials(given, own)
     settings = {"name": given.name, "data": str(data), "state": str(state.resolve())}
     settings["agreement"] = str(agreement.resolve())

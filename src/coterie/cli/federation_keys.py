@@ -47,8 +47,15 @@ def keys_command(
         *_next(folder, keys.authority, missing),
         f"{keys.authority_key} signs server certificates: keep it away from everybody, best not on the server.",
     )
-    if keys.authority in written and accepted:
+    if keys.authority in written and keys.authority_key not in written:
+        print_result(
+            f"Every site takes the new {keys.authority} before its old one ends ('coterie federation join … "
+            "--root-certificate'); until then both hold."
+        )
+    elif keys.authority in written and accepted:
         print_result(f"Every site needs the new {keys.authority} ('coterie federation join … --root-certificate').")
+    if keys.certificate in written and accepted:
+        print_result("A server that runs shows the new certificate within seconds; nothing is restarted.")
     if changed:
         print_result("A server that runs takes this over when its round is over; one that does not, at its next start.")
 

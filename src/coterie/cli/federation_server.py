@@ -28,11 +28,11 @@ from coterie.errors import require
 from coterie.report.terminal import plain_table, print_result
 
 if TYPE_CHECKING:
+    from coterie.deployment.flower.expiry import ExpiryWatch
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.link import Link
     from coterie.deployment.flower.processes import Values
 
-DAYS_OF_WARNING = 30
 ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -96,7 +96,7 @@ def _version_command(
             shutil.copytree(Path(fresh) / APP, app)
             return True
         following = NextVersion(agreement, facts.version, None if keys is None else keys.public_folder)
-        follower = Follower(link.folder, facts, following)
+        follower = Follower(link.folder, facts, following, list if keys is None else _expiry(keys, folder).news)
         try:
             source = FederationStatus(link.folder, facts, link.ended, lambda: _days_left(keys))
             with by_signal(), served_status(source, page) as served:
@@ -110,6 +110,23 @@ def _days_left(keys: Keys | None) -> int | None:
     from coterie.deployment.flower.keys import days_left
 
     return None if keys is None else days_left(keys.certificate)
+
+
+def _expiry(keys: Keys, folder: Path) -> ExpiryWatch:
+    """Watches the certificates that sites see."""
+    from coterie.deployment.flower.expiry import ExpiryWatch
+
+    renew = f"'coterie federation keys {folder} --renew"
+    return ExpiryWatch(
+        {
+            "the server's certificate": (keys.certificate, f"{renew} server' makes a new one, which counts at once"),
+            "the certificate by which sites know the server": (
+                keys.authority,
+                f"{renew} authority' makes a new one; send it to the sites ('coterie federation join … "
+                "--root-certificate')",
+            ),
+        }
+    )
 
 
 def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
@@ -133,11 +150,8 @@ def _warn_of_network(link: Link, folder: Path) -> None:
             "under the name of a site that is away, and read and send models."
         )
         return
-    left = days_left(link.keys.certificate)
     way_out = f"'coterie federation keys {folder} --renew server' makes a new one"
-    require(left >= 0, f"keys: the server's certificate has expired; {way_out}")
-    if left < DAYS_OF_WARNING:
-        tell(f"warning: the server's certificate expires in {left} days; {way_out}")
+    require(days_left(link.keys.certificate) >= 0, f"keys: the server's certificate has expired; {way_out}")
     if not outside:
         return
     names = hosts_of(link.keys.certificate)
@@ -196,6 +210,7 @@ def _serve(
         if keep_running:
             tell("the last round is over; the front stays open (Ctrl-C ends it)")
         while keep_running:
+            follower.warn()
             if follower.is_superseded():
                 return False
             time.sleep(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coterie.cli.federation_version import NextVersion
 from coterie.cli.problems import FailureError
-from coterie.cli.spoken import as_json, tell
+from coterie.cli.spoken import WARNING, as_json, tell
 from coterie.deployment.check import FederationFacts
 from coterie.files import write_whole
 
@@ -39,8 +39,14 @@ class Runs(Protocol):
 class Follower:
     """What is known of a run from `status.json`, `rounds.jsonl` and `log.txt` in the server's folder."""
 
-    def __init__(self, folder: Path, facts: FederationFacts, following: NextVersion | None = None) -> None:
-        self.folder, self.facts, self.following = folder, facts, following
+    def __init__(
+        self,
+        folder: Path,
+        facts: FederationFacts,
+        following: NextVersion | None = None,
+        warnings: Callable[[], list[str]] = list,
+    ) -> None:
+        self.folder, self.facts, self.following, self.warnings = folder, facts, following, warnings
         self.round = 0
         self._scores = ""
         self._seen: tuple[int, int] | None = None  # the file of the rounds, as it was last read
@@ -76,6 +82,11 @@ class Follower:
             self._await_end(link, run)
         return not self.is_superseded()
 
+    def warn(self) -> None:
+        """Pass on what there is to warn of, whatever the run does."""
+        for warning in self.warnings():
+            tell(warning, WARNING)
+
     def is_superseded(self) -> bool:
         """Whether the next version of the agreement is due."""
         return self.following is not None and self.following.is_due(self._status())
@@ -101,6 +112,7 @@ class Follower:
                         tell(f"round {self.round}/{self.facts.rounds}: {line}" if status else line)
                     shown, heard = line, time.monotonic()
                 self._pass_on_log()
+                self.warn()
                 if status.get("state") in ("finished", "failed") or self.is_superseded():
                     return status
                 if gone := link.ended():

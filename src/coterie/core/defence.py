@@ -16,13 +16,20 @@ FEWEST = 5
 class Defence(metaclass=TypedOptions):
     """What keeps one client from taking over; nothing unless asked for.
 
-    `share_limit` bounds another client's weight in any mix (`coterie.core.reducing`). `quarantine` sets uploads aside
-    whose norm or loss jumps (`coterie.rounds.quarantine`): it is a distance in robust standard deviations.
+    `defence` names how mixes are made instead of as weighted means (`coterie.core.robust`), and `share_limit` bounds
+    another client's weight in any mix (`coterie.core.reducing`). `quarantine` sets uploads aside whose norm or loss
+    jumps (`coterie.rounds.quarantine`): it is a distance in robust standard deviations.
 
-    >>> Defence(share_limit=0.5).bounds, Defence().bounds
-    (True, False)
+    >>> Defence(share_limit=0.5).reduces, Defence(defence="median").reduces, Defence().reduces
+    (True, True, False)
     """
 
+    defence: str = setting(
+        "",
+        "How mixes are made: clip:1, median, trimmed-mean:0.2, krum:2, multi-krum:2, influence:0.1; joined by +.",
+        "defence",
+        shown="weighted means",
+    )
     share_limit: float = setting(
         1.0, "No other client counts for more than this share of any mix (1: no limit).", "defence"
     )
@@ -42,9 +49,9 @@ class Defence(metaclass=TypedOptions):
         require(self.quarantine_rounds >= 1, f"quarantine_rounds = {self.quarantine_rounds}: must be at least 1")
 
     @property
-    def bounds(self) -> bool:
-        """Whether shares are bounded."""
-        return self.share_limit < 1
+    def reduces(self) -> bool:
+        """Whether mixes are made otherwise than as weighted means."""
+        return self.share_limit < 1 or bool(self.defence)
 
     @property
     def watches(self) -> bool:
@@ -52,20 +59,16 @@ class Defence(metaclass=TypedOptions):
         return self.quarantine > 0
 
     @property
-    def defence(self) -> Defence:
+    def spoken(self) -> str:
+        """What is asked of mixes, as it was given.
+
+        >>> Defence(share_limit=0.5, defence="median").spoken
+        "share_limit = 0.5, defence = 'median'"
+        """
+        limit = [f"share_limit = {self.share_limit:g}"] if self.share_limit < 1 else []
+        return ", ".join([*limit, *([f"defence = '{self.defence}'"] if self.defence else [])])
+
+    @property
+    def defences(self) -> Defence:
         """These settings alone, without what a class that extends them adds."""
         return Defence(**{item.name: getattr(self, item.name) for item in fields(Defence)})
-
-    def require_enough(self, contributors: int, way_out: str) -> None:
-        """An error if as few contributors as there may be cannot keep the limit, whatever their weights.
-
-        >>> Defence(share_limit=0.4).require_enough(2, "name more sites")
-        Traceback (most recent call last):
-        ...
-        coterie.errors.CoterieError: share_limit = 0.4: a mix of 2 cannot keep it (at least 0.5); name more sites
-        """
-        require(
-            contributors * self.share_limit >= 1 - 1e-9,
-            f"share_limit = {self.share_limit:g}: a mix of {contributors} cannot keep it (at least "
-            f"{1 / contributors:.4g}); {way_out}",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.reducing import MEAN, reducer_of
+from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
 from coterie.core.slots import Slot, require_known
 from coterie.errors import CoterieError
 
@@ -185,18 +185,17 @@ def apply(
     was written for.
     """
     listed = list(actions)
-    if federation.defence.bounds:
+    if federation.defence.reduces:
         _require_mixes(listed, federation, method)
     mixes = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
     bound = [one for one in mixes if one.holds]
     for one in mixes:
         if not one.holds:
             log.warning(
-                "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep "
-                "share_limit = %g",
+                "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep %s",
                 federation.round,
-                one.applied.group,
-                federation.defence.share_limit,
+                one.group,
+                federation.defence.spoken,
             )
     union = Columns()
     for one in bound:
@@ -216,7 +215,7 @@ def apply(
             federation.write_value(action.name, action.value, mark)
         elif isinstance(action, Put) and action.group is not None:
             _put(action.name, action.group, action.value, federation, mark, method)
-    return [one.applied for one in bound]
+    return [one.applied() for one in bound]
 
 
 def _require_mixes(actions: Iterable[Action], federation: Federation, method: str) -> None:
@@ -229,8 +228,8 @@ def _require_mixes(actions: Iterable[Action], federation: Federation, method: st
 def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
     """The refusal of a method in which others reach a client by other ways than mixes."""
     return CoterieError(
-        f"share_limit = {federation.defence.share_limit:g}: {method} gives clients more than mixes ({what}), of which "
-        "no share can be bounded; leave share_limit out (quarantine works with every method)"
+        f"{federation.defence.spoken}: {method} gives clients more than mixes ({what}), of which no share can be "
+        "bounded; leave it out (quarantine works with every method)"
     )
 
 
@@ -266,6 +265,7 @@ class _BoundMix:
         self.reducer, self.holds = reducer_of(federation.defence), True
         self.weights = mix.weights.float()
         self.gate = mix.gate
+        self.group = mix.group if isinstance(mix.group, str) else "columns"
         self.columns = federation.layout.columns(mix.group)
         self.target: Slot = federation[mix.target]
         self.from_upload = mix.source == "upload"
@@ -287,37 +287,71 @@ class _BoundMix:
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
-        self._bound(mix.weights, learned_from)
+        self.learned_from = learned_from
+        self._defend(mix.weights, f"round {federation.round}: {federation.defence.spoken}: the mix of '{self.group}'")
+        self.counts = torch.ones(len(learned_from), dtype=torch.bool)
         if not self.from_upload:
-            counts = (self.weights != 0).any(0)
-            self.read = federation.everyone[counts]
-            self.read_weights = self.weights if bool(counts.all()) else self.weights[:, counts]
+            self.counts = (self.weights != 0).any(0)
+            self.read = federation.everyone[self.counts]
+            self.read_weights = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
             require_known(mix.source, self.source, self.read, self.columns)
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
         # Whom the result is for: everybody who shares it, or those of whom anything is written.
         self.receivers = None if self.to_shared else self.clients[self._changes()]
-        self.applied = Applied(
-            weights=self.weights,
-            group=mix.group if isinstance(mix.group, str) else "columns",
-            target=mix.target,
-            gated=mix.gate is not None,
+        self.target_name = mix.target
+
+    def applied(self) -> Applied:
+        """The mix as it was carried out: of whom each learner learned, over all columns."""
+        weights = self.weights
+        if self.counted is not None:  # in some columns somebody counts, in others not
+            weights = torch.zeros_like(self.weights)
+            weights[:, self.counts] = (self.counted / self.columns.size).float()
+        return Applied(
+            weights=weights,
+            group=self.group,
+            target=self.target_name,
+            gated=self.gate is not None,
             rows=self.clients[:0] if self.to_shared else self.clients,
-            columns=learned_from,
+            columns=self.learned_from,
         )
 
-    def _bound(self, weights: Tensor, learned_from: Tensor) -> None:
-        """Let the run's reducer have its say about the weights."""
+    def _defend(self, weights: Tensor, what: str) -> None:
+        """Let the run's defence have its say about the weights."""
+        self.counted: Tensor | None = None  # [r, m]: what sources counted for, summed over columns
+        self.stays: Tensor | None = None  # [r, 1]: the share of each result that stays what was there
         if self.reducer is MEAN:
             return
-        for_each = not self.to_shared and len(weights) == len(self.clients)
-        own = self.clients[:, None] == learned_from if for_each else None
-        bounded = self.reducer.weights(weights, own)
-        if bounded is None:
+        learners = None if self.to_shared else self.clients
+        found = self.reducer.weights(Contributions(weights, learners, self.learned_from, self._blocks, what))
+        if found is None:
             self.holds = False
-        elif bounded is not weights:
-            self.weights = bounded.float()
+        elif found is not weights:
+            total = found.double().sum(1, keepdim=True)
+            if bool((total < 1 - EXACT).any()):
+                self.stays = (1 - total).float()
+                found = found / total.where(total > 0, 1)
+            self.weights = found.float()
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some columns at a time: the sources' rows, and what stands where the result goes."""
+        for part in self.columns.blocks(block_width(len(self.learned_from))):
+            yield self._sources(part), self._there(part)
+
+    def _sources(self, part: Columns) -> Tensor:
+        """Columns of all sources' rows: `[m, |part|]`; zeros for those that the server does not know."""
+        if self.from_upload:
+            return part.within(self.source.columns).take(self.uploaded)
+        rows, known = torch.zeros(len(self.learned_from), part.size), self.source.tracks.all_known(part)
+        rows[known] = self.source.rows(self.learned_from[known], part)
+        return rows
+
+    def _there(self, part: Columns) -> Tensor:
+        """Columns of what stands where the result goes: `[1, |part|]` if it is shared, else a row per client."""
+        if self.to_shared:
+            return part.within(self.target.shared_columns).take(self.target.shared)
+        return self.target.rows(self.clients, part)
 
     def _changes(self) -> Tensor:
         """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
@@ -331,20 +365,18 @@ class _BoundMix:
 
     def product(self, part: Columns) -> Tensor:
         """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
-        if self.from_upload:
-            return self.reducer.reduce(self.weights, part.within(self.source.columns).take(self.uploaded))
-        return self.reducer.reduce(self.read_weights, self.source.rows(self.read, part))
+        rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
+        reduced = self.reducer.reduce(self.weights if self.from_upload else self.read_weights, rows)
+        if reduced.counted is not None:
+            self.counted = reduced.counted + (0 if self.counted is None else self.counted)
+        if self.stays is None:
+            return reduced.values
+        return (1 - self.stays) * reduced.values + self.stays * self._there(part)
 
     def write(self, part: Columns, values: Tensor) -> None:
         """Write the product of some of the columns, where the gate allows it."""
         if self.gate is not None:
-            here = part.within(self.columns).take(self.gate)
-            old = (
-                part.within(self.target.shared_columns).take(self.target.shared)
-                if self.to_shared
-                else self.target.rows(self.clients, part)
-            )
-            values = torch.where(here, values, old)
+            values = torch.where(part.within(self.columns).take(self.gate), values, self._there(part))
         if self.to_shared:
             self.target.write_shared(part, values)
         else:

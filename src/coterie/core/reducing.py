@@ -2,51 +2,214 @@
 
 Every mix of every method goes through here, be it made in the exchange or at download. A defence that works on weights
 overrides `Reducer.weights`, one that works on numbers (a trimmed mean, a median) `Reducer.reduce`. What works on whole
-uploads (a quarantine, Krum) decides earlier which of them count at all: see `coterie.rounds.quarantine`.
+uploads decides earlier which of them count at all: see `coterie.rounds.quarantine`.
+
+The defences that runs can name stand in `coterie.core.robust`; packages add theirs with an entry point of the group
+`coterie.defences`.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from coterie.core.defence import Defence
+from coterie.errors import CoterieError, require
+from coterie.options import made
+from coterie.registry import Registry, subclasses_of
+from coterie.typed import TypedOptions
 
 EXACT = 1e-9  # what sums of shares may be off by
 
 
-class Reducer:
-    """The weighted mean."""
+@dataclass(frozen=True)
+class Contributions:
+    """What a mix is made of, as a defence sees it.
 
-    def weights(self, weights: Tensor, own: Tensor | None) -> Tensor | None:
-        """The weights `[r, m]` that are used in place of these; None if the mix must not be carried out.
+    `weights [r, m]` are those that the method asks for: a row per learner, or one for all. `learners [n]` are the
+    clients that the result is for (none if it is shared), `sources [m]` those whose rows are mixed. `blocks` gives
+    some columns at a time of the sources' rows `[m, c]` and of what stands where the result will be written (`[1, c]`
+    if that is shared, else `[n, c]`). `what` names the mix in messages.
+    """
 
-        `own [r, m]` (bool) says which entry of a row is the learner itself; there is none where a row is for everybody.
+    weights: Tensor
+    learners: Tensor | None
+    sources: Tensor
+    blocks: Callable[[], Iterator[tuple[Tensor, Tensor]]]
+    what: str = "a mix"
+
+    @property
+    def own(self) -> Tensor | None:
+        """Which entry of a row is the learner itself: `[r, m]` bool; there is none where a row is for all."""
+        if self.learners is None or len(self.weights) != len(self.learners):
+            return None
+        return self.learners[:, None] == self.sources
+
+    def for_each_learner(self) -> Contributions:
+        """The same with a row of weights for each learner, unless the result is shared."""
+        if self.learners is None or len(self.weights) == len(self.learners):
+            return self
+        return replace(self, weights=self.weights.expand(len(self.learners), -1))
+
+    def apart(self) -> Tensor:
+        """The squared distances of the sources' rows from each other: `[m, m]`, float64."""
+        total = torch.zeros(len(self.sources), len(self.sources), dtype=torch.float64)
+        for rows, _ in self.blocks():
+            # Seen from their middle, honest rows stay apart however far off others are.
+            seen = (rows - rows.median(0).values).double()
+            total += _squares(seen, seen)
+        return total.fill_diagonal_(0)
+
+    def moved(self) -> Tensor:
+        """The squared distances of the sources' rows from what stands where the result goes: `[1 or n, m]`, float64."""
+        total = torch.zeros(())
+        for rows, before in self.blocks():
+            middle = rows.median(0).values
+            total = total + _squares((before - middle).double(), (rows - middle).double())
+        return total
+
+
+def _squares(left: Tensor, right: Tensor) -> Tensor:
+    """Squared distances between rows `[r, c]` and `[m, c]`: `[r, m]`."""
+    both = left.square().sum(1)[:, None] + right.square().sum(1)
+    return (both - 2 * (left @ right.T)).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """New rows `[r, c]`, and what every source counted for in them, summed over the columns (`[r, m]`; none: as the
+    weights say).
+    """
+
+    values: Tensor
+    counted: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Reducer(metaclass=TypedOptions):
+    """The weighted mean, and what defences override of it."""
+
+    def lacks(self, contributors: int) -> str:
+        """Why mixes of so many cannot be made, in words; empty if they can."""
+        return ""
+
+    def weights(self, mix: Contributions) -> Tensor | None:
+        """The weights `[r, m]` that are used in place of the mix's; None if it must not be carried out.
+
+        There may be a row per learner where there was one for all. What a row lacks of one stays what it was.
         """
-        return weights
+        return mix.weights
 
-    def reduce(self, weights: Tensor, rows: Tensor) -> Tensor:
+    def reduce(self, weights: Tensor, rows: Tensor) -> Reduced:
         """New rows `[r, c]` from weights `[r, m]` and some columns of the contributors' `rows [m, c]`."""
-        return weights @ rows
+        return Reduced(weights @ rows)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether rows are reduced by their weighted mean, whatever becomes of the weights."""
+        return type(self).reduce is Reducer.reduce
 
 
+@dataclass(frozen=True)
 class ShareLimit(Reducer):
     """The weighted mean in which nobody else counts for more than a share of it."""
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    limit: float
 
-    def weights(self, weights: Tensor, own: Tensor | None) -> Tensor | None:
+    def lacks(self, contributors: int) -> str:
+        """Fewer than 1 / limit cannot all keep it."""
+        return lacking(contributors, self.limit)
+
+    def weights(self, mix: Contributions) -> Tensor | None:
         """Weights with bounded shares."""
-        return limited(weights, self.limit, own)
+        return limited(mix.weights, self.limit, mix.own)
+
+
+@dataclass(frozen=True)
+class InTurn(Reducer):
+    """One defence after the other: all have their say about weights, and at most one makes other than means."""
+
+    parts: tuple[Reducer, ...]
+
+    def __post_init__(self) -> None:
+        others = [type(part).__name__ for part in self.parts if not part.is_mean]
+        require(len(others) < 2, f"defence: {' and '.join(others)} both replace the mean; name one of them")
+
+    def lacks(self, contributors: int) -> str:
+        """What the first of them lacks that lacks anything."""
+        return next((why for part in self.parts if (why := part.lacks(contributors))), "")
+
+    def weights(self, mix: Contributions) -> Tensor | None:
+        """What becomes of the weights in the end."""
+        for part in self.parts:
+            found = part.weights(mix)
+            if found is None:
+                return None
+            mix = replace(mix, weights=found)
+        return mix.weights
+
+    def reduce(self, weights: Tensor, rows: Tensor) -> Reduced:
+        """What the one says that makes other than means."""
+        return next((part for part in self.parts if not part.is_mean), MEAN).reduce(weights, rows)
 
 
 MEAN = Reducer()
 
+DEFENCES: Registry[type[Reducer]] = Registry(
+    "defence",
+    "coterie.defences",
+    {
+        "clip": "coterie.core.robust:Clip",
+        "influence": "coterie.core.robust:Influence",
+        "krum": "coterie.core.robust:Krum",
+        "median": "coterie.core.robust:Median",
+        "multi-krum": "coterie.core.robust:MultiKrum",
+        "trimmed-mean": "coterie.core.robust:TrimmedMean",
+    },
+    subclasses_of(Reducer),
+)
+"""Every defence by name: a class that extends `Reducer`."""
+
 
 def reducer_of(defence: Defence) -> Reducer:
-    """How a run's mixes are made."""
-    return ShareLimit(defence.share_limit) if defence.bounds else MEAN
+    """How a run's mixes are made.
+
+    >>> reducer_of(Defence(defence="clip:2+median"))
+    InTurn(parts=(Clip(times=2.0), Median()))
+    """
+    parts = [made(DEFENCES, text) for text in defence.defence.split("+")] if defence.defence else []
+    if defence.share_limit < 1:
+        parts.insert(0, ShareLimit(defence.share_limit))
+    return InTurn(tuple(parts)) if len(parts) > 1 else parts[0] if parts else MEAN
+
+
+def require_enough(defence: Defence, contributors: int, way_out: str) -> None:
+    """An error if mixes of as few contributors as there may be cannot be made, whatever their weights.
+
+    >>> require_enough(Defence(share_limit=0.4), 2, "name more sites")
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: share_limit = 0.4: a mix of 2 cannot keep it (at least 0.5); name more sites
+    """
+    why = reducer_of(defence).lacks(contributors)
+    if why:
+        raise CoterieError(f"{defence.spoken}: {why}; {way_out}")
+
+
+def lacking(contributors: int, limit: float) -> str:
+    """Why so many cannot all count for at most a share; empty if they can.
+
+    >>> lacking(2, 0.4)
+    'a mix of 2 cannot keep it (at least 0.5)'
+    """
+    if contributors * limit >= 1 - EXACT:
+        return ""
+    least = 1 / contributors if contributors else math.inf
+    return f"a mix of {contributors} cannot keep it (at least {least:.4g})"
 
 
 def limited(weights: Tensor, limit: float, own: Tensor | None = None) -> Tensor | None:

@@ -102,6 +102,14 @@ class Tracks:
                 return int(clients[~stretch.known[clients]][0])
         return None
 
+    def all_known(self, columns: Columns) -> Tensor:
+        """Of which clients the server knows all of the columns: `[K]` bool."""
+        found = torch.ones(self._clients, dtype=torch.bool)
+        for stretch in self.stretches:
+            if stretch.columns & columns:
+                found &= stretch.known
+        return found
+
     def known(self, clients: Tensor, columns: Columns) -> Columns:
         """Those of the columns that the server knows of all of the clients."""
         total = Columns()

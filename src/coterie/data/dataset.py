@@ -40,6 +40,7 @@ class Dataset(Displayed, metaclass=TypedOptions):
     owner_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = field(default=())
     task: Task | None = None
+    feature_names: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on, naming the data set and the sample."""

@@ -127,6 +127,15 @@ def holds_images(splits: TableSplits) -> bool:
         raise CoterieError(f"cannot read {first} ({str(error).splitlines()[0]})") from error
 
 
+def feature_names(splits: TableSplits, label: str) -> tuple[str, ...]:
+    """The names of a table's features in their order; none if they are images. Only its description is read."""
+    if holds_images(splits):
+        return ()
+    first = splits.train[0]
+    names = pa.csv.open_csv(first).schema.names if first.suffix.lower() == ".csv" else pq.read_schema(first).names
+    return tuple(name for name in names if name not in (label, DEFAULT_CLIENT))
+
+
 def label_column(table: pa.Table, column: str, file: Path, names: tuple[str, ...]) -> Array:
     """The labels, integers or text; integers as text if the file declares `names` for them."""
     labels = _keys(table, column, file)

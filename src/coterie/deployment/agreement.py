@@ -17,6 +17,7 @@ from coterie import options
 from coterie.client.model import check_split, single_samples_fail
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.reducing import DEFENCES, reducer_of, require_enough
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
 from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
@@ -58,6 +59,8 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "method", make_method(self.method, {}))
         self._require_installed("method", reference_to(type(self.method)) or "")
         self._require_installed("model", self.model)
+        for reference in options.references_in(self.defence):
+            self._require_installed("defence", reference)
         for item in ("sites", "shape", "class_names", "former", "numbers"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
@@ -81,13 +84,13 @@ class Agreement(FederationTerms):
         most = len(self.sites)
         if not self.least_sites:
             usual = range(min(most, max(2, most // 2 + 1)), most + 1)
-            enough = (count for count in usual if self._contributors(count) * self.share_limit >= 1)
+            reducer = reducer_of(self.defences)
+            enough = (count for count in usual if not reducer.lacks(self._contributors(count)))
             object.__setattr__(self, "least_sites", next(enough, most))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
-        self.defence.require_enough(
-            self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
-        )
+        fewest, way_out = self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
+        require_enough(self.defences, fewest, way_out)
 
     def _contributors(self, present: int) -> int:
         """How many sites a mix may have at the least if no fewer than these are there."""
@@ -140,6 +143,7 @@ class Agreement(FederationTerms):
         """A short text that differs where anything differs on which results depend, plug-ins included."""
         values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
+        origins |= {part: DEFENCES.origin(part.partition(":")[0]) for part in self.defence.split("+") if part}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:
             values["plugins"] = plugins
@@ -168,7 +172,7 @@ class Agreement(FederationTerms):
 
     @staticmethod
     def _require_installed(option: str, text: str) -> None:
-        """An error if a method or model is named by a path: sites cannot agree on what stands in somebody's file."""
+        """An error if something is named by a path: sites cannot agree on what stands in somebody's file."""
         require(
             not is_reference(text),
             f"{option} = '{text}': a federation takes installed plug-ins only, never a path; make it a package with an "
@@ -201,7 +205,7 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
-            defence=self.defence,
+            defence=self.defences,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

@@ -96,6 +96,9 @@ class Coordinator:
             if resumed:
                 log.info("resumed after round %d", self.server.federation.round)
             self._gather(resumed and not self.server.finished)
+            if not self.server.federation.round:
+                for oddity in self.server.compare_data():
+                    log.warning("%s", oddity)
             period = self.server.period
             while not self.server.finished:
                 if self.server.period != period:

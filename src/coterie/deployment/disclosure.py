@@ -104,6 +104,7 @@ def _server(method: Method) -> Server:
     server = Server(agreement)
     hello = {"fingerprint": agreement.fingerprint, "first_weights": agreement.build().fingerprint}
     counts = {"samples": 30, "validation": 6, "test": 9, "class_counts": [10, 10, 10], "snapshots": []}
+    counts |= {"facts": {"columns": "", "classes": [0, 2], "magnitudes": [0.0]}}
     for name in SITES:
         server.admit(hello | counts | {"site": name})
     return server

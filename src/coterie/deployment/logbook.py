@@ -12,6 +12,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 from torch import Tensor
 
+from coterie.deployment.admission import Standing
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import (
     about_of,
@@ -23,7 +24,7 @@ from coterie.deployment.as_run import (
     with_received,
 )
 from coterie.deployment.carry import carry_over
-from coterie.deployment.server import Report, Server, Standing
+from coterie.deployment.server import Report, Server
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About, session
 from coterie.experiment.directory import RunDirectory, load_metadata, load_tensors, save_tensors

@@ -18,11 +18,14 @@ from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied, apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
+from coterie.deployment.admission import Standing, said_counts, said_name, said_snapshots, said_standing
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.answers import check_answer, fault_of, says_why
-from coterie.deployment.packed import Note, Packed, RefusedError, one_line, read_text
+from coterie.deployment.facts import DataFacts, other_columns, unlike
+from coterie.deployment.packed import Note, Packed, RefusedError, read_text
 from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Parcel, unpack
+from coterie.errors import CoterieError
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
@@ -30,16 +33,6 @@ from coterie.rounds.quarantine import LEFT, Incoming, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
 log = logging.getLogger("coterie")
-
-
-@dataclass
-class Standing:
-    """What the server knows of a site."""
-
-    samples: int = 0
-    validation: int = 0
-    test: int = 0
-    period: str = ""  # in which it said so
 
 
 @dataclass
@@ -97,33 +90,13 @@ class Server:
 
         `registered` is the name that belongs to its key, if it has one. Whoever is refused changes nothing.
         """
-        name, agreement = hello.get("site"), self.agreement
-        if not isinstance(name, str) or name not in agreement.sites:
-            raise RefusedError(f"'{one_line(name)}' is not among the federation's sites")
-        if registered and registered != name:
-            raise RefusedError(f"the node with the key of {registered} says it is {name}")
-        if hello.get("fingerprint") in agreement.former:
-            accepted = agreement.former.index(str(hello["fingerprint"])) + 1
-            raise RefusedError(
-                f"site {name} has accepted version {accepted} of the agreement and not yet version {agreement.version} "
-                "('coterie federation join … --changed' there)"
-            )
-        if hello.get("fingerprint") != agreement.fingerprint:
-            raise RefusedError(f"site {name} has another agreement; give it the server's federation.toml")
-        if hello.get("first_weights") != self._blueprint.fingerprint:
-            raise RefusedError(
-                f"site {name} begins with other weights (its PyTorch is {one_line(hello.get('torch'))}, here it is "
-                f"{torch.__version__}); install the same release"
-            )
-        sizes = [hello.get(key) for key in ("samples", "validation", "test")]
-        if not all(type(size) is int and 0 <= size < 1 << 40 for size in sizes) or not sizes[0]:
-            raise RefusedError(f"site {name} says it has {sizes} samples")
-        samples, validation, test = (int(size or 0) for size in sizes)
-        self._require_plausible(name, samples)
-        counts = self._counted(name, hello, samples)
-        self._require_snapshot(name, hello)
-        self._learn(name, samples, validation, counts)
-        self.standing[name] = Standing(samples, validation, test, self.period)
+        name = said_name(hello, self.agreement, registered, self._blueprint.fingerprint)
+        said = said_standing(name, hello, self.agreement, self.period)
+        self._require_plausible(name, said.samples)
+        counts = said_counts(name, hello, self.agreement, said.samples) if self.federation.asks_class_counts else None
+        self._require_like_others(name, said.facts)
+        self._require_snapshot(name, said_snapshots(name, hello))
+        self._learn(name, said, counts)
         return name
 
     def _require_plausible(self, name: str, samples: int) -> None:
@@ -139,11 +112,27 @@ class Server:
                 "with the data that it began with"
             )
 
-    def _require_snapshot(self, name: str, hello: Note) -> None:
+    def _require_like_others(self, name: str, facts: DataFacts) -> None:
+        """Who comes when others have trained must have the columns that they have; before, all are compared at once."""
+        index = self.agreement.sites.index
+        took_part = [site for site in self.standing if site != name and bool(self.federation.taken_part[index(site)])]
+        known = {site: self.standing[site].facts for site in took_part if self.standing[site].facts}
+        if problem := other_columns({**known, name: facts}):
+            raise RefusedError(problem)
+
+    def compare_data(self) -> list[str]:
+        """What is odd about sites' data before the first round, a line each; an error if it does not go together."""
+        facts = {name: known.facts for name, known in self.standing.items() if known.facts}
+        if problem := other_columns(facts):
+            raise CoterieError(
+                f"{problem}; bring them into one order ('coterie federation client --dry-run' shows a site its own), "
+                "then start the server again"
+            )
+        return unlike(facts)
+
+    def _require_snapshot(self, name: str, kept: list[int]) -> None:
         """A site that lost its disk says so: it is sent everything anew."""
-        kept, last = hello.get("snapshots"), int(self.federation.last_round[self.agreement.sites.index(name)])
-        if not isinstance(kept, list) or not all(type(round) is int for round in kept):
-            raise RefusedError(f"site {name} does not say which rounds are on its disk")
+        last = int(self.federation.last_round[self.agreement.sites.index(name)])
         if last and last not in kept:
             self._begin_anew(name)
 
@@ -151,26 +140,17 @@ class Server:
         log.warning("site %s has lost what it kept: it begins anew, and is sent all that there is of it here", name)
         begin_anew(self.federation, self.agreement.sites.index(name))
 
-    def _counted(self, name: str, hello: Note, samples: int) -> Tensor | None:
-        """How many samples of each class the site has, where the method needs that."""
-        if not self.federation.asks_class_counts:
-            return None
-        counts = hello.get("class_counts")
-        whole = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
-        if not whole or len(counts or ()) != self.agreement.classes or sum(counts or ()) != samples:
-            raise RefusedError(f"site {name} does not say how many samples of each class it has")
-        return torch.tensor(counts)
-
-    def _learn(self, name: str, samples: int, validation: int, counts: Tensor | None) -> None:
+    def _learn(self, name: str, said: Standing, counts: Tensor | None) -> None:
         """Take a site's data sizes into the federation, and what a method derives from them for its first round."""
         federation, client = self.federation, self.agreement.sites.index(name)
-        federation.sizes[client] = samples
+        federation.sizes[client] = said.samples
         assert federation.validation_sizes is not None
-        federation.validation_sizes[client] = validation
+        federation.validation_sizes[client] = said.validation
         if counts is not None:
             federation.class_counts[client] = counts
         # As long as nobody has trained, methods may begin anew with what is known now.
         self._begins_anew = not bool(federation.taken_part.any())
+        self.standing[name] = said
 
     def open_round(self, present: list[str]) -> dict[str, Parcel]:
         """Begin the next round with some of the sites that are present; their tasks by name."""

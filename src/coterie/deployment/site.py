@@ -21,6 +21,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
+from coterie.deployment.facts import facts_of
 from coterie.deployment.journal import Journal
 from coterie.deployment.packed import Note, RefusedError
 from coterie.deployment.predict.heldout import OwnData
@@ -42,6 +43,7 @@ class Site:
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
         self._data, self._place = data, workplace(agreement, self.client, data)
+        self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
@@ -59,6 +61,7 @@ class Site:
             "validation": len(self.problem.validation[self.client]),
             "test": len(self.problem.test[self.client]),
             "class_counts": counts,
+            "facts": self._facts,
             "snapshots": self.store.rounds(),
         }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.data import Dataset, load_own
 from coterie.data.labels import Classes
 from coterie.data.own import DEFAULT_LABEL
-from coterie.data.tables import holds_images, table_splits
+from coterie.data.tables import feature_names, holds_images, table_splits
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
 
@@ -35,7 +35,9 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     inputs = fitted(data.inputs, agreement.shape, data.name, resized=wanted is not None)
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
-    return replace(data, inputs=inputs, owners=None, owner_names=())
+    splits = table_splits(path)
+    names = () if splits is None else feature_names(splits, label)
+    return replace(data, inputs=inputs, owners=None, owner_names=(), feature_names=names)
 
 
 def data_stamp(path: Path) -> str:

@@ -55,6 +55,8 @@ def described_data(prepared: Prepared) -> About:
 def described_clients(prepared: Prepared) -> list[About]:
     """Every client of the partition: its name, how many samples it holds, and of the training samples each class."""
     partition, participants = prepared.partition, set(prepared.participants)
+    rows = [] if prepared.hostile is None else prepared.hostile.clients.tolist()
+    hostile = {prepared.participants[row] for row in rows}
     return [
         {
             "name": name,
@@ -63,6 +65,7 @@ def described_clients(prepared: Prepared) -> list[About]:
             "validation": len(partition.validation[client]),
             "test": len(partition.test[client]),
             "classes": prepared.class_counts[client].tolist(),
+            **({"hostile": client in hostile} if prepared.experiment.attack else {}),
         }
         for client, name in enumerate(partition.names)
     ]

@@ -29,8 +29,10 @@ from coterie.registry import file_of, is_reference, reference_to
 
 Config = dict[str, Any]
 
-REFERENCES = ("method", "data", "partition", "model", "engine")
+REFERENCES = ("method", "data", "partition", "model", "engine", "attack", "defence")
 """The keys whose values may name something in a file."""
+WHAT = REFERENCES[:4]
+"""What is run; all else is how."""
 FORMAT = 2
 """The format of run directories; their configurations say it."""
 PLUGINS = "plugins"
@@ -56,8 +58,7 @@ def complete(experiment: Settings) -> Config:
     method, rule = experiment.method, experiment.partition
     assert isinstance(method, Method)
     config: Config = {}
-    what = ("method", *(name for name in REFERENCES if name != "engine"))
-    for item in sorted(fields(Settings), key=lambda item: item.name not in what):  # what, then how
+    for item in sorted(fields(Settings), key=lambda item: item.name not in WHAT):  # what, then how
         if item.name == "protocol":
             continue  # all that it settled stands here
         value = getattr(experiment, item.name)
@@ -85,7 +86,7 @@ def complete(experiment: Settings) -> Config:
         }
     config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
     config["set"] = {name: value for name, value in config["set"].items() if value is not None}
-    files = [file_of(config[key]) for key in REFERENCES if is_reference(config[key])]
+    files = [file_of(text) for key in REFERENCES for text in options.references_in(config[key])]
     if files:
         config[PLUGINS] = {file.path: file.sha256 for file in files}
     return config

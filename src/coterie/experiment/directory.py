@@ -41,8 +41,9 @@ from coterie.experiment.kept import (
     mixes_name,
 )
 from coterie.files import PARTIAL, at_path, flush_to_disk, link_whole, write_whole
+from coterie.options import references_in
 from coterie.partition import Partition
-from coterie.registry import PluginFile, file_of, is_reference, short_name, split_reference, stand_in
+from coterie.registry import PluginFile, file_of, short_name, split_reference, stand_in
 
 LOG = "log.txt"
 COPIES = "plugins"
@@ -158,8 +159,9 @@ class RunDirectory(KeptRun):
             )
             stand_in(kept, original)
             for key in REFERENCES:
-                if is_reference(config[key]) and split_reference(config[key])[0] == original:
-                    config[key] = f"{kept}:{short_name(config[key])}"
+                for text in references_in(str(config.get(key, ""))):
+                    if split_reference(text)[0] == original:
+                        config[key] = config[key].replace(text, f"{kept}:{short_name(text)}")
         config.pop(PLUGINS, None)
         return config
 

@@ -20,7 +20,7 @@ from coterie.experiment.settings import Settings, make_method, make_rule, rule_o
 from coterie.files import require_format
 from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS
-from coterie.registry import PluginFile, absolute, is_reference, split_reference
+from coterie.registry import PluginFile, absolute, split_reference
 from coterie.rounds.listeners import GivenListener
 from coterie.typed import typed
 
@@ -126,12 +126,12 @@ def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:
     require(isinstance(hashes, dict), f"{PLUGINS} = {hashes!r}: must be a table of files and their SHA-256")
     assert isinstance(hashes, dict)
     for key in REFERENCES:
-        text = str(values.get(key, ""))
-        path = split_reference(absolute(text))[0] if is_reference(text) else ""
-        if path in hashes and Path(path).is_file():
-            found = PluginFile.read(path).sha256
-            require(
-                found == hashes[path],
-                f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
-                f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
-            )
+        for text in options.references_in(str(values.get(key, ""))):
+            path = split_reference(absolute(text))[0]
+            if path in hashes and Path(path).is_file():
+                found = PluginFile.read(path).sha256
+                require(
+                    found == hashes[path],
+                    f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
+                    f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
+                )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
@@ -26,6 +28,7 @@ from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.split import Indices
 from coterie.rng import stream_seed
 from coterie.rounds.defences import set_up_defences
+from coterie.rounds.hostile import Hostile, begin_attack
 from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
@@ -53,12 +56,21 @@ class Prepared:
         """The problem of some of the partition's clients (those that take part, by default)."""
         chosen = self.participants if clients is None else clients
         part = self.partition
-        return replace(
+        found = replace(
             self.problem_base,
             train=tuple(torch.from_numpy(part.train[k]) for k in chosen),
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
+        if clients is None and self.hostile is not None:
+            return replace(found, labels=self.hostile.labels(found))
+        return found
+
+    @cached_property
+    def hostile(self) -> Hostile | None:
+        """The hostile clients among those that take part; nobody without an attack."""
+        keys = torch.from_numpy(self.partition.keys)[self.participants]
+        return Hostile.of(self.experiment.attack, keys, self.experiment.seed)
 
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem."""
@@ -84,6 +96,7 @@ class Prepared:
         federation = self.empty_federation(clients)
         self.method.init(federation)
         set_up_defences(self.method, federation)
+        begin_attack(self.hostile if clients is None else None, federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
@@ -96,11 +109,14 @@ class Prepared:
         """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
+        counts = torch.from_numpy(self.class_counts)[chosen]
+        if clients is None and self.hostile is not None:
+            counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
         return Federation(
             layout=layout,
             initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
-            class_counts=torch.from_numpy(self.class_counts)[chosen],
+            class_counts=counts,
             keys=torch.from_numpy(self.partition.keys)[chosen],
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
@@ -110,7 +126,7 @@ class Prepared:
             training=self.experiment.training,
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
-            defence=self.experiment.defence,
+            defence=self.experiment.defences,
         )
 
 
@@ -149,9 +165,8 @@ def prepare(experiment: Settings) -> Prepared:
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
     begun = prepared.empty_federation()
     method.check(begun)
-    experiment.defence.require_enough(
-        cohort_size(experiment.join, len(prepared.participants)), "let more clients take part in a round"
-    )
+    taking_part = cohort_size(experiment.join, len(prepared.participants))
+    require_enough(experiment.defences, taking_part, "let more clients take part in a round")
     method.init(begun)  # what cannot be set up shows before the first round
     set_up_defences(method, begun)
     return prepared

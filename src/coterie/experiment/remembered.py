@@ -46,15 +46,18 @@ class RememberedMixes:
     """
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
+        self._most, self._size = most, 0
         self._rounds: dict[int, list[Applied]] = {}
 
     def add(self, round: int, mixes: Sequence[Applied]) -> None:
         """Remember a round; the method may go on to change its tensors."""
-        if _size(mixes) <= self._most:
-            self._rounds[round] = [replace(mix, weights=mix.weights.clone()) for mix in mixes]
-        while sum(map(_size, self._rounds.values())) > self._most:
-            del self._rounds[min(self._rounds)]
+        size = _size(mixes)
+        if size > self._most:
+            return
+        self._rounds[round] = [replace(mix, weights=mix.weights.clone()) for mix in mixes]
+        self._size += size
+        while self._size > self._most:
+            self._size -= _size(self._rounds.pop(min(self._rounds)))
 
     def recorded_rounds(self) -> list[int]:
         """The rounds that are remembered."""

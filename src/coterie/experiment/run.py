@@ -118,7 +118,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         _load_optimisers()
     try:
         with closing(prepared.engine(problem.scored_with_validation() if validated else problem)) as engine:
-            rounds = Rounds(method, federation, engine, experiment.join, experiment.evaluate_every, (tell,), validated)
+            every, hostile = experiment.evaluate_every, prepared.hostile
+            rounds = Rounds(method, federation, engine, experiment.join, every, (tell,), validated, hostile)
             rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
             if federation.round and experiment.join < 1:
                 rounds.stored = history.stored(_first(prepared, engine, validated))

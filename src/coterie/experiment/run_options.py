@@ -67,6 +67,12 @@ class RunOptions(JointTraining):
     memory: MemoryFormat = setting(
         "contiguous", "Order of images and convolutions in memory: contiguous or channels_last.", "running"
     )
+    attack: str = setting(
+        "",
+        "Hostile clients, NAME:SHARE of them (see docs/hostile-clients.md): label-flip:0.2, sign-flip, scaling, …",
+        "defence",
+        shown="nobody is",
+    )
     engine: str = setting(
         "",
         "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).",

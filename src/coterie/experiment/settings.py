@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from coterie import options
+from coterie.core.reducing import reducer_of
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset, from_arrays
 from coterie.engines import ENGINES, require_device
@@ -22,6 +23,7 @@ from coterie.partition import PARTITIONS, Dirichlet, FromFile, Partition, Rule
 from coterie.partition.from_file import ANY_FILE
 from coterie.partition.npz import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
+from coterie.rounds.attacks import ATTACKS
 from coterie.typed import EXAMPLE, shown
 
 Arrays = tuple[Any, ...]
@@ -91,6 +93,11 @@ class Settings(RunOptions):
         if self.task:
             TASKS.find(self.task)
             object.__setattr__(self, "task", absolute(self.task))
+        for name in ("attack", "defence"):
+            object.__setattr__(self, name, options.all_absolute(getattr(self, name)))
+        if self.attack:
+            options.made(ATTACKS, self.attack)
+        reducer_of(self.defences)
         if not self.engine:
             object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine != "auto":

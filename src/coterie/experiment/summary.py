@@ -9,6 +9,7 @@ from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.experiment.config import Config
 from coterie.experiment.history import TRAINING, History, plain_number
+from coterie.experiment.honest import honest_numbers, hostile_rows
 from coterie.experiment.training import training_mean
 from coterie.partition import Partition
 from coterie.registry import short_name
@@ -41,6 +42,7 @@ def summary_of(
         **_metrics(history, history.task),
         "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
         "std": {moment: plain_number(found.std) for moment, found in newest.items()},
+        **honest_numbers(history, names, hostile_rows(config, partition, participants)),
         **quality,
         **_training(history),
         "clients": clients,

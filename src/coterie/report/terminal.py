@@ -148,6 +148,12 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if "honest" in summary:
+        yield f"hostile: {', '.join(summary['hostile'])}; the numbers of the others alone, last round:"
+        for moment, found in summary["honest"].items():
+            mean, tenth = number_text(found["mean"]["last"]), number_text(found["worst_decile"])
+            if moment != "stored" or found != summary["honest"].get("trained"):
+                yield f"  {moment}: mean {mean}, worst tenth {tenth}"
     if "training" in summary:
         fit = ", ".join(f"{name} {number_text(value)}" for name, value in summary["training"].items())
         yield f"training samples, last round, mean over clients: {fit}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
+from coterie.rounds.hostile import Hostile
 from coterie.rounds.quarantine import Incoming, set_aside
 
 
@@ -37,30 +38,49 @@ def collect(
     cohort: Tensor,
     trained: Trained,
     losses: Sequence[float | None] = (),
+    hostile: Hostile | None = None,
 ) -> Collected:
     """Both sides of an upload: clients keep what is personal, the server takes what they send.
 
     A client whose rows are not finite is left out: it keeps its last good row and is named. So is one whose upload
-    jumps, where the run watches that; `losses` are the cohort's after training.
+    jumps, where the run watches that; `losses` are the cohort's after training. What hostile clients send is not what
+    they hold.
     """
-    finite = torch.ones(len(cohort), dtype=torch.bool)
-    for rows in trained.rows.values():
-        finite &= _finite_rows(rows)
-    diverged = cohort[~finite].tolist()
-    measured: Mapping[str, Tensor] = trained.measured
-    if diverged:
-        losses = [loss for loss, good in zip(losses, finite.tolist(), strict=bool(losses)) if good]
-        cohort, measured = cohort[finite], _some(measured, finite)
-    finished = _some(trained.rows, finite) if diverged else trained.rows
-    around = ClientRows(federation, cohort, finished)
-    held = {**finished, **{keep.slot: keep.rows(around) for keep in keeps(recipe)}}
     kept = {measure.name for measure in measures(recipe) if measure.keep}
-    sent = {name: values for name, values in measured.items() if name not in kept}
-    incoming = Incoming(cohort, held, declared_columns(federation, uploads), sent, losses)
+    sent = {name: values for name, values in trained.measured.items() if name not in kept}
+    incoming = Incoming(cohort, dict(trained.rows), declared_columns(federation, uploads), sent, losses)
+    incoming, diverged = _without_diverged(incoming)
+    around = ClientRows(federation, incoming.cohort, incoming.held)
+    made = {keep.slot: keep.rows(around) for keep in keeps(recipe)}
+    incoming = replace(incoming, held={**incoming.held, **made})
+    if hostile is not None:
+        held = hostile.send(federation, incoming.cohort, dict(incoming.held), uploads)
+        told = hostile.tell(federation, incoming.cohort, dict(incoming.measured))
+        incoming, broken = _without_diverged(replace(incoming, held=held, measured=told))
+        diverged = sorted([*diverged, *broken])
     incoming, quarantined = screened(federation, incoming)
     for name in kept:
-        federation.keep_value(name, incoming.cohort, measured[name][torch.isin(cohort, incoming.cohort)])
+        counts = torch.isin(cohort, incoming.cohort)
+        federation.keep_value(name, incoming.cohort, trained.measured[name][counts])
     return Collected(receive(federation, incoming), diverged, quarantined)
+
+
+def _without_diverged(incoming: Incoming) -> tuple[Incoming, list[int]]:
+    """What came in without the clients whose rows are not finite, and those."""
+    finite = torch.ones(len(incoming.cohort), dtype=torch.bool)
+    for rows in incoming.held.values():
+        finite &= _finite_rows(rows)
+    if bool(finite.all()):
+        return incoming, []
+    zipped = zip(incoming.losses, finite.tolist(), strict=bool(incoming.losses))
+    left = Incoming(
+        incoming.cohort[finite],
+        _some(incoming.held, finite),
+        incoming.declared,
+        _some(incoming.measured, finite),
+        [loss for loss, good in zipped if good],
+    )
+    return left, incoming.cohort[~finite].tolist()
 
 
 def declared_columns(federation: Federation, uploads: Mapping[str, str]) -> dict[str, Columns]:

@@ -14,7 +14,7 @@ def set_up_defences(method: Method, federation: Federation) -> None:
     What a method does besides shows when it does it: see `coterie.core.exchange.apply`, `coterie.rounds.delivery`.
     """
     begin_watch(federation)
-    if not federation.defence.bounds:
+    if not federation.defence.reduces:
         return
     name = type(method).__name__
     for value, kind in federation.kinds.items():

@@ -32,7 +32,7 @@ class Delivery:
         made = list(method.deliver(view, clients)) if delivers(method) else []
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
-        if self._chosen and federation.defence.bounds:
+        if self._chosen and federation.defence.reduces:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}

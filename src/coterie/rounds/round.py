@@ -18,6 +18,7 @@ from coterie.methods.base import Method
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
+from coterie.rounds.hostile import Hostile
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
 from coterie.rounds.quarantine import mean_loss
@@ -32,7 +33,7 @@ class Rounds:
     """Runs a method on a federation, round by round.
 
     `validated` says that the engine scores each client's validation samples after those of its test
-    (`Problem.scored_with_validation`).
+    (`Problem.scored_with_validation`). `hostile` clients send what their attack says.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Rounds:
         evaluate_every: int = 1,
         listeners: Sequence[Listener] = (),
         validated: bool = False,
+        hostile: Hostile | None = None,
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
+        self.hostile = hostile
         self.join, self.evaluate_every = join, evaluate_every
         # Bytes are counted first, so that everybody finds them in the report.
         self.listeners = Listeners((ByteCounter(method, federation), *listeners))
@@ -90,6 +93,8 @@ class Rounds:
         self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
         with self._taken_back(delivery):
             tell.delivered(report, work)
+            if self.hostile is not None:
+                self.hostile.put_back(federation, cohort)
             trained = self.engine.train(federation, work, cohort)
             clock.lap("train")
             clock.move("train", "evaluate", trained.test_seconds)
@@ -97,7 +102,7 @@ class Rounds:
                 report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
         losses = self._losses(cohort, trained.scores)
-        collected = collect(federation, work.recipe, method.uploads(federation), cohort, trained, losses)
+        collected = collect(federation, work.recipe, method.uploads(federation), cohort, trained, losses, self.hostile)
         uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
         delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
         clock.lap("exchange")

@@ -13,10 +13,12 @@ import contextlib
 import signal
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 
 from coterie.deployment.flower import fleet
 from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.expiry import Renewal
 from coterie.deployment.flower.keys import Keys, known_keys
 from coterie.deployment.flower.processes import family, split_address
 from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
@@ -58,10 +60,11 @@ class Front:
         return content
 
 
-def front_words(host: str, port: int, superlink: str, keys: Keys | None, audit: Path) -> list[str]:
-    """The arguments of `python -m` that start a front."""
+def front_words(host: str, port: int, superlink: str, keys: Keys | None, inner: Keys, audit: Path) -> list[str]:
+    """The arguments of `python -m` that start a front; `inner` is what the SuperLink is known by."""
     words = [__name__, "--host", host, "--port", str(port), "--superlink", superlink, "--audit", str(audit)]
-    return words if keys is None else [*words, "--keys", str(keys.folder)]
+    secure = [] if keys is None else ["--keys", str(keys.folder), "--superlink-certificate", str(inner.authority)]
+    return [*words, *secure]
 
 
 def opened(host: str, port: int) -> socket.socket:
@@ -69,14 +72,17 @@ def opened(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family(host), backlog=BACKLOG)
 
 
-async def served(proxy: Proxy, ready: str) -> None:
-    """Run a proxy until a signal ends it."""
+async def served(proxy: Proxy, ready: str, renewal: Renewal | None = None) -> None:
+    """Run a proxy until a signal ends it, with the newest certificates."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(proxy.run())
+    watching = None if renewal is None else asyncio.ensure_future(renewal.watch())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
     print(ready, flush=True)
     with contextlib.suppress(asyncio.CancelledError):
         await task
+    if watching is not None:
+        watching.cancel()
 
 
 def main() -> None:
@@ -87,18 +93,21 @@ def main() -> None:
     parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on this machine")
     parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
     parser.add_argument("--keys", type=Path, help="the folder of keys; without it nothing is encrypted")
+    parser.add_argument("--superlink-certificate", help="what to know the SuperLink by")
     given = parser.parse_args()
-    served_with = trust = known = None
+    served_with = trust = known = renewal = None
     if given.keys is not None:
         keys = Keys(given.keys)
         served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         served_with.minimum_version = ssl.TLSVersion.TLSv1_2
-        served_with.load_cert_chain(keys.certificate, keys.key)
-        trust = ssl.create_default_context(cafile=str(keys.authority))
+        load = partial(served_with.load_cert_chain, keys.certificate, keys.key)
+        load()
+        renewal = Renewal((keys.certificate, keys.key), load, "the server's certificate was renewed")
+        trust = ssl.create_default_context(cafile=given.superlink_certificate)
         known = known_keys(keys)
     target = Target(*split_address(given.superlink), trust)
     proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), served_with)
-    asyncio.run(served(proxy, READY))
+    asyncio.run(served(proxy, READY, renewal))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")
 DAYS = {"authority": 3650, "server": 1825}
 EVERYTHING = "all"
 SERVER = "server"
+AUTHORITY = "authority"
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,24 @@ class Keys:
 def make_keys(folder: Path, hosts: Sequence[str] = (), renew: Sequence[str] = ()) -> list[Path]:
     """Make what is missing in `folder`: the authority and the server's certificate. The files written.
 
-    The certificate holds for this machine and `hosts`. `renew` may name 'server', or 'all'. A certificate that lacks a
-    host is written anew with the same key: sites need not know.
+    The certificate holds for this machine and `hosts`. `renew` may name 'server', 'authority' (a new certificate for
+    the same key, so that the one that sites have goes on to hold until it ends), or 'all', with new keys. A certificate
+    that lacks a host is written anew with the same key: sites need not know.
     """
     for name in renew:
-        if name not in (SERVER, EVERYTHING):
-            raise unknown("key to renew", name, (SERVER, EVERYTHING))
+        if name not in (SERVER, AUTHORITY, EVERYTHING):
+            raise unknown("key to renew", name, (SERVER, AUTHORITY, EVERYTHING))
     keys = Keys(folder)
     for path in (folder, folder / "sites"):
         private_folder(path)
     written = [] if keys.authority.exists() and EVERYTHING not in renew else _make_authority(keys)
+    if AUTHORITY in renew and not written:
+        require(
+            keys.authority_key.exists(),
+            f"keys: {keys.authority_key}, which signs certificates, is missing; put it back",
+        )
+        _sign_authority(keys, _read_key(keys.authority_key))
+        return [keys.authority, *_make_server(keys, hosts, SERVER in renew)]
     return written + _make_server(keys, hosts, bool(written) or SERVER in renew)
 
 
@@ -166,13 +175,17 @@ def _read_certificate(path: Path) -> x509.Certificate:
 
 def _make_authority(keys: Keys) -> list[Path]:
     key = _new_key()
+    _write(keys.authority_key, _private(key, openssh=False), secret=True)
+    _sign_authority(keys, key)
+    return [keys.authority, keys.authority_key]
+
+
+def _sign_authority(keys: Keys, key: ec.EllipticCurvePrivateKey) -> None:
     name = _name("Coterie federation")
     builder = _builder(name, name, key, DAYS["authority"])
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-    _write(keys.authority_key, _private(key, openssh=False), secret=True)
     _write(keys.authority, _signed(builder, key), secret=False)
-    return [keys.authority, keys.authority_key]
 
 
 def _make_server(keys: Keys, hosts: Sequence[str], renew: bool) -> list[Path]:

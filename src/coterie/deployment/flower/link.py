@@ -17,7 +17,7 @@ import tomli_w
 
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.front import READY, front_words
-from coterie.deployment.flower.keys import Keys
+from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -76,6 +76,11 @@ class Link:
         return joined(LOOPBACK, self.inner)
 
     @property
+    def loopback(self) -> Keys:
+        """The SuperLink's own certificate, made at each start: so the front's can be renewed while it runs."""
+        return Keys(self.folder / "loopback")
+
+    @property
     def audit(self) -> Path:
         """What the front refused."""
         return self.folder / AUDIT
@@ -97,18 +102,20 @@ class Link:
         words += ["--disable-runtime-dependency-installation"]
         if self.keys is None:
             return [*words, "--insecure"]
-        words += ["--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate)]
-        return [*words, "--ssl-keyfile", str(self.keys.key), "--enable-supernode-auth"]
+        own = self.loopback
+        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
+        return [*words, "--ssl-keyfile", str(own.key), "--enable-supernode-auth"]
 
     def executor_command(self) -> list[str]:
         """The command of the SuperExec."""
-        trust = ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.authority)]
+        trust = ["--insecure"] if self.keys is None else ["--root-certificates", str(self.loopback.authority)]
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         return ["flower-superexec", *trust, "--runtime-api-address", self.superlink, *secret]
 
     def front_command(self) -> list[str]:
         """The command of the front."""
-        return [sys.executable, "-m", *front_words(self.host, self.port, self.superlink, self.keys, self.audit)]
+        words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit)
+        return [sys.executable, "-m", *words]
 
     def register_command(self, site: str) -> list[str]:
         """The command that lets the holder of a site's key in."""
@@ -124,6 +131,8 @@ class Link:
         self._lock = Lock(self.folder / "lock", "a server")
         try:
             require_free(self.host, self.port)
+            if self.keys is not None:
+                make_keys(self.loopback.folder, renew=["all"])  # so that it never expires
             self.prepare()
             self._start()
         except BaseException:
@@ -148,7 +157,8 @@ class Link:
         private_folder(self.home)
         trust: dict[str, Any] = {"insecure": True}
         if self.keys is not None:
-            trust = {"root-certificates": str(self.keys.authority.resolve())}
+            make_keys(self.loopback.folder)
+            trust = {"root-certificates": str(self.loopback.authority)}
         settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.superlink, **trust}}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         write_secret(self.secret)
@@ -273,7 +283,7 @@ class Link:
         return process
 
     def _healthy(self) -> bool:
-        trust = None if self.keys is None else ssl.create_default_context(cafile=str(self.keys.authority))
+        trust = None if self.keys is None else ssl.create_default_context(cafile=str(self.loopback.authority))
         scheme = "http" if self.keys is None else "https"
         # Whatever proxy leads out of here, this address is ours.
         direct = urllib.request.build_opener(

@@ -16,6 +16,7 @@ from coterie.deployment.faults import UNANSWERED
 from coterie.deployment.flower.app import AGREED, agree
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.clocks import clock_problem
+from coterie.deployment.flower.expiry import ExpiryWatch
 from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.porter import stand_in
 from coterie.deployment.flower.processes import (
@@ -63,6 +64,10 @@ NEWS = {
     "Sending: train.finish": "the finished model is kept here",
     UNANSWERED: "what the server asked for could not be done; the reason is in this site's log",
 }
+AUTHORITY = "the certificate by which this site knows its server"
+NEW_AUTHORITY = (
+    "ask whoever runs the server for a new one, and take it with 'coterie federation join … --root-certificate'"
+)
 # The processes without which a SuperNode stays connected, and their modules.
 HELPERS = ("resident", "porter")
 RESIDENT, PORTER = "coterie.deployment.resident", "coterie.deployment.flower.porter"
@@ -133,6 +138,7 @@ class Node:
         self.agreed = self.folder / f".{AGREED}"
         self.sockets = {name: self.folder / f".{name}.socket" for name in HELPERS}
         self.log = self.folder / "supernode.log"  # of all but the relay
+        self.expiry = ExpiryWatch({} if authority is None else {AUTHORITY: (authority, NEW_AUTHORITY)})
         self._processes: dict[str, Process] = {}
         self._restarts: dict[str, Restarts] = {}
         self._lock: Lock | None = None
@@ -325,6 +331,8 @@ class Node:
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
                 self.pass_on(tell)
+                for warning in self.expiry.news():
+                    tell(f"warning: {warning}")
                 self.revive(tell)
                 time.sleep(0.5)
             self.connected = False

@@ -16,6 +16,7 @@ from pathlib import Path
 from coterie.deployment.flower import fleet
 from coterie.deployment.flower.app import agreed, app_hash
 from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.expiry import Renewal
 from coterie.deployment.flower.front import opened, served
 from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.processes import LOOPBACK, split_address
@@ -23,6 +24,7 @@ from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
 from coterie.deployment.flower.streams import Target
 
 READY = "the relay is open"
+RENEWED = "the certificate by which this site knows its server was renewed"
 STRANGE_APP = "REFUSED: the server wants to run"
 
 
@@ -84,11 +86,20 @@ def main() -> None:
     own = Keys(given.loopback)
     served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served_with.load_cert_chain(own.certificate, own.key)
-    trust = ssl.create_default_context(cafile=given.root_certificate) if given.root_certificate else None
-    target = Target(*split_address(given.server), trust)
+    host, port = split_address(given.server)
+
+    def target() -> Target:
+        authority = given.root_certificate
+        return Target(host, port, ssl.create_default_context(cafile=authority) if authority else None)
+
     relay = Relay(given.agreed, given.server)
-    proxy = Proxy(opened(LOOPBACK, given.port), target, relay, Audit(given.audit), served_with)
-    asyncio.run(served(proxy, READY))
+    proxy = Proxy(opened(LOOPBACK, given.port), target(), relay, Audit(given.audit), served_with)
+
+    def renew() -> None:
+        proxy.target = target()
+
+    renewal = Renewal((Path(given.root_certificate),), renew, RENEWED) if given.root_certificate else None
+    asyncio.run(served(proxy, READY, renewal))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""What sites tell of their data so that it can be compared before the first round. None of it is data.
+
+A table whose columns stand in another order, or are in other units, ruins everybody's model without a word. So every
+site tells a hash of its columns' names in their order, its lowest and highest class, and of which order of magnitude
+its inputs are: powers of ten, in halves. Shape and class names need no comparison: they stand in the agreement, and
+data that does not fit is refused at its site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from coterie.data import Dataset
+from coterie.deployment.packed import RefusedError
+
+MOST_COLUMNS = 1000  # of which each has its order of magnitude; more are summed up in one
+FARTHEST = 38.5  # powers of ten that float32 holds
+APART = 1.0  # powers of ten: ten times as large
+
+DataFacts = dict[str, Any]
+
+
+def facts_of(data: Dataset) -> DataFacts:
+    """The facts about a site's data.
+
+    >>> import torch
+    >>> columns = ("age", "weight")
+    >>> inputs = torch.tensor([[30.0, 0.5], [40.0, 0.7]])
+    >>> facts = facts_of(Dataset("own", inputs, torch.tensor([1, 2]), 3, feature_names=columns))
+    >>> facts["classes"], facts["magnitudes"]
+    ([1, 2], [1.5, 0.0])
+    """
+    names = json.dumps(data.feature_names).encode()
+    lowest, highest = (int(end) for end in data.labels.aminmax())
+    return {
+        "columns": hashlib.sha256(names).hexdigest() if data.feature_names else "",
+        "classes": [lowest, highest],
+        "magnitudes": _magnitudes(data.inputs),
+    }
+
+
+def _magnitudes(inputs: Tensor) -> list[float | None]:
+    """The order of magnitude of each column of a table, or of all inputs; none where all are 0."""
+    if not inputs.is_floating_point():
+        return []
+    columns = inputs if inputs.ndim == 2 and inputs.shape[1] <= MOST_COLUMNS else inputs.reshape(-1, 1)
+    sizes = columns.double().square().mean(0).sqrt().tolist()
+    return [round(2 * math.log10(size)) / 2 if size > 0 else None for size in sizes]
+
+
+def checked_facts(told: object, classes: int) -> DataFacts:
+    """What a site told, if it can be meant."""
+    if not isinstance(told, dict) or set(told) != {"columns", "classes", "magnitudes"}:
+        raise RefusedError("it does not tell what is compared of its data")
+    ends, sizes = told["classes"], told["magnitudes"]
+    ranged = isinstance(ends, list) and len(ends) == 2 and all(type(end) is int for end in ends)
+    if not ranged or not 0 <= ends[0] <= ends[1] < classes:
+        raise RefusedError("its lowest and highest class are none")
+    known = isinstance(sizes, list) and len(sizes) <= MOST_COLUMNS and all(map(_is_magnitude, sizes))
+    if not known or not isinstance(told["columns"], str) or len(told["columns"]) > 64:
+        raise RefusedError("what it tells of its columns is malformed")
+    return dict(told)
+
+
+def _is_magnitude(size: object) -> bool:
+    return size is None or (type(size) in (int, float) and abs(float(str(size))) <= FARTHEST)
+
+
+def other_columns(facts: Mapping[str, DataFacts]) -> str:
+    """Which sites' columns are not the same, in the same order; nothing if all are.
+
+    >>> table = {"classes": [0, 1], "magnitudes": [0.0]}
+    >>> print(other_columns({"a": {"columns": "x", **table}, "b": {"columns": "y", **table}}))
+    the sites' tables have other columns, or the same in another order: a / b
+    """
+    groups: dict[str, list[str]] = {}
+    for site, told in facts.items():
+        if told["columns"]:
+            groups.setdefault(told["columns"], []).append(site)
+    if len(groups) < 2:
+        return ""
+    spoken = " / ".join(", ".join(sites) for sites in groups.values())
+    return f"the sites' tables have other columns, or the same in another order: {spoken}"
+
+
+def unlike(facts: Mapping[str, DataFacts]) -> list[str]:
+    """What is odd about sites' data beside that of the others, a line each: other units perhaps, or other classes.
+
+    >>> told = {"columns": "", "classes": [0, 2]}
+    >>> three = {site: {**told, "magnitudes": [size]} for site, size in (("a", 0.0), ("b", 3.0), ("c", 0.5))}
+    >>> unlike(three)
+    ['input 0 of b is 10^2.8 times as large as at the other sites: are its units the same?']
+    """
+    found = []
+    for site, told in facts.items():
+        others = [facts[other] for other in facts if other != site]
+        if len(others) < 2:
+            continue
+        for column, size in enumerate(told["magnitudes"]):
+            usual = [other["magnitudes"][column] for other in others if column < len(other["magnitudes"])]
+            known = [one for one in usual if one is not None]
+            if size is None or not known:
+                continue
+            if all(abs(size - one) >= APART for one in known):
+                away = size - median(known)
+                found.append(
+                    f"input {column} of {site} is 10^{away:.2g} times as large as at the other sites: are its units "
+                    "the same?"
+                )
+        low, high = told["classes"]
+        if all(high < other["classes"][0] or low > other["classes"][1] for other in others):
+            found.append(f"{site} has classes {low}..{high}, of which no other site has any: are they numbered alike?")
+    return found

@@ -36,7 +36,7 @@ def test_commands_are_understood(page: str) -> None:
 
 def test_the_page_shows_every_command_of_a_federation() -> None:
     shown = {words[1] for words in commands("docs/federation.md") if words[0] == "federation"}
-    assert shown == {"init", "keys", "join", "server", "client", "rollback", "model"}
+    assert shown == {"init", "keys", "join", "server", "client", "extend", "rollback", "model"}
 
 
 def test_the_data_of_the_page_fits_its_agreement(
@@ -51,11 +51,12 @@ def test_the_data_of_the_page_fits_its_agreement(
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(compile(example, "federation.md", "exec", dont_inherit=True), {"__name__": "example"})
-    for words in commands("docs/federation.md"):
+    shown = [words for words in commands("docs/federation.md") if "--accept" not in words]
+    change = next(place for place, words in enumerate(shown) if words[1] == "extend")
+    for words in shown[:change]:
         if words[1] == "join":
-            for sent in ("federation.toml", "keys/ca.pem"):
-                shutil.copy(tmp_path / "digits" / sent, tmp_path)
-        if words[1] in ("init", "keys", "join") and "--accept" not in words:
+            send(tmp_path)
+        if words[1] in ("init", "keys", "join"):
             assert main(words) == 0, capsys.readouterr().err
     accept = "coterie federation keys DIR --accept site-a='"
     (line,) = [line for line in capsys.readouterr().out.splitlines() if accept in line]
@@ -66,3 +67,17 @@ def test_the_data_of_the_page_fits_its_agreement(
         here = ["federation", "client", "--name", site, "--data", f"{site}.npz", "--commands"]
         assert main(here) == 0
         assert "samples fit" in capsys.readouterr().err
+    (dry_run,) = [words for words in shown if "--dry-run" in words]
+    assert main(dry_run) == 0
+    assert "nothing was sent" in capsys.readouterr().out
+    extend, join = shown[change : change + 2]
+    assert main(extend) == 0
+    send(tmp_path)
+    assert main(join) == 0
+    assert "What changes: lr: 0.05 becomes 0.02; numbers: none becomes [0, 2, 3]; rounds" in capsys.readouterr().out
+
+
+def send(folder: Path) -> None:
+    """What sites get from whoever runs the server."""
+    for sent in ("federation.toml", "keys/ca.pem"):
+        shutil.copy(folder / "digits" / sent, folder)

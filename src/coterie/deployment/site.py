@@ -23,7 +23,7 @@ from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.facts import facts_of
 from coterie.deployment.journal import Journal
-from coterie.deployment.packed import Note, RefusedError
+from coterie.deployment.packed import Note, RefusedError, one_line
 from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Parcel
@@ -152,6 +152,10 @@ class Site:
         """Put the federation at the task's round."""
         check_task(note, self.agreement)
         self.federation.round = note["round"]
+        # Whoever holds the server could ask for more; what leaves is what the method declares.
+        declared = dict(self.agreement.kind.uploads(self.federation))
+        if note["uploads"] != declared:
+            raise RefusedError(f"the task asks for {one_line(note['uploads'])}; what the method sends is {declared}")
 
     def _take(self, task: Parcel) -> bool:
         """Go on from the snapshot that counts, with what the server sent on top; False if the snapshot is lost."""
@@ -251,6 +255,12 @@ def check_task(note: Note, agreement: Agreement) -> None:
         raise RefusedError(f"the task's {', '.join(wrong)} is missing or of the wrong kind")
     if note["fingerprint"] != agreement.fingerprint:
         raise RefusedError("the task is of another agreement than this site's")
+    words = [*note["values"], *note["measures"], *note["uploads"].values()]
+    peers = all(type(peer) is int and 0 <= peer < len(agreement.sites) for peer in note["peers"])
+    if not peers or not all(isinstance(word, str) for word in words):
+        raise RefusedError("the task names values, measurements, uploads or peers that are none")
+    if not 0 <= note["since"] <= note["round"] <= agreement.rounds or note["rounds_taken"] < 0:
+        raise RefusedError(f"the task is of round {note['round']} after {note['since']}, of {agreement.rounds}")
 
 
 def _summed(score: Score) -> Note:

@@ -42,8 +42,8 @@ IGNORED = f"""\
 README = """\
 # {name}
 
-A federation of {count}: {names}. What they agree on is in `{agreement}`: the same file for all, to be
-changed only before the first round.
+A federation of {count}: {names}. What they agree on is in `{agreement}`: the same file for all. Once
+they have begun, `coterie federation extend` changes it.
 
 1. The server's certificate, once, where the server runs (`--host` for every name or address by which sites reach it):
 

@@ -1,0 +1,59 @@
+"""Tasks that no honest server sends: a site refuses them, says so with a number, and sends nothing that is personal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.deployment.packed import RefusedError, read_text
+from coterie.deployment.wire import Parcel, pack, unpack
+from coterie.testing.together import Together, agreed
+
+MALFORMED: dict[str, Any] = {
+    "round": ["2", -1, 99, True, None, 10**30],
+    "since": ["0", -1, 3],
+    "rounds_taken": [-1, 1.5],
+    "client": ["a"],
+    "test": [1],
+    "slots": [
+        [],
+        {"model": 3},
+        {"model": [[0]]},
+        {"model": [[5, 1]]},
+        {"model": [["a", "b"]]},
+        {"model": [[0, 10**9]]},
+    ],
+    "values": [{}, [["x"]], [{}], ["nothing of that name"]],
+    "uploads": [[], {"model": 5}, {"model": ["all"]}],
+    "measures": [{}, [7], [["x"]]],
+    "peers": [{}, ["a"], [-1], [3], [1.5]],
+    "fingerprint": [1, "another"],
+}
+
+
+def task_of(together: Together) -> Parcel:
+    together.admit()
+    return together.server.open_round(list(together.agreement.sites))["site-a"]
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in MALFORMED for value in MALFORMED[field]])
+def test_a_malformed_task_is_refused_whatever_is_wrong_with_it(field: str, value: object, tmp_path: Path) -> None:
+    together = Together(agreed("fedper"), tmp_path)
+    task = task_of(together)
+    with pytest.raises(RefusedError):
+        together.answer("site-a", Parcel(task.tensors, {**task.note, field: value}))
+
+
+def test_a_server_that_asks_for_what_is_personal_gets_nothing(tmp_path: Path) -> None:
+    """FedPer's classifier never leaves a site, whoever holds the server."""
+    together = Together(agreed("fedper"), tmp_path)
+    task, site = task_of(together), together.sites["site-a"]
+    for greedy in ({"model": "all"}, {"model": "classifier"}, {"model": "extractor", "other": "all"}, {}):
+        packed = pack(Parcel(task.tensors, {**task.note, "uploads": greedy}))
+        with pytest.raises(RefusedError, match=r"what the method sends is \{'model': 'extractor'\}"):
+            site.work(unpack(packed, site.expected(read_text(packed.text)["note"])))
+    answer = together.answer("site-a", task)
+    extractor = site.federation.layout.columns("extractor").size
+    assert answer.bytes == 4 * extractor

@@ -1,0 +1,203 @@
+"""A server and sites with addresses of their own, on lines that are cut, stay half open and come back as others.
+
+Every host is a network namespace of this machine, all are plugged into one that is the switch; nothing leaves them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.data import Dataset
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.store import Store
+from coterie.experiment.directory import load_tensors
+from coterie.experiment.kept import CHECKPOINT
+from coterie.testing.together import Together
+from support import PATIENCE, alive, eventually
+from towns import Town, few_digits
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"),
+]
+
+SITES = ("site-a", "site-b", "site-c")
+LIMIT = 3600.0  # seconds for the whole of it, on the busiest machine
+PORT = 8000
+SLOW_LINE = 99  # the last number of the address by which site-b reaches the server
+HALF_OPEN = 75.0  # seconds: Flower gives a silent node up after a minute
+WALLED = 10  # rounds
+PREFIX = "coterie-test"
+
+
+def ip(*words: str, check: bool = True) -> str:
+    """What `ip` says."""
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@dataclass
+class Network:
+    """Hosts on one switch: `10.77.0.x`, each by the last number of its address."""
+
+    mark: str
+    numbers: dict[str, int]
+
+    def namespace(self, host: str) -> str:
+        return f"{self.mark}-{host}"
+
+    def within(self, host: str) -> tuple[str, ...]:
+        """The words before a command that is to run on a host."""
+        return ("ip", "netns", "exec", self.namespace(host))
+
+    def build(self) -> None:
+        switch = self.namespace("switch")
+        ip("netns", "add", switch)
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "addr", "add", f"10.77.0.{SLOW_LINE}/24", "dev", "bridge")
+        for link in ("bridge", "lo"):
+            ip("-n", switch, "link", "set", link, "up")
+        for number, host in enumerate(self.numbers):
+            space = self.namespace(host)
+            ip("netns", "add", space)
+            ip("-n", switch, "link", "add", f"plug{number}", "type", "veth", "peer", "name", "line", "netns", space)
+            ip("-n", switch, "link", "set", f"plug{number}", "master", "bridge")
+            ip("-n", space, "addr", "add", f"10.77.0.{self.numbers[host]}/24", "dev", "line")
+            for link in ("line", "lo"):
+                ip("-n", space, "link", "set", link, "up")
+            ip("-n", switch, "link", "set", f"plug{number}", "up")
+
+    def plug(self, host: str, into: bool) -> None:
+        """Plug a host's line in or out at the switch: neither end is told that a connection is gone."""
+        number = list(self.numbers).index(host)
+        ip("-n", self.namespace("switch"), "link", "set", f"plug{number}", "up" if into else "down")
+
+    def move(self, host: str, number: int) -> None:
+        """Give a host another address."""
+        space = self.namespace(host)
+        ip("-n", space, "addr", "del", f"10.77.0.{self.numbers[host]}/24", "dev", "line")
+        ip("-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", "line")
+        self.numbers[host] = number
+
+    def remove(self) -> None:
+        for host in ("switch", *self.numbers):
+            ip("netns", "del", self.namespace(host), check=False)
+
+
+def remove_left_overs() -> None:
+    """Namespaces of tests that were killed."""
+    for line in ip("netns", "list").splitlines():
+        name = line.split()[0]
+        if name.startswith(PREFIX) and not alive(int(name.removeprefix(f"{PREFIX}-").split("-")[0])):
+            ip("netns", "del", name, check=False)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    remove_left_overs()
+    found = Network(f"{PREFIX}-{os.getpid()}", {"server": 1, "site-a": 11, "site-b": 12, "site-c": 13})
+    try:
+        found.build()
+    except AssertionError as error:
+        found.remove()
+        pytest.skip(f"no network namespaces here: {error}")
+    yield found
+    found.remove()
+
+
+def test_lines_that_break_in_every_way_change_nothing(network: Network, tmp_path: Path) -> None:
+    data = few_digits(*SITES, side=16)
+    town = Town(tmp_path, data)
+    terms = "--method scaffold --model mlp --rounds 20 --epochs 1 --batch 16 --lr 0.05"
+    waiting = f"--least-sites 2 --gather {PATIENCE:g} --deadline 120 --patience {LIMIT:g} --checkpoints 3"
+    town.run(f"federation init fed --sites {','.join(SITES)} --shape 1,16,16 --classes 10 {terms} {waiting}")
+    town.run(f"federation keys fed --host 10.77.0.1 --host 10.77.0.{SLOW_LINE}")
+    for site in SITES:
+        town.join(site)
+    marker = tmp_path / "something-large-goes-up"
+    words = [f"10.77.0.{SLOW_LINE}", str(PORT), "10.77.0.1", str(PORT), str(marker)]
+    script = Path(__file__).parents[1] / "slowline.py"
+    line = subprocess.Popen(
+        [*network.within("switch"), sys.executable, str(script), *words], stdout=(tmp_path / "line.log").open("wb")
+    )
+    try:
+        town.start("server", f"federation server fed --host 10.77.0.1 --port {PORT}", network.within("server"))
+        for site, number in (("site-a", 1), ("site-b", SLOW_LINE), ("site-c", 1)):
+            town.connect(site, f"10.77.0.{number}:{PORT}", network.within(site))
+
+        def come_to(round: int) -> None:
+            reached = eventually(lambda: len(town.rounds()) >= round or town.ended("server") is not None, LIMIT)
+            assert reached, town.said("server")
+            assert town.ended("server") is None, town.said("server")
+
+        come_to(2)
+        # A line is cut in the middle of an upload, and comes back.
+        marker.unlink(missing_ok=True)
+        assert eventually(marker.exists, LIMIT), town.said("site-b")
+        network.plug("site-b", False)
+        time.sleep(5)
+        network.plug("site-b", True)
+        come_to(len(town.rounds()) + 2)
+        # A line is silent for so long that the server gives the site up, and comes back with another address.
+        network.plug("site-a", False)
+        time.sleep(HALF_OPEN)
+        network.move("site-a", 211)
+        network.plug("site-a", True)
+        come_to(len(town.rounds()) + 1)
+        # One site is walled off for ten rounds, and is let in again.
+        network.plug("site-c", False)
+        without = eventually(
+            lambda: (
+                sum("site-c" not in line["answered"] for line in town.rounds()) >= WALLED
+                or town.ended("server") is not None
+            ),
+            LIMIT,
+        )
+        assert without, town.said("server")
+        network.plug("site-c", True)
+        assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
+        assert town.ended("server") == 0, town.said("server")
+    finally:
+        town.close()
+        line.kill()
+        line.wait()
+    replayed(town, data, tmp_path / "undisturbed")
+
+
+def replayed(town: Town, data: dict[str, Dataset], folder: Path) -> None:
+    """The same rounds with the same sites, in one process: everything ends with the same bits."""
+    agreement = Agreement.read(town.folder / "fed" / "federation.toml")
+    lines = town.rounds()
+    assert [line["round"] for line in lines] == list(range(1, agreement.rounds + 1))
+    assert sum("site-c" not in line["answered"] for line in lines) >= WALLED
+    assert "site-c" in lines[0]["answered"]
+    torch.set_num_threads(1)
+    together = Together(agreement, folder, data)
+    together.admit()
+    for line in lines:
+        assert not line.get("refused"), line
+        together.round(*line["asked"], silent=tuple(site for site in line["asked"] if site not in line["answered"]))
+    together.finish()
+    state = load_tensors(town.server / CHECKPOINT)[0]
+    for name, tensor in together.server.federation.state():
+        assert torch.equal(state[name], tensor), name
+    for site in SITES:
+        path = town.folder / "fed" / "sites" / agreement.name / site / "final.safetensors"
+        if site in lines[-1]["answered"]:
+            expected = Store(folder, agreement.name, site, agreement.fingerprint).final()
+            assert expected is not None
+            found = load_tensors(path)[0]
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), site

@@ -1,0 +1,102 @@
+"""A server and sites that are run by `coterie federation …`, each with a log, for tests of real federations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.data import Dataset, load
+from coterie.deployment.flower.processes import free_port
+from support import PATIENCE
+
+
+def few_digits(*sites: str, side: int = 8) -> dict[str, Dataset]:
+    """Some digits for every site, others for each, as images of another size if need be."""
+    digits, found = load("digits"), {}
+    for number, site in enumerate(sites):
+        mine = np.arange(len(digits)) % 15 == number
+        inputs = digits.inputs[mine].repeat_interleave(side // 8, 2).repeat_interleave(side // 8, 3)
+        found[site] = Dataset(site, inputs, digits.labels[mine], 10)
+    return found
+
+
+class Town:
+    """A folder in which commands are run; those that go on are ended with it."""
+
+    def __init__(self, folder: Path, data: Mapping[str, Dataset]) -> None:
+        self.folder, self.port = folder, free_port()
+        self.server = folder / "fed" / "server"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        for site, own in data.items():
+            np.savez(folder / f"{site}.npz", x=own.inputs.numpy(), y=own.labels.numpy())
+
+    def run(self, words: str, code: int = 0) -> str:
+        """What a command says that ends by itself."""
+        command = [sys.executable, "-m", "coterie", *shlex.split(words)]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=2 * PATIENCE)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, name: str, words: str, before: tuple[str, ...] = ()) -> None:
+        """Begin a command that goes on; `before` are the words of one that runs it elsewhere."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [*before, sys.executable, "-m", "coterie", *shlex.split(words)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def ended(self, name: str) -> int | None:
+        """A command's exit code; none as long as it goes on."""
+        return self._running[name].poll()
+
+    def end(self, name: str) -> int:
+        """End a command politely."""
+        self._running[name].send_signal(signal.SIGTERM)
+        return self._running[name].wait(PATIENCE)
+
+    def join(self, site: str, *more: str) -> None:
+        """Accept the agreement, and have the key accepted."""
+        words = self.run(f"federation join fed --name {site} {' '.join(more)}")
+        (line,) = [line for line in words.splitlines() if "--accept" in line]
+        self.run(line.replace("coterie ", "", 1).replace("DIR", "fed"))
+
+    def connect(self, site: str, server: str = "", before: tuple[str, ...] = ()) -> None:
+        """Start a site's client."""
+        server = server or f"127.0.0.1:{self.port}"
+        self.start(site, f"federation client fed --name {site} --data {site}.npz --server {server}", before)
+
+    def status(self) -> dict[str, Any]:
+        path = self.server / "status.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.server / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def audit(self) -> list[dict[str, Any]]:
+        """The server's audit log."""
+        path = self.server / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def close(self) -> None:
+        """End everything that goes on."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -44,3 +44,24 @@ def test_a_run_that_has_not_ended_warns(
     assert answer.err == "coterie: warning: the run has not ended: this is the model of round 2\n"
     answer = call(capsys, "export", "it", "--client", "7")
     assert (answer.code, answer.err) == (2, "coterie: error: client = 7: must lie in 0..3\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_an_exported_program_is_taken_by_predict(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    # Batch norm has statistics, and counters that are whole numbers.
+    settings = ("--model", "resnet8", "--batch", "64")
+    assert call(capsys, "run", "fedper", *SMALL, *settings, "--out", "it").code == 0
+    answer = call(capsys, "export", "it", "--client", "2", "--format", format)
+    assert answer.code == 0, answer.err
+    data = load("digits")
+    np.savez("new.npz", x=data.inputs[:20].numpy(), y=data.labels[:20].numpy())
+    answer = call(capsys, "predict", f"it-client-2.{format}", "new.npz", "--out", "new.csv")
+    assert answer.code == 0, answer.err
+    rows = list(csv.DictReader(io.StringIO(Path("new.csv").read_text())))
+    assert [int(row["predicted"]) for row in rows] == open_run("it").predict(2, data.inputs[:20]).tolist()

@@ -49,6 +49,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "defence",
         "model_seed",
         "partition_seed",
+        "presence",
         "protocol",
         "scale",
         "stats",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_tools import SMALL, call
+from tests.report.report_tools import content_of
 
 pytestmark = pytest.mark.thorough
 
@@ -32,6 +33,34 @@ def test_a_sweep_ends_in_a_table_and_a_configuration(capsys: pytest.CaptureFixtu
     assert run.json["config"]["lr"] == float(best.partition("lr=")[2].partition(",")[0])
     again = call(capsys, *words, "--out", out, "--json")
     assert again.json["best"] == best
+    # Its page leads with what validation says, and `show` tells the same again.
+    search = content_of((out / "report.html").read_text())["search"]
+    assert search["best"] == best
+    assert search["options"] == ["lr", "mu"]
+    shown = {one["name"]: (one["rounds"], one["score"], one["values"]) for one in search["candidates"]}
+    told = {one["name"]: (one["rounds"], one["score"]) for one in again.json["candidates"]}
+    assert {name: values[:2] for name, values in shown.items()} == told
+    assert shown["fedprox:lr=0.1,mu=1"][2] == [0.1, 1.0]
+    assert call(capsys, "show", out).out == answer.out
+    (out / "sweep.json").write_text("{")
+    assert call(capsys, "show", out).err == (
+        f"coterie: error: '{out}/sweep.json' is damaged; the same 'coterie sweep' again writes it anew\n"
+    )
+    assert "sweep.json" in call(capsys, "report", out).err
+
+
+def test_optuna_proposes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    words = ("sweep", "fedprox", "--grid", "lr=0.001..0.5", "--optuna", "3", *SMALL, "--jobs", "1", "--out", "it")
+    answer = call(capsys, *words, "--json")
+    assert answer.code == 0, answer.err
+    assert len(answer.json["candidates"]) == 3
+    assert call(capsys, *words, "--json").json == answer.json
+    both = call(capsys, *words, "--random", "2")
+    assert (both.code, both.err) == (
+        2,
+        "coterie: error: optuna, random: give one of them: settings are proposed, or drawn by chance\n",
+    )
 
 
 def test_every_method_of_a_comparison_is_tuned_alike(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *LINEAGE)}
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
-    free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
+    free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites", "defence"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
 
@@ -171,9 +171,12 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     assert front[1:9] == (
         f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
     )
-    assert front[-4:-2] == ["--keys", str(folder / "fed" / "keys")]
+    bell = folder / "fed" / "server" / ".bell.socket"
+    assert front[-6:-2] == ["--bell", str(bell), "--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
-    assert run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true'
+    assert (
+        run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true bell="{bell}"'
+    )
     assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
     assert (folder / "fed" / "server" / "app" / "pyproject.toml").is_file()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 from tests.compare.test_cells import Watch
 
-from coterie.cli.tuning import candidates, read_grid
+from coterie.cli.tuning import candidates
+from coterie.compare.guided import Proposals, guided_sweep
 from coterie.compare.pool import Run
-from coterie.compare.sweep import Sweep, grid_of, rungs, sweep
+from coterie.compare.space import grid_of, read_space
+from coterie.compare.sweep import Sweep, rungs, sweep
 from coterie.errors import CoterieError
 from coterie.experiment.config import read_toml
 from coterie.experiment.directory import RunDirectory
@@ -141,13 +144,123 @@ def test_rounds_at_which_half_is_given_up_are_evaluated() -> None:
 
 
 def test_some_of_a_grid_are_drawn_by_chance_but_always_the_same() -> None:
-    grid = read_grid("grid", ["lr=0.1,0.2,0.3", "mu=0,1"])
+    grid = read_space("grid", ["lr=0.1,0.2,0.3", "mu=0,1"])
     drawn = grid_of(grid, 3)
     assert drawn == grid_of(grid, 3)
     assert len(drawn) == 3
     assert all(one in grid_of(grid) for one in drawn)
     assert grid_of(grid, 3, seed=1) != drawn
     assert grid_of(grid, 99) == grid_of(grid)
+
+
+def test_ranges_are_drawn_from_by_factors_or_evenly() -> None:
+    space = read_space("grid", ["lr=0.001..0.1", "mu=0..1", "epochs=1..3", "batch=16,32"], fractions={"mu"})
+    drawn = grid_of(space, 400)
+    assert drawn == grid_of(space, 400)
+    assert len({tuple(one.values()) for one in drawn}) == 400
+    rates, pulls = ([float(one[name]) for one in drawn] for name in ("lr", "mu"))
+    assert all(0.001 <= rate <= 0.1 for rate in rates)
+    # Of 400 fair coins, 3 standard deviations either side of a half are 170 to 230.
+    assert 170 <= sum(rate < 0.01 for rate in rates) <= 230
+    assert 170 <= sum(pull < 0.5 for pull in pulls) <= 230
+    assert len(set(pulls)) > 300
+    assert {one["epochs"] for one in drawn} == {"1", "2", "3"}
+    assert {one["batch"] for one in drawn} == {"16", "32"}
+    assert len(grid_of(read_space("grid", ["epochs=1..3"]), 99)) == 3  # there are no more
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["lr=0.1..0.01"], "the first number of a range is the smaller one"),
+        (["lr=0.1..many"], r"a range is LOW..HIGH, two numbers"),
+        (["lr=0.1..inf"], "are finite"),
+        (["lr=0.01..0.1,0.5"], "is a range or values, not both"),
+        (["lr=0.01..0.1"], "lr: a range has no end of values; --random N or --optuna N"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(CoterieError, match=said):
+        candidates("fedavg", read_space("grid", texts), None, {}, [])
+
+
+def test_a_path_with_dots_is_no_range() -> None:
+    assert read_space("grid", ["model=../mine.py:Net"]) == {"model": ["../mine.py:Net"]}
+
+
+class Guided(Sweeping):
+    """A search whose settings are proposed, all of them learning rates of one experiment."""
+
+    def __init__(self, experiment: Experiment, texts: Sequence[str] = ("lr=0.0001..0.5",)) -> None:
+        super().__init__()
+        self.experiment, self.space = experiment, read_space("grid", texts)
+
+    def propose(self, out: Path, amount: int, seed: int = 0, **options: Any) -> Sweep:
+        self.rounds = []
+
+        def made(settings: Mapping[str, str]) -> tuple[str, Experiment]:
+            return settings["lr"], replace(self.experiment, lr=float(settings["lr"]))
+
+        return guided_sweep(self.space, made, amount, [seed], out, self._watch, **{"jobs": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def small() -> Experiment:
+    data = toy_data()
+    return tiny("fedavg", data=data, partition=with_validation(toy_partition(data, 4)), rounds=4, threads=1)
+
+
+def test_proposed_settings_are_tried_and_hopeless_ones_given_up(tmp_path: Path, small: Experiment) -> None:
+    pytest.importorskip("optuna")
+    search = Guided(small)
+    found = search.propose(tmp_path, 10)
+    assert len(found.candidates) == 10
+    assert found.best.rounds == 4
+    finished = [one.score for one in found.candidates if one.rounds == 4]
+    assert found.best.score == max(finished)
+    assert 0 < len(finished) < 10
+    assert len(search.rounds) == sum(one.rounds for one in found.candidates) < 40  # no round twice
+    # The same again asks the same, runs nothing and chooses the same; fewer jobs or another order change nothing.
+    assert search.propose(tmp_path, 10) == found
+    assert not search.rounds
+    more = search.propose(tmp_path, 12)
+    assert {one.name for one in found.candidates} <= {one.name for one in more.candidates}
+    assert search.propose(tmp_path / "other", 4, seed=1).candidates != found.candidates[:4]
+
+
+def test_proposals_learn_from_what_came_before() -> None:
+    pytest.importorskip("optuna")
+    space = read_space("grid", ["lr=0.0001..1"])
+    proposals, places = Proposals(space, seed=0), []
+    for _ in range(60):
+        handle, settings = proposals.ask()
+        place = math.log10(float(settings["lr"]))
+        places.append(abs(place + 2))  # the best is 0.01
+        proposals.tell(handle, {1: -places[-1]}, given_up=False)
+    assert sum(places[-20:]) / 20 < 0.5 * sum(places[:8]) / 8
+
+
+def test_there_may_be_fewer_settings_than_wanted(tmp_path: Path, small: Experiment) -> None:
+    pytest.importorskip("optuna")
+    found = Guided(small, ["lr=0.01,0.1,0.3"]).propose(tmp_path, 8)
+    assert sorted(one.name for one in found.candidates) == ["0.01", "0.1", "0.3"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_test_samples_have_no_say_in_proposals(tmp_path: Path, small: Experiment, full: bool) -> None:
+    pytest.importorskip("optuna")
+    first = Guided(small).propose(tmp_path / "ours", 10, full=full)
+    other = Guided(scrambled({"it": small})["it"]).propose(tmp_path / "other", 10, full=full)
+    assert first.candidates == other.candidates
+    name = f"{first.best.name}-s0"
+    tested = [RunDirectory(tmp_path / place / name).lines()[-1]["received"] for place in ("ours", "other")]
+    assert tested[0]["accuracy"] != tested[1]["accuracy"]
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.compare.guided.find_spec", lambda name: None)
+    with pytest.raises(CoterieError, match=r'pip install "coterie\[optuna\]"'):
+        Proposals(read_space("grid", ["lr=0.1,0.2"]), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +276,7 @@ def test_some_of_a_grid_are_drawn_by_chance_but_always_the_same() -> None:
 )
 def test_grids_that_cannot_be_are_refused(texts: list[str], said: str) -> None:
     with pytest.raises(CoterieError, match=said):
-        candidates("pfedcs", read_grid("grid", texts), None, {}, [])
+        candidates("pfedcs", read_space("grid", texts), None, {}, [])
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.extension import FIXED, differences, extended
 from coterie.deployment.flower.folder import write_folder
+from coterie.deployment.flower.link import Link
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.packed import RefusedError
 from coterie.deployment.server import Server
@@ -366,3 +367,16 @@ def test_other_keys_count_after_the_round_too(tmp_path: Path) -> None:
     assert following.is_due({"state": "running", "round": 4, "message": "round 4 is under way"})
     (tmp_path / "sites" / "site-b.pub").unlink()
     assert not following.is_due({})
+
+
+def test_what_the_superlink_kept_of_a_leaver_is_forgotten(tmp_path: Path) -> None:
+    link = Link(tmp_path, None)
+    known = {"mark": {"site": "site-a", "node": "1"}, "other": {"site": "site-b", "node": "2"}}
+    (tmp_path / "registered.json").write_text(json.dumps(known))
+    files = [link.database, link.database.with_name(f"{link.database.name}-wal")]
+    for path in files:
+        path.write_text("messages")
+    assert link.forget_unless(["site-a", "site-b", "site-c"]) == []
+    assert all(path.exists() for path in files)
+    assert link.forget_unless(["site-a", "site-c"]) == ["site-b"]
+    assert not any(path.exists() for path in files)

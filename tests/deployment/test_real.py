@@ -88,7 +88,8 @@ class Ground:
         self.agree(packed_app(app))
         own = self.folder / "apps" / f"{agreement.name}.toml"  # the server's copy, with its own waiting times
         own.write_text(agreement.toml())
-        return self.link.run(app, {"directory": str(directory), "agreement": str(own), "keyed": True}), directory
+        config = {"directory": str(directory), "agreement": str(own), "keyed": True, "bell": str(self.link.bell)}
+        return self.link.run(app, config), directory
 
     def finish(self, directory: Path) -> list[dict[str, Any]]:
         """Wait for the end of a run; its rounds."""
@@ -293,7 +294,7 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     node.wait_accepted(LIMIT)
     lines = ground.finish(directory)
     assert [line["answered"] for line in lines] == [list(sites), ["site-a", "site-b"]]
-    assert lines[1]["missing"] == [DOOMED]
+    assert lines[1]["unanswered"] == [DOOMED]
     assert set(json.loads((directory / "summary.json").read_text())["finished"]) == set(sites)
     together = Together(agreement, tmp_path, ground.data)
     together.admit()

@@ -18,6 +18,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.opened import OpenedRun
 from coterie.experiment.packed import pack
 from coterie.partition import Iid
+from coterie.report.page import report_content
 from listening import power_cut
 
 
@@ -219,3 +220,28 @@ def test_the_command_line(
     assert main(["export", "it.zip/one", "--client", "2", "--out", "it.safetensors"]) == 0
     assert main(["picture", "it.zip/two", "--round", "1"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it.safetensors", "it.zip", "picture-round-1.png"]
+
+
+def test_packed_runs_are_listed_reported_and_tabled(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack([two / "one", two / "two"], tmp_path / "both.zip")
+    monkeypatch.chdir(tmp_path)
+
+    def said(*words: str) -> tuple[str, str]:
+        assert main(list(words)) == 0
+        return capsys.readouterr()
+
+    listed, kept = said("runs", "both.zip", "--json")[0], said("runs", str(two), "--json")[0]
+    assert listed == kept
+    tabled, kept = (said("table", where, "--format", "csv")[0] for where in ("both.zip", str(two)))
+    assert tabled == kept
+    assert len(tabled.splitlines()) == 3
+    assert said("table", "both.zip/one", "--format", "csv")[0].splitlines()[1] == tabled.splitlines()[1]
+    contents = [report_content([path]) for path in (Path("both.zip"), two)]
+    # Logs stay behind, and nothing else does.
+    assert contents[0] == contents[1]
+    Path("bad.zip").write_bytes(b"no archive")
+    out, err = said("report", "both.zip", "bad.zip")
+    assert out == "The report is kept in report.html\n"
+    assert err.startswith("coterie: warning: run = bad.zip: is no .zip of runs, or damaged")

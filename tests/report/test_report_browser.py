@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Tab, browser
 from report_tools import CLIENTS, content_of, small_run, with_classes
+from tests.compare.test_cells import Watch
 
+from coterie.compare.sweep import sweep
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid, Partition, Pathological
 from coterie.report import report
@@ -185,3 +188,39 @@ def test_texts_of_a_run_stay_texts(tab: Tab, tmp_path: Path) -> None:
     assert tab.ask("window.sprung") is None
     assert tab.ask("document.querySelectorAll('img').length") == 0
     assert evil in tab.ask("document.getElementById('run').textContent")
+
+
+@slow
+def test_a_search_leads_with_what_validation_says(tab: Tab, tmp_path: Path) -> None:
+    rates = ("0.0001", "0.01", "0.1", "0.3")
+    few = {"partition": Iid(clients=3), "rounds": 2, "epochs": 1, "threads": 1}
+    tried = {f"fedavg:lr={rate}": Experiment("fedavg", lr=float(rate), **few) for rate in rates}
+    found = sweep(tried, [0], tmp_path / "search", lambda runs: nullcontext(Watch()), jobs=1)
+    report(tmp_path / "search", tmp_path / "it.html")
+    opened(tab, tmp_path / "it.html")
+    assert tab.ask("document.querySelector('h1').textContent") == "FedAvg on digits: 4 settings tried"
+    figure = "[...document.querySelectorAll('figure')].find((one) => one.textContent.includes('by lr'))"
+    assert tab.ask(f"{figure}.querySelectorAll('.plot circle').length") == 4
+    first = "document.querySelector('table tbody tr').firstChild.textContent"
+    assert tab.ask(first) == f"{found.best.name} ★"
+    tab.ask("document.querySelectorAll('table th .sort')[1].click()")
+    assert tab.ask(first).startswith("fedavg:lr=0.0001")
+    assert tab.complaints() == []
+
+
+@slow
+def test_figures_side_by_side_begin_at_the_same_height(tab: Tab, pages: Path) -> None:
+    tab.resize(1280, 900)
+    opened(tab, pages / "one.html")
+    top = "Math.round(one.getBoundingClientRect().top)"
+    tops = tab.ask(f"[...document.querySelectorAll('.thirds figure .plot')].map((one) => {top})")
+    assert len(tops) == 3
+    assert len(set(tops)) == 1
+
+
+@slow
+def test_paper_shows_the_configuration(tab: Tab, pages: Path) -> None:
+    opened(tab, pages / "one.html")
+    assert not tab.ask("document.querySelector('details').open")
+    tab.ask("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.ask("[...document.querySelectorAll('details')].every((one) => one.open)")

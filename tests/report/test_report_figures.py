@@ -12,6 +12,7 @@ from PIL import Image
 from report_tools import small_run
 
 from coterie.report.figures import run_figures, save_figures, settled, shown_matrix, write_figures
+from coterie.report.figures_search import search_figure
 from coterie.report.page import report_content
 
 pytestmark = pytest.mark.thorough
@@ -86,3 +87,26 @@ def test_clients_that_learn_from_each_other_stand_together() -> None:
     far = np.linalg.norm(places[:, None] - places[None], axis=2)
     assert far[groups > 0].max() < far[(groups == 0) & ~np.eye(9, dtype=bool)].min()
     assert np.isfinite(settled(np.full((4, 4), 0.25) - 0.25 * np.eye(4), [3, 1, 0, 2])).all()
+
+
+def test_a_search_is_drawn_with_a_panel_for_each_option(tmp_path: Path) -> None:
+    tried = [(rate, pull) for rate in (0.001, 0.01, 0.1, 1.0) for pull in ("none", "some")]
+    search = {
+        "metric": {"name": "accuracy", "share": True, "higher": True},
+        "options": ["lr", "pull"],
+        "best": "0.1,some",
+        "candidates": [
+            {"name": f"{rate},{pull}", "rounds": 4 if rate > 0.01 else 2, "score": rate / 2, "values": [rate, pull]}
+            for rate, pull in tried
+        ],
+    }
+    figure = search_figure(search)
+    assert figure is not None
+    rates, pulls = figure.axes
+    assert (rates.get_xscale(), pulls.get_xscale()) == ("log", "linear")
+    assert [text.get_text() for text in pulls.get_xticklabels()] == ["none", "some"]
+    ended, given_up, chosen = rates.collections
+    assert ended.get_offsets().tolist() == [[0.1, 5.0], [0.1, 5.0], [1.0, 50.0], [1.0, 50.0]]
+    assert len(given_up.get_offsets()) == 4
+    assert chosen.get_offsets().tolist() == [[0.1, 5.0]]
+    assert search_figure({**search, "options": []}) is None

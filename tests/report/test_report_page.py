@@ -58,6 +58,19 @@ def one(folder: Path) -> Any:
     return content_of(page(report_content([folder])))["runs"][0]
 
 
+def test_a_page_says_where_a_run_comes_from(runs: Path, tmp_path: Path) -> None:
+    about = json.loads((runs / "fedrema-s0" / "about.json").read_text())
+    told = dict(one(runs / "fedrema-s0")["origin"])
+    (session,) = about["sessions"]
+    for word in (session["torch"], session["python"], session["processor"], session["begun"][:10]):
+        assert word in told["session"]
+    assert f"labels {about['data']['fingerprint']['labels'][:16]}…" in told["data"]
+    assert told["model"] == f"mlp, {about['model']['parameters']} parameters"
+    shutil.copytree(runs / "fedrema-s0", tmp_path / "it")
+    (tmp_path / "it" / "about.json").write_text("[]")
+    assert one(tmp_path / "it")["origin"] == []  # the rest is shown
+
+
 def test_the_curves_are_those_of_the_rounds(runs: Path) -> None:
     shown, lines = one(runs / "fedrema-s0"), lines_of(runs / "fedrema-s0")
     assert list(shown["curves"]) == ["received", "trained"]  # everybody took part: nothing stored differs

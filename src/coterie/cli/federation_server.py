@@ -81,6 +81,7 @@ def _version_command(
             "directory": str(link.folder),
             "agreement": str(agreement.resolve()),
             "keyed": keys is not None,
+            "bell": str(link.bell),
         }
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP

@@ -64,7 +64,7 @@ def runs(
 
 @app.command(group=LOOK)
 def table(
-    *runs: Annotated[Path, Parameter(help="Directories of runs, or folders with some.")],
+    *runs: Annotated[Path, Parameter(help="Directories of runs, folders with some, or a .zip of runs.")],
     format: Annotated[str, Parameter(help="text, md, latex or csv.", group=OUTPUT)] = "text",
     columns: Columns = None,
 ) -> None:
@@ -96,7 +96,9 @@ def picture(
 
 @app.command(group=LOOK)
 def report(
-    *runs: Annotated[Path, Parameter(help="Directories of runs, finished or not; or of a comparison.")],
+    *runs: Annotated[
+        Path, Parameter(help="Directories of runs, finished or not, of a comparison or a sweep; or a .zip of runs.")
+    ],
     out: Annotated[Path, Parameter(name=["--out", "-o"], help="The .html file to write.", group=OUTPUT)] = Path(
         "report.html"
     ),
@@ -122,7 +124,7 @@ def export(
     *,
     client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
     format: Annotated[
-        str, Parameter(help="safetensors (for 'coterie predict'), pt2 or onnx (programs).", group=OUTPUT)
+        str, Parameter(help="safetensors, pt2 (torch.export) or onnx; 'coterie predict' takes all.", group=OUTPUT)
     ] = "safetensors",
     out: Annotated[
         Path | None,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from coterie.core.task.quality import calibration_errors, quality_of, recalls
 from coterie.data.labels import Classes
-from coterie.deployment.predict.file import About, read_model
+from coterie.deployment.predict.file import About
 from coterie.deployment.predict.heldout import OwnData
-from coterie.deployment.predict.model import predict
+from coterie.deployment.predict.model import loaded, predict
 from coterie.deployment.predict.samples import Samples, read_samples
 from coterie.errors import CoterieError
 from coterie.files import write_whole
@@ -24,7 +24,7 @@ SHOWN = 20
 
 def predict_command(model: Path, data: Path, label: str, out: Path | None, everything: bool) -> None:
     """Predict, write or print the table, and print how good that is if labels are known."""
-    _, about = read_model(model)
+    module, about = loaded(model)
     classes = Classes(about.classes, about.class_names)
     samples = read_samples(data, about.shape, classes, label)
     held_out = _held_out(about, samples, model)
@@ -34,7 +34,7 @@ def predict_command(model: Path, data: Path, label: str, out: Path | None, every
             "only those are predicted (--all predicts all)"
         )
         samples = samples.only(held_out)
-    predicted, probabilities = predict(model, samples.inputs, progress=True)
+    predicted, probabilities = predict((module, about), samples.inputs, progress=True)
     rows = _rows(samples, predicted, probabilities, about)
     header = ["sample", "predicted", "probability", *(["label"] if samples.labels is not None else [])]
     if out is None:

@@ -9,16 +9,16 @@ from typing import Any
 
 from coterie.core.scale import number_text
 from coterie.errors import CoterieError, require
-from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import CONFIG, ROUNDS
-from coterie.experiment.opened import OpenedRun
+from coterie.experiment.opened import OpenedRun, kept_run
+from coterie.experiment.packed import runs_in
 from coterie.registry import short_name
 from coterie.report.terminal import plain_table, print_result
 
 
 def runs_command(folder: Path, json: bool) -> None:
-    """List the runs below a folder."""
-    require(folder.is_dir(), f"folder = {folder}: there is no such folder")
+    """List the runs below a folder, or in a .zip."""
+    require(folder.exists(), f"folder = {folder}: there is no such folder")
     found = list(runs_below(folder))
     if json:
         print(json_format.dumps(found, indent=2))
@@ -38,14 +38,19 @@ def runs_command(folder: Path, json: bool) -> None:
 
 def runs_below(folder: Path) -> Iterator[dict[str, Any]]:
     """The runs below a folder as plain values, in the order of their paths; of others than this version reads, why."""
-    for file in sorted(folder.rglob(CONFIG)):
-        if not (file.parent / ROUNDS).is_file():
-            continue  # somebody's configuration that is not a run's
-        name = str(file.parent.relative_to(folder)) if file.parent != folder else "."
+    for path in _paths(folder):
+        name = str(path.relative_to(folder))
         try:
-            yield {"run": name, "problem": None, **_described(OpenedRun(RunDirectory.open(file.parent)))}
+            yield {"run": name, "problem": None, **_described(OpenedRun(kept_run(path)))}
         except CoterieError as error:
-            yield {"run": name, "problem": str(error).removeprefix(f"run = {file.parent}: ")}
+            yield {"run": name, "problem": str(error).removeprefix(f"run = {path}: ")}
+
+
+def _paths(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder / name for name in runs_in(folder)]
+    # A configuration without rounds is somebody's that is not a run's.
+    return sorted(file.parent for file in folder.rglob(CONFIG) if (file.parent / ROUNDS).is_file())
 
 
 def _described(run: OpenedRun) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie.cli.commands import print_comparison
+from coterie.cli.sweep import show_sweep
+from coterie.compare.sweep import SWEEP
 from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
 from coterie.errors import require, said
@@ -18,10 +20,14 @@ CLIENTS_SHOWN = 20
 
 
 def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> None:
-    """Print a run, whether or not it has ended, or a comparison."""
+    """Print a run, whether or not it has ended, a comparison or a search."""
     if (path / COMPARISON).is_file():
         require(round is None, f"round = {round}: '{path}' is a comparison; name one of its runs")
         print_comparison(Comparison.load(path), None, json)
+        return
+    if (path / SWEEP).is_file():
+        require(round is None, f"round = {round}: '{path}' is a search; name one of its runs")
+        show_sweep(path, json)
         return
     run = open_run(path)
     summary = run.summary
@@ -73,7 +79,8 @@ def who_learns_from_whom(mix: Applied, names: Sequence[str], limit: int) -> Iter
         shown = [f"{names[source]} ({weight:.1%})" for weight, source in shares[:SOURCES_SHOWN]]
         rest = shares[SOURCES_SHOWN:]
         if rest:
-            shown.append(f"{len(rest)} others ({sum(weight for weight, _ in rest):.1%})")
+            others = "1 other" if len(rest) == 1 else f"{len(rest)} others"
+            shown.append(f"{others} ({sum(weight for weight, _ in rest):.1%})")
         yield f"  {learner} from {', '.join(shown)}"
     if len(learners) > limit:
         yield f"  … and {len(learners) - limit} more clients (--all shows them)"

@@ -105,13 +105,17 @@ def sweep(
     grid: Annotated[
         list[str] | None,
         Parameter(
-            help="An option of the method or a setting, with values to try: NAME=VALUE,VALUE; may be repeated.",
+            help="An option of the method or a setting, with values to try: NAME=VALUE,VALUE or NAME=LOW..HIGH; may be "
+            "repeated.",
             negative=(),
             group=OUTPUT,
         ),
     ] = None,
     random: Annotated[
         int | None, option("Try only so many combinations, drawn by chance.", "all of them", OUTPUT)
+    ] = None,
+    optuna: Annotated[
+        int | None, option("Try so many, which Optuna proposes in the light of those before.", "none", OUTPUT)
     ] = None,
     full: Annotated[
         bool, Parameter(help="Run all of them to the end; none is given up early.", negative=(), group=OUTPUT)
@@ -137,7 +141,8 @@ def sweep(
 
     chosen = [0] if seeds is None else seeds
     given, sets = settings.given(), set or []
-    sweep_command(method, grid or [], random, chosen, config, given, sets, out, jobs or 0, full, json, listener or [])
+    how = out, jobs or 0, full, json, listener or []
+    sweep_command(method, grid or [], random, optuna, chosen, config, given, sets, *how)
 
 
 @app.command(group=TRAIN)

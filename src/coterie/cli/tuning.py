@@ -11,32 +11,20 @@ from typing import Any
 from coterie.cli.entries import OWN, SETTINGS, MethodEntry
 from coterie.cli.merge import experiments
 from coterie.compare.pool import Run
-from coterie.compare.sweep import grid_of, sweep
+from coterie.compare.space import Space, grid_of, read_space
+from coterie.compare.sweep import sweep
 from coterie.compare.table import TUNING, run_folder
 from coterie.errors import require, unknown
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.run_options import RunOptions
+from coterie.methods import METHODS
+from coterie.options import option_fields
 from coterie.report.terminal import ComparisonProgress
-
-
-def read_grid(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
-    """Options and the values to try.
-
-    >>> read_grid("grid", ["lr=0.01,0.05", "mu=0"])
-    {'lr': ['0.01', '0.05'], 'mu': ['0']}
-    """
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        name, tried = name.strip().replace("-", "_"), [value.strip() for value in values.split(",") if value.strip()]
-        require(bool(name and equals and tried), f"{option} = '{text}': must be NAME=VALUE,VALUE,…")
-        require(name not in found, f"{option} = '{text}': {name} is given twice")
-        found[name] = tried
-    return found
 
 
 def candidates(
     text: str,
-    grid: Mapping[str, Sequence[str]],
+    space: Space,
     file: Path | None,
     given: Mapping[str, Any],
     sets: Sequence[str],
@@ -44,10 +32,36 @@ def candidates(
     seed: int = 0,
 ) -> dict[str, Experiment]:
     """The experiments of a grid, by entry."""
-    require(bool(grid), "grid: name at least one option with its values, such as lr=0.01,0.05")
+    _require_some(space)
+    return experiments([_entry(text, one) for one in grid_of(space, draw, seed)], file, given, sets)
+
+
+def candidate(
+    text: str, settings: Mapping[str, str], file: Path | None, given: Mapping[str, Any], sets: Sequence[str]
+) -> tuple[str, Experiment]:
+    """The experiment of one combination, and its entry."""
+    _require_some(settings)
+    ((name, experiment),) = experiments([_entry(text, settings)], file, given, sets).items()
+    return name, experiment
+
+
+def fractions_of(text: str) -> set[str]:
+    """The options of a method and the settings of a run whose values need not be whole numbers.
+
+    >>> "mu" in fractions_of("fedprox"), "lr" in fractions_of("fedprox"), "epochs" in fractions_of("fedprox")
+    (True, True, False)
+    """
+    known = {**option_fields(RunOptions), **option_fields(METHODS.find(MethodEntry.read(text).method))}
+    return {name for name, item in known.items() if isinstance(item.default, float)}
+
+
+def _require_some(space: Mapping[str, object]) -> None:
+    require(bool(space), "grid: name at least one option with its values, such as lr=0.01,0.05")
+
+
+def _entry(text: str, settings: Mapping[str, str]) -> str:
     joint = "," if OWN.fullmatch(text) else ":"
-    combinations = [",".join(f"{key}={value}" for key, value in one.items()) for one in grid_of(grid, draw, seed)]
-    return experiments([f"{text}{joint}{one}" for one in combinations], file, given, sets)
+    return text + joint + ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def tuned(
@@ -64,8 +78,8 @@ def tuned(
 
     Every method has the same settings tried, so that none has more chances than another.
     """
-    grid = read_grid("tune", tune)
-    for name in grid:
+    space = read_space("tune", tune, fractions_of(texts[0]))
+    for name in space:
         if name not in SETTINGS:
             raise unknown("setting to tune", name, SETTINGS, also="'coterie sweep' for a method's own options")
     found: dict[str, Experiment] = {}
@@ -74,7 +88,7 @@ def tuned(
         for text in texts:
             name = MethodEntry.read(text).name
             place = folder / run_folder(name, seed)
-            chosen = candidates(text, grid, file, given, sets)
+            chosen = candidates(text, space, file, given, sets)
             best = sweep(chosen, [seed], place, progress_of, jobs, full=False)
             found[name] = best.winner
             told.append(f"{name} {best.best.name[len(name) + 1 :]}")

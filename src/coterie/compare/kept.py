@@ -15,8 +15,9 @@ from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config
-from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import CONFIG
+from coterie.experiment.opened import kept_run
+from coterie.experiment.packed import runs_in
 from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
 from coterie.registry import short_name
@@ -73,11 +74,15 @@ class KeptTable:
 
 
 def run_directories(paths: Sequence[Path]) -> list[Path]:
-    """The directories of runs among some paths and below them, each once."""
+    """The directories of runs among some paths and below them, and the runs in a .zip, each once."""
     require(bool(paths), "run: name at least one directory of a run, or a folder with some")
     found: list[Path] = []
     for path in paths:
-        below = [path] if (path / CONFIG).is_file() else _below(path)
+        if path.is_file():
+            below = [path / name for name in runs_in(path)]
+        else:
+            inside = (path / CONFIG).is_file() or path.parent.is_file()  # the latter: one run of a .zip
+            below = [path] if inside else _below(path)
         require(bool(below), f"run = {path}: holds no run ({CONFIG} is missing)")
         found += below
     return list({path.resolve(): path for path in found}.values())
@@ -92,7 +97,7 @@ def _below(path: Path) -> list[Path]:
 def read_run(path: Path) -> TabledRun:
     """A finished run; an error says in a few words what is wrong with another."""
     try:
-        run = RunDirectory.open(path)
+        run = kept_run(path)
         config = run.config()
         if not run.finished:
             state = "was stopped" if run.stopped else "is not finished"

@@ -6,7 +6,6 @@ the last ones run to the end. Runs are those of the pool: kept, carried on, neve
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +27,9 @@ from coterie.experiment.history import VALIDATION, numbers
 from coterie.experiment.kept import CONFIG, MIXES
 from coterie.files import write_whole
 from coterie.partition import Rule
-from coterie.rng import numpy_stream
 from coterie.rounds.evaluate import mean_over_clients
 
-SWEEP, BEST = "sweep.json", "best.toml"
+SWEEP, BEST, REPORT = "sweep.json", "best.toml", "report.html"
 USUAL_VALIDATION = 0.2
 Watch = Callable[[Sequence[Run]], AbstractContextManager[Watcher]]
 """Makes a watcher for some runs that are about to be performed."""
@@ -52,6 +50,7 @@ class Sweep:
 
     candidates: tuple[Candidate, ...]
     scale: Scale
+    seeds: tuple[int, ...]
     winner: Experiment
 
     @property
@@ -64,23 +63,11 @@ class Sweep:
         return {
             "best": self.best.name,
             "judged_by": f"validation {self.scale.name}",
+            "seeds": list(self.seeds),
             "candidates": [
                 {**vars(one), "score": None if math.isnan(one.score) else one.score} for one in self.candidates
             ],
         }
-
-
-def grid_of(choices: Mapping[str, Sequence[str]], draw: int | None = None, seed: int = 0) -> list[dict[str, str]]:
-    """Every combination of values, or `draw` of them by chance.
-
-    >>> grid_of({"lr": ["0.1", "0.2"], "mu": ["0"]})
-    [{'lr': '0.1', 'mu': '0'}, {'lr': '0.2', 'mu': '0'}]
-    """
-    whole = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    if draw is None or draw >= len(whole):
-        return whole
-    chosen = numpy_stream(seed, "sweep").choice(len(whole), draw, replace=False)
-    return [whole[place] for place in sorted(chosen.tolist())]
 
 
 def rungs(candidates: int, rounds: int, every: int = 1) -> list[int]:
@@ -101,6 +88,100 @@ def validating(experiment: Experiment) -> Experiment:
     return replace(experiment, validation=USUAL_VALIDATION) if lacks else experiment
 
 
+class Trials:
+    """The settings of a search, each an experiment with every seed, kept in `out/<name>-s<seed>`.
+
+    They run as far as they are told, and are carried on when they are told to go farther. Experiments without
+    validation samples get some. `scores` are the best validation scores by name and round up to which they count.
+    """
+
+    def __init__(self, seeds: Sequence[int], out: Path, watch: Watch, jobs: int, listeners: Sequence[str]) -> None:
+        leave_if_imported_by_a_worker()
+        require(bool(seeds), "seeds: name at least one")
+        refuse_strangers(out)
+        self._seeds, self._out, self._watch, self._jobs = seeds, out, watch, jobs
+        self._listeners = require_names(listeners)
+        self._seconds: dict[str, float] = {}
+        self._partitions: dict[int, str] = {}
+        self._scale: Scale | None = None
+        self.given: dict[str, Experiment] = {}
+        self.tried: dict[str, Experiment] = {}
+        self.scores: dict[str, dict[int, float]] = {}
+
+    @property
+    def scale(self) -> Scale:
+        """What validation samples are scored by."""
+        assert self._scale is not None
+        return self._scale
+
+    @property
+    def alike(self) -> bool:
+        """Whether all plan the same rounds: others cannot be compared half-way."""
+        return len({(one.rounds, one.evaluate_every) for one in self.tried.values()}) == 1
+
+    def add(self, experiments: Mapping[str, Experiment]) -> None:
+        """Take in settings that were not there, after a look at whether they can run."""
+        tried = {name: validating(experiment) for name, experiment in experiments.items()}
+        beside_others = require_jobs(tried, self._jobs)
+        if self._scale is None:
+            first = replace(next(iter(tried.values())), seed=self._seeds[0]).prepare()
+            require(first.problem().has_validation, "validation: no client has validation samples; set validation=0.2")
+            self._scale = first.problem_base.task.primary.scale
+        partitions, seconds = checked(tried, self._seeds, guess=self._jobs != 1 and beside_others)
+        self._partitions = {**partitions, **self._partitions}  # runs on others than the first ones' are refused
+        self._seconds |= seconds
+        self.given |= experiments
+        self.tried |= tried
+
+    def run(self, names: Sequence[str], until: int | None = None) -> None:
+        """Bring some of them to a round, or to their end, and read their scores."""
+        runs = [
+            Run(
+                name,
+                replace(self.tried[name], seed=seed),
+                self._out / run_folder(name, seed),
+                until,
+                self._listeners,
+            )
+            for seed in self._seeds
+            for name in names
+        ]
+        with self._watch(runs) as watcher:
+            jobs = min(self._jobs or worthwhile_jobs(runs, self._seconds), len(runs))
+            perform_all(runs, self._seconds, jobs, Collector(self._partitions, watcher))
+        for name in names:
+            own = [run for run in runs if run.name == name]
+            found = fmean(_validation_score(run, self.scale) for run in own)
+            self.scores.setdefault(name, {})[own[0].rounds] = found
+
+    def ordered(self, names: Sequence[str], round: int | None = None) -> list[str]:
+        """Some of them, the best at a round first, or at the last round of each; who has no number comes last."""
+        return sorted(names, key=lambda name: _place(self._score(name, round), self.scale))
+
+    def _score(self, name: str, round: int | None) -> float:
+        found = self.scores[name]
+        return found[max(found) if round is None else round]
+
+    def rungs(self, amount: int, full: bool) -> Sequence[int | None]:
+        """The rounds at which some of so many settings are given up; only the end of each, if none can be."""
+        if full or not self.alike:
+            return [None]
+        first = next(iter(self.tried.values()))
+        return rungs(amount, first.rounds, first.evaluate_every)
+
+    def finish(self) -> Sweep:
+        """What came of all of them, which is kept as well: the farthest first, the best of these first."""
+        farthest = {name: max(found) for name, found in self.scores.items()}
+        names = self.ordered(list(self.scores))
+        if self.alike:
+            names.sort(key=lambda name: -farthest[name])
+        candidates = [Candidate(name, farthest[name], self._score(name, None)) for name in names]
+        result = Sweep(tuple(candidates), self.scale, tuple(self._seeds), self.given[names[0]])
+        write_whole(self._out / SWEEP, (json.dumps(result.as_dict(), indent=2) + "\n").encode())
+        write_whole(self._out / BEST, to_toml(complete(result.winner)).encode())
+        return result
+
+
 def sweep(
     experiments: Mapping[str, Experiment],
     seeds: Sequence[int],
@@ -112,48 +193,17 @@ def sweep(
 ) -> Sweep:
     """Find the experiment with the best validation score: as received, mean over clients, best round so far.
 
-    Each is run with each seed, kept in `out/<name>-s<seed>`; with `full`, all of them to the end. Experiments without
-    validation samples get some; the winner is given as it was. The same again carries on. `listeners` are as for
-    `compare`.
+    With `full`, all of them run to the end. The winner is given as it was, without the validation samples that it may
+    have been lent. The same again carries on. `listeners` are as for `compare`.
     """
-    leave_if_imported_by_a_worker()
     require(bool(experiments), "grid: name at least one option with its values, such as lr=0.01,0.05")
-    require(bool(seeds), "seeds: name at least one")
-    refuse_strangers(out)
-    names = require_names(listeners)
-    tried = {name: validating(experiment) for name, experiment in experiments.items()}
-    beside_others = require_jobs(tried, jobs)
-    first = replace(next(iter(tried.values())), seed=seeds[0]).prepare()
-    require(first.problem().has_validation, "validation: no client has validation samples; set validation=0.2")
-    partitions, seconds = checked(tried, seeds, guess=jobs != 1 and beside_others)
-    scale, left, found = first.problem_base.task.primary.scale, list(tried), dict[str, Candidate]()
-    rounds = min(experiment.rounds for experiment in tried.values())
-    every = max(experiment.evaluate_every for experiment in tried.values())
-    # Experiments that differ in their number of rounds cannot be compared half-way.
-    alike = len({(one.rounds, one.evaluate_every) for one in tried.values()}) == 1
-    for rung in [None] if full or not alike else rungs(len(left), rounds, every):
-        runs = [
-            Run(name, replace(tried[name], seed=seed), out / run_folder(name, seed), rung, names)
-            for seed in seeds
-            for name in left
-        ]
-        with watch(runs) as watcher:
-            perform_all(
-                runs,
-                seconds,
-                min(jobs or worthwhile_jobs(runs, seconds), len(runs)),
-                Collector(partitions, watcher),
-            )
-        for name in left:
-            own = [run for run in runs if run.name == name]
-            score = fmean(_validation_score(run, scale) for run in own)
-            found[name] = Candidate(name, own[0].rounds, score)
-        left = sorted(left, key=lambda name: _place(found[name], scale))[: math.ceil(len(left) / 2)]
-    ordered = sorted(found.values(), key=lambda one: (-one.rounds if alike else 0, _place(one, scale)))
-    result = Sweep(tuple(ordered), scale, experiments[ordered[0].name])
-    write_whole(out / SWEEP, (json.dumps(result.as_dict(), indent=2) + "\n").encode())
-    write_whole(out / BEST, to_toml(complete(result.winner)).encode())
-    return result
+    trials = Trials(seeds, out, watch, jobs, listeners)
+    trials.add(experiments)
+    left = list(experiments)
+    for rung in trials.rungs(len(left), full):
+        trials.run(left, rung)
+        left = trials.ordered(left, rung)[: math.ceil(len(left) / 2)]
+    return trials.finish()
 
 
 def refuse_strangers(out: Path) -> None:
@@ -161,7 +211,7 @@ def refuse_strangers(out: Path) -> None:
     require(not out.is_file(), f"out = {out}: is a file; name a directory")
     require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
     entries = [entry for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
-    strangers = [entry.name for entry in entries if entry.name not in (SWEEP, BEST) and not _is_run(entry)]
+    strangers = [entry.name for entry in entries if entry.name not in (SWEEP, BEST, REPORT) and not _is_run(entry)]
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
@@ -174,10 +224,10 @@ def _is_run(entry: Path) -> bool:
     return entry.is_dir() and ((entry / CONFIG).is_file() or (entry / MIXES).is_dir())
 
 
-def _place(candidate: Candidate, scale: Scale) -> tuple[bool, float]:
+def _place(score: float, scale: Scale) -> tuple[bool, float]:
     """Sorts the best first; whoever has no number comes last."""
-    none = math.isnan(candidate.score)
-    return none, 0.0 if none else -candidate.score if scale.higher_is_better else candidate.score
+    none = math.isnan(score)
+    return none, 0.0 if none else -score if scale.higher_is_better else score
 
 
 def _validation_score(run: Run, scale: Scale) -> float:

@@ -21,8 +21,9 @@ from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.report import RoundReport
 
-BY_NAME = ("asked", "answered", "missing", "refused", "lost")
-"""What a line tells besides, by the sites' names."""
+UNANSWERED = "unanswered"
+BY_NAME = {"asked": "asked", "answered": "answered", "missing": UNANSWERED, "refused": "refused", "lost": "lost"}
+"""What a report knows by the sites' names, and what a line calls it."""
 SET_ASIDE = "set_aside"
 """Whose answers were set aside in a round, and why."""
 
@@ -136,7 +137,7 @@ def renumbered(line: Line, agreement: Agreement) -> Line:
         return line
     place = {before.index(site): new for new, site in enumerate(agreement.sites) if site in before}
     found = {**line, NUMBERED: list(agreement.sites)}
-    for what in ("cohort", "diverged", "quarantined", "tuning_diverged"):
+    for what in ("cohort", "diverged", "quarantined", "missing", "tuning_diverged"):
         if what in line:
             found[what] = sorted(place[client] for client in line[what] if client in place)
     scale = agreement.task.primary.scale
@@ -166,6 +167,7 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         trained=trained,
         stored=stored,
         diverged=[place(name) for name in report.diverged],
+        missing=[place(name) for name in report.missing],
         quarantined={place(name): reason for name, reason in report.quarantined.items()},
         seconds={
             "train": max(0.0, whole - sum(waiting.values())),
@@ -174,7 +176,7 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         },
         bytes=report.bytes,
     )
-    told = {name: getattr(report, name) for name in BY_NAME} | {SET_ASIDE: report.quarantined}
+    told = {word: getattr(report, name) for name, word in BY_NAME.items()} | {SET_ASIDE: report.quarantined}
     named = {name: value for name, value in told.items() if value}
     return {**as_line(found), **named, NUMBERED: list(agreement.sites)}
 

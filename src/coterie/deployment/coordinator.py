@@ -336,8 +336,10 @@ class Coordinator:
             # It may be slow, or its owner may put right what is wrong with its data.
             pause = self._refused.get(answer.node, _Pause()).longer(self._clock())
             self._refused[answer.node] = pause
+            who, said = self._names.get(answer.node) or "a node", one_line(answer.content)
+            accepted = " (has it accepted this version of the agreement?)" if self.agreement.former else ""
             log.warning(
-                "a site did not say who it is (%s); it is asked again in %g s", one_line(answer.content), pause.seconds
+                "%s does not say what it has: %s%s; it is asked again in %g s", who, said, accepted, pause.seconds
             )
             return
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.deployment.as_run import SET_ASIDE
+from coterie.deployment.as_run import SET_ASIDE, UNANSWERED
 from coterie.deployment.check import FederationFacts
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.prometheus import Gauge
@@ -22,7 +22,7 @@ STATES = ("waiting", "running", "finished", "failed")
 TOLD = {
     "asked": "Rounds in which a site was asked.",
     "answered": "Rounds in which a site's answer counted.",
-    "missing": "Rounds in which a site's answer did not come in time.",
+    UNANSWERED: "Rounds in which a site's answer did not come in time.",
     "refused": "Rounds in which a site's answer was not as agreed.",
     "lost": "Rounds in which a site had lost what it kept.",
     SET_ASIDE: "Rounds in which a site's answer was set aside, because it jumped.",

@@ -29,7 +29,7 @@ from coterie.registry import file_of, is_reference, reference_to
 
 Config = dict[str, Any]
 
-REFERENCES = ("method", "data", "partition", "model", "engine", "attack", "defence")
+REFERENCES = ("method", "data", "partition", "model", "engine", "attack", "defence", "presence")
 """The keys whose values may name something in a file."""
 WHAT = REFERENCES[:4]
 """What is run; all else is how."""

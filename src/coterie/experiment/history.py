@@ -27,6 +27,7 @@ def as_line(report: RoundReport) -> Line:
     line: Line = {
         "round": report.round,
         "cohort": report.cohort,
+        **({"missing": report.missing} if report.missing else {}),
         "diverged": report.diverged,
         **({"quarantined": list(report.quarantined)} if report.quarantined else {}),
         "tuning_diverged": report.tuning_diverged,
@@ -193,9 +194,11 @@ class History:
         }
 
     def diverged(
-        self, names: Mapping[int, str], what: Literal["diverged", "tuning_diverged", "quarantined"] = "diverged"
+        self,
+        names: Mapping[int, str],
+        what: Literal["diverged", "tuning_diverged", "quarantined", "missing"] = "diverged",
     ) -> dict[str, list[int]]:
-        """The rounds in which clients (or their tuning before a test) diverged or were in quarantine, by name."""
+        """The rounds in which clients (or their tuning) diverged, were in quarantine, or did not answer, by name."""
         found: dict[str, list[int]] = {}
         for line in self.lines:
             for client in line.get(what, ()):  # lines of older runs do not tell of everything

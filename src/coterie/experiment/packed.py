@@ -63,6 +63,15 @@ def pack(runs: Sequence[Path], out: Path, models: bool = False) -> list[str]:
     return list(named)
 
 
+def runs_in(archive: Path) -> list[str]:
+    """The names of the runs in a .zip; an error if there are none."""
+    with _opened(archive) as members:
+        parts = [member.split("/") for member in members.namelist()]
+    runs = [folder for folder, *rest in parts if rest == [CONFIG]]
+    require(bool(runs), f"run = {archive}: holds no run")
+    return runs
+
+
 def _files(run: RunDirectory, models: bool) -> Iterator[str]:
     rows = ROWS if run.has(ROWS) else CHECKPOINT
     wanted = [CONFIG, ABOUT, PARTITION, ROUNDS, QUALITY, SUMMARY, STOPPED, *([rows] if models else [])]
@@ -80,10 +89,7 @@ class PackedRun(KeptRun):
     @classmethod
     def open(cls, archive: Path, name: str = "") -> PackedRun:
         """Open a run in a .zip; without a name, the only one."""
-        with _opened(archive) as members:
-            parts = [member.split("/") for member in members.namelist()]
-        runs = [folder for folder, *rest in parts if rest == [CONFIG]]
-        require(bool(runs), f"run = {archive}: holds no run")
+        runs = runs_in(archive)
         if name and name not in runs:
             raise unknown(f"run in {archive}", name, runs)
         require(

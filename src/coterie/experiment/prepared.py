@@ -29,6 +29,7 @@ from coterie.partition.split import Indices
 from coterie.rng import stream_seed
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.hostile import Hostile, begin_attack
+from coterie.rounds.presence import Attendance
 from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
@@ -71,6 +72,11 @@ class Prepared:
         """The hostile clients among those that take part; nobody without an attack."""
         keys = torch.from_numpy(self.partition.keys)[self.participants]
         return Hostile.of(self.experiment.attack, keys, self.experiment.seed)
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """When those that take part are there, and when they answer."""
+        return Attendance.of(self.experiment.presence, [self.partition.names[k] for k in self.participants])
 
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem."""
@@ -169,6 +175,7 @@ def prepare(experiment: Settings) -> Prepared:
     require_enough(experiment.defences, taking_part, "let more clients take part in a round")
     method.init(begun)  # what cannot be set up shows before the first round
     set_up_defences(method, begun)
+    prepared.attendance.there(begun, round=1)  # a trace may name strangers
     return prepared
 
 

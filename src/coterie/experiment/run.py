@@ -118,10 +118,19 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         _load_optimisers()
     try:
         with closing(prepared.engine(problem.scored_with_validation() if validated else problem)) as engine:
-            every, hostile = experiment.evaluate_every, prepared.hostile
-            rounds = Rounds(method, federation, engine, experiment.join, every, (tell,), validated, hostile)
+            rounds = Rounds(
+                method,
+                federation,
+                engine,
+                experiment.join,
+                experiment.evaluate_every,
+                (tell,),
+                validated,
+                prepared.hostile,
+                prepared.attendance,
+            )
             rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
-            if federation.round and experiment.join < 1:
+            if federation.round and (experiment.join < 1 or experiment.presence):
                 rounds.stored = history.stored(_first(prepared, engine, validated))
             tell.begin(start)
             stopped = rounds.run()

@@ -67,6 +67,13 @@ class RunOptions(JointTraining):
     memory: MemoryFormat = setting(
         "contiguous", "Order of images and convolutions in memory: contiguous or channels_last.", "running"
     )
+    presence: str = setting(
+        "",
+        "Who is there and answers: dropout:0.1, available:0.8, stragglers:0.2, late:0.2, leave:0.2, trace:FILE.csv; "
+        "joined by +.",
+        "training",
+        shown="everybody",
+    )
     attack: str = setting(
         "",
         "Hostile clients, NAME:SHARE of them (see docs/hostile-clients.md): label-flip:0.2, sign-flip, scaling, …",

@@ -24,6 +24,7 @@ from coterie.partition.from_file import ANY_FILE
 from coterie.partition.npz import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
 from coterie.rounds.attacks import ATTACKS
+from coterie.rounds.presence import Attendance, placed
 from coterie.typed import EXAMPLE, shown
 
 Arrays = tuple[Any, ...]
@@ -93,7 +94,9 @@ class Settings(RunOptions):
         if self.task:
             TASKS.find(self.task)
             object.__setattr__(self, "task", absolute(self.task))
-        for name in ("attack", "defence"):
+        object.__setattr__(self, "presence", placed(self.presence))
+        Attendance.of(self.presence)
+        for name in ("attack", "defence", "presence"):
             object.__setattr__(self, name, options.all_absolute(getattr(self, name)))
         if self.attack:
             options.made(ATTACKS, self.attack)

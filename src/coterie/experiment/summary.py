@@ -46,6 +46,7 @@ def summary_of(
         **quality,
         **_training(history),
         "clients": clients,
+        **({"missing": history.diverged(dict(enumerate(names)), "missing")} if config.get("presence") else {}),
         "diverged": history.diverged(dict(enumerate(names))),
         "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
         **({"quarantined": history.diverged(dict(enumerate(names)), "quarantined")} if config["quarantine"] else {}),

@@ -25,6 +25,7 @@ from coterie.report.drawing import (
     style,
 )
 from coterie.report.figures_quality import QUALITY_OF_A_RUN, QUALITY_OF_SEVERAL
+from coterie.report.figures_search import search_figure
 from coterie.report.figures_several import against, gains, method_curves
 from coterie.report.learning import Floats
 from coterie.report.onerun import ABSENT, PARTS
@@ -42,6 +43,8 @@ SOURCES = 3
 def write_figures(content: Content, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write every figure that the content has numbers for, in each format; those of several runs in folders each."""
     written: list[Path] = []
+    if content["search"] is not None and (found := search_figure(content["search"])) is not None:
+        written += save_figures({"search": found}, folder, formats)
     if content["comparison"] is not None:
         written += save_figures(method_figures(content["comparison"]), folder, formats)
     taken: set[str] = set()

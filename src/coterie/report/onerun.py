@@ -16,10 +16,12 @@ from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.origin import origin
 from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
+from coterie.report.terminal import missing_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
@@ -52,6 +54,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
+        "origin": origin(run),
         "notes": list(run.partition.notes) if run.partition else [],
         "wrong": [*problems, *_went_wrong(run)],
     }
@@ -239,6 +242,7 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
         federated = run.config.get("engine") == FEDERATION
         way_on = "'coterie federation server'" if federated else said("coterie", "resume", run.directory.path)
         yield f"{run.name} is {run.state}; {way_on} carries it on"
+    yield from missing_lines(run.history.diverged(names, "missing"), done)
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"
     for client, rounds in run.history.diverged(names, "quarantined").items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coterie.errors import CoterieError
@@ -11,6 +11,7 @@ from coterie.report.html import html_page
 from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
 from coterie.report.rounding import Content
+from coterie.report.searching import search_content
 from coterie.report.severalruns import several_content
 from coterie.typed import typed
 from coterie.version import VERSION
@@ -25,6 +26,7 @@ SCRIPTS = (
     "learning.js",
     "graph.js",
     "several.js",
+    "search.js",
     "main.js",
 )
 
@@ -33,8 +35,8 @@ SCRIPTS = (
 def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.html") -> Path:
     """Write the report of a run, or of several runs, into an HTML file that opens offline.
 
-    A run is a run directory, finished or not; a folder of runs stands for all of them. What cannot be read is named
-    on the page.
+    A run is a run directory, finished or not, or a packed run; a folder of runs stands for all of them, such as that of
+    a comparison or of a search. What cannot be read is named on the page.
     """
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     target = Path(out)
@@ -47,7 +49,7 @@ def report_content(paths: Sequence[Path]) -> Content:
     """All that a page shows, as plain values; `notes` name what is not shown. An error if nothing can be."""
     found: list[RunRecord] = []
     notes: list[str] = []
-    for path in dict.fromkeys(folder for given in paths for folder in run_folders(given)):
+    for path in dict.fromkeys(_folders(paths, notes)):
         try:
             found.append(read_run(path))
         except (CoterieError, OSError) as error:
@@ -57,15 +59,27 @@ def report_content(paths: Sequence[Path]) -> Content:
     contents = [run_content(run, MOST_ENTRIES // len(found)) for run in found]
     notes += [note for run in found for note in run.skipped]
     comparison, left_out = several_content(found) if len(found) > 1 else (None, [])
+    search, unread = search_content(paths[0], found) if len(paths) == 1 else (None, [])
     first = contents[0]
-    several = f"{len(found)} runs on {first['data']}"
+    one, several = f"{first['method']} on {first['data']}", f"{len(found)} runs on {first['data']}"
+    if search is not None:
+        one = several = f"{one}: {len(search['candidates'])} settings tried"
     return {
-        "title": several if len(found) > 1 else f"{first['method']} on {first['data']}",
+        "title": several if len(found) > 1 else one,
         "version": VERSION,
         "runs": contents,
+        "search": search,
         "comparison": comparison,
-        "notes": [*notes, *left_out],
+        "notes": [*notes, *unread, *left_out],
     }
+
+
+def _folders(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
+    for path in paths:
+        try:
+            yield from run_folders(path)
+        except (CoterieError, OSError) as error:
+            notes.append(str(error))
 
 
 def page(content: Content) -> str:

@@ -20,9 +20,11 @@ from coterie.core.task import TASKS, Classification
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config
-from coterie.experiment.directory import LOG, RunDirectory
+from coterie.experiment.directory import LOG
 from coterie.experiment.history import COHORT, TRAINING, History, Line, numbers
 from coterie.experiment.kept import CONFIG, ROUNDS, KeptRun
+from coterie.experiment.opened import kept_run
+from coterie.experiment.packed import runs_in
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
 
@@ -95,15 +97,17 @@ class RunRecord:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The runs that a path means: itself, or those right below it, such as a comparison's."""
+    """The runs that a path means: itself, or those right below it, such as a comparison's, or those in a .zip."""
+    if path.is_file():
+        return [path / name for name in runs_in(path)]
     if (path / CONFIG).is_file() or not path.is_dir():
         return [path]
     return sorted(folder for folder in path.iterdir() if (folder / CONFIG).is_file()) or [path]
 
 
 def read_run(run: Path | KeptRun) -> RunRecord:
-    """Read a run, finished or not; an error if the directory holds none."""
-    directory = RunDirectory.open(run) if isinstance(run, Path) else run
+    """Read a run, finished or not, in a directory or packed; an error if there is none."""
+    directory = kept_run(run) if isinstance(run, Path) else run
     path, config, skipped = directory.path, directory.config(), list[str]()
     name = path.resolve().name
     missing = [key for key in ("method", "data", "rounds", "seed") if key not in config]
@@ -223,8 +227,8 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         if not isinstance(held, dict) or not all(_is_number(held.get(key)) for key in keys):
             return f"{part}: not a number for each of {', '.join(keys)}"
     # Lines of older runs do not tell of tuning.
-    for part, usual in (("cohort", None), ("diverged", None), ("quarantined", []), ("tuning_diverged", [])):
-        held = line.get(part, usual)
+    for part in ("cohort", "diverged", "quarantined", "missing", "tuning_diverged"):
+        held = line.get(part, None if part in ("cohort", "diverged") else [])
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
     trained = len(line["cohort"])

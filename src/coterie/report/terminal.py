@@ -140,6 +140,19 @@ def clients_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def missing_lines(missing: Mapping[str, Sequence[int]], rounds: int) -> Iterator[str]:
+    """How often clients that were asked did not answer, in a line; nothing if all did.
+
+    >>> list(missing_lines({"a": [1, 3], "b": [2]}, rounds=4))
+    ['clients that were asked did not answer 3 times in 4 rounds (2 clients; most often a: 2)']
+    """
+    if missing:
+        most = max(missing, key=lambda client: len(missing[client]))
+        times = sum(map(len, missing.values()))
+        whose = f"{len(missing)} clients; most often {most}: {len(missing[most])}"
+        yield f"clients that were asked did not answer {times} times in {rounds} rounds ({whose})"
+
+
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
     each = summary["bytes"]["per_client_round"]
@@ -162,6 +175,7 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     if "newcomers" in summary:
         means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
+    yield from missing_lines(summary.get("missing", {}), summary["rounds"])
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
     for client, rounds in summary.get("quarantined", {}).items():

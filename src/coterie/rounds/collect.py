@@ -65,6 +65,11 @@ def collect(
     return Collected(receive(federation, incoming), diverged, quarantined)
 
 
+def nothing_collected(federation: Federation) -> Collected:
+    """What a round comes to in which nobody answers."""
+    return Collected(Uploads(federation.as_seen_by_server(), federation.everyone[:0], {}, {}))
+
+
 def _without_diverged(incoming: Incoming) -> tuple[Incoming, list[int]]:
     """What came in without the clients whose rows are not finite, and those."""
     finite = torch.ones(len(incoming.cohort), dtype=torch.bool)

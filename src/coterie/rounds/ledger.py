@@ -42,10 +42,10 @@ class ByteCounter(Listener):
         self._method, self._federation = method, federation
 
     def delivered(self, report: RoundReport, work: Work) -> None:
-        """Count what the cohort downloads, before anything of it changes."""
+        """Count what all who were asked download, before anything of it changes."""
         self._uploads = self._method.uploads(self._federation)
-        cohort = torch.tensor(report.cohort)
-        report.bytes["down"] = bytes_down(self._federation, cohort, work.peers, self._uploads)
+        asked = torch.tensor([*report.cohort, *report.missing], dtype=torch.int64)
+        report.bytes["down"] = bytes_down(self._federation, asked, work.peers, self._uploads)
         self._kept = {measure.name for measure in measures(work.recipe) if measure.keep}
 
     def trained(self, report: RoundReport, trained: Trained) -> None:

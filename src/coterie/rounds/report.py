@@ -20,6 +20,7 @@ class RoundReport:
     cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
     training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
     mixes: list[Applied] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)  # asked, but no part of the cohort: they did not answer in time
     diverged: list[int] = field(default_factory=list)
     quarantined: dict[int, str] = field(default_factory=dict)  # whose uploads were set aside, and why
     tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned

@@ -13,14 +13,15 @@ from coterie.client.scores import Score
 from coterie.core.exchange import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
-from coterie.engines import Engine, Work
+from coterie.engines import Engine, Trained, Work
 from coterie.methods.base import Method
-from coterie.rounds.collect import collect
+from coterie.rounds.collect import collect, nothing_collected
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.hostile import Hostile
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
+from coterie.rounds.presence import ALWAYS, Attendance
 from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
@@ -33,7 +34,8 @@ class Rounds:
     """Runs a method on a federation, round by round.
 
     `validated` says that the engine scores each client's validation samples after those of its test
-    (`Problem.scored_with_validation`). `hostile` clients send what their attack says.
+    (`Problem.scored_with_validation`). `hostile` clients send what their attack says; `attendance`
+    says who is there and who answers.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Rounds:
         listeners: Sequence[Listener] = (),
         validated: bool = False,
         hostile: Hostile | None = None,
+        attendance: Attendance = ALWAYS,
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
-        self.hostile = hostile
+        self.hostile, self.attendance = hostile, attendance
         self.join, self.evaluate_every = join, evaluate_every
         # Bytes are counted first, so that everybody finds them in the report.
         self.listeners = Listeners((ByteCounter(method, federation), *listeners))
@@ -73,36 +76,41 @@ class Rounds:
     def run_round(self) -> RoundReport:
         """One round: draw the cohort, deliver, train, collect, exchange, evaluate, tell."""
         method, federation, tell = self.method, self.federation, self.listeners
-        cohort = draw_cohort(federation.keys, self.join, federation.seed, federation.round + 1)
-        partial = len(cohort) < federation.clients
+        asked, cohort = self._who(federation.round + 1)
+        # Where clients rest, each is tested when it has trained: that is what it stores until its next turn.
+        partial = len(cohort) < federation.clients or bool(self.attendance.parts)
         if partial and self.stored is None:
             self.stored = self.latest or self.evaluate_received()
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
-        report = RoundReport(federation.round, cohort.tolist())
+        missing = asked[~torch.isin(asked, cohort)]
+        report = RoundReport(federation.round, cohort.tolist(), missing=missing.tolist())
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
-        delivery = Delivery(method, federation, cohort)
+        delivery = Delivery(method, federation, asked)
         report.mixes += delivery.applied
         clock.lap("exchange")
-        # Where clients rest, each is tested when it has trained: that is what it stores until its next turn.
         # Where uploads are watched, so are the losses that they were made with.
         tested = wanted or partial or federation.defence.watches
         work = Work(method.recipe(federation), tested, delivery.peers())
         self.engine.on_client = lambda done: tell.clients_done(report.round, done, len(cohort))
         with self._taken_back(delivery):
             tell.delivered(report, work)
+            delivery.undo(missing)
             if self.hostile is not None:
                 self.hostile.put_back(federation, cohort)
-            trained = self.engine.train(federation, work, cohort)
+            trained = self.engine.train(federation, work, cohort) if len(cohort) else Trained({})
             clock.lap("train")
             clock.move("train", "evaluate", trained.test_seconds)
             if trained.training:
                 report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
         losses = self._losses(cohort, trained.scores)
-        collected = collect(federation, work.recipe, method.uploads(federation), cohort, trained, losses, self.hostile)
+        collected = nothing_collected(federation)
+        if len(cohort):
+            sent = method.uploads(federation)
+            collected = collect(federation, work.recipe, sent, cohort, trained, losses, self.hostile)
         uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
         delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
         clock.lap("exchange")
@@ -129,6 +137,16 @@ class Rounds:
         report.seconds = clock.seconds
         tell.round(report)
         return report
+
+    def _who(self, round: int) -> tuple[Tensor, Tensor]:
+        """Whom the server asks in a round, and who of them answers: ids `[·]` each."""
+        federation = self.federation
+        if not self.attendance.parts:
+            cohort = draw_cohort(federation.keys, self.join, federation.seed, round)
+            return cohort, cohort
+        there = self.attendance.there(federation, round)
+        asked = there[draw_cohort(federation.keys[there], self.join, federation.seed, round)] if len(there) else there
+        return asked, self.attendance.answering(federation, asked, round)
 
     @contextmanager
     def _taken_back(self, delivery: Delivery) -> Iterator[None]:

@@ -30,9 +30,9 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 def export_client(run: OpenedRun, client: int, out: Path, format: str = "safetensors") -> About:
     """Write a client's model, as received after the last round, into a new file; returns its description.
 
-    `safetensors` is what `load_model` and `coterie predict` take: tensors by their names. `pt2` is a program for
-    `torch.export.load`, `onnx` one for ONNX runtimes (with the extra `onnx`): both take samples `[n, ...]` and give
-    outputs `[n, C]`.
+    `safetensors` holds tensors by their names. `pt2` is a program for `torch.export.load`, `onnx` one for ONNX runtimes
+    (with the extra `onnx`): both take samples `[n, ...]` and give outputs `[n, C]`. `load_model` and `coterie predict`
+    take all three.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
@@ -77,6 +77,7 @@ def _about(run: OpenedRun, client: int) -> About:
         rounds=rounds,
         finished=run.status == "finished",
         note="; ".join(notes),
+        task=result.prepared.problem_base.task.name,
     )
 
 

@@ -46,6 +46,7 @@ class About:
     finished: bool = True
     note: str = ""
     trained_on: dict[str, Any] | None = None
+    task: str = "classification"
     version: str = VERSION
     format: int = FORMAT
 
@@ -92,17 +93,32 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], About]:
     require(KEY in metadata, f"'{path}' is no model that Coterie exported ('coterie federation model' writes one)")
     try:
         values = json.loads(metadata[KEY])
-        known = {item.name for item in fields(About)}
-        require(values["format"] <= FORMAT, f"it was written by a newer version of Coterie ({values['version']})")
-        for name in ("shape", "class_names"):
-            values[name] = tuple(values[name])
-        about = About(**{name: value for name, value in values.items() if name in known})
+    except (ValueError, RecursionError) as error:
+        raise _not_a_description(path, error) from None
+    about = about_from(values, path)
+    try:
         about.agreement()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CoterieError(
-            f"'{path}': its description is not that of a model ({' '.join(str(error).split())})"
-        ) from None
+        raise _not_a_description(path, error) from None
     return tensors, about
+
+
+def about_from(values: Any, path: Path) -> About:
+    """The description that plain values from a file give; an error in one line if they give none."""
+    try:
+        known = {item.name for item in fields(About)}
+        require(values["format"] <= FORMAT, f"it was written by a newer version of Coterie ({values['version']})")
+        told = {name: value for name, value in values.items() if name in known}
+        for name, kind in (("shape", int), ("class_names", str)):
+            told[name] = tuple(told[name])
+            require(all(isinstance(one, kind) for one in told[name]), f"{name} = {told[name]}: cannot be")
+        return About(**told)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _not_a_description(path, error) from None
+
+
+def _not_a_description(path: Path, error: Exception) -> CoterieError:
+    return CoterieError(f"'{path}': its description is not that of a model ({' '.join(str(error).split())})")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

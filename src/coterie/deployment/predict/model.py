@@ -26,6 +26,7 @@ from coterie.data.arrays import Array, to_inputs
 from coterie.data.progress import progress_bar
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.predict.file import About, read_model, read_tensors, write_model
+from coterie.deployment.predict.programs import read_onnx, read_pt2
 from coterie.deployment.sitedata import fitted
 from coterie.deployment.store import FINAL, Store, require_readable
 from coterie.deployment.workplace import SiteFederation
@@ -148,23 +149,28 @@ def _of_client(agreement: Agreement, blueprint: Blueprint, result: Result, clien
 
 @typed
 def load_model(path: str | Path) -> nn.Module:
-    """A site's model from its file, in evaluation mode: `load_model("site-a.safetensors")(inputs)` gives class scores.
+    """A site's or client's model from its file, in evaluation mode: `load_model("a.safetensors")(inputs)` gives scores.
 
     It is the plain module of the registry; for methods that predict with more (FedRoD's second classifier, FedProto's
     prototypes) a module around it, whose scores are the method's own.
     """
-    return _loaded(Path(path))[0]
+    return loaded(Path(path))[0]
 
 
 def predict(
-    model: str | Path, data: Dataset | Tensor | Array, batch: int = TEST_BATCH, *, progress: bool = False
+    model: str | Path | tuple[nn.Module, About],
+    data: Dataset | Tensor | Array,
+    batch: int = TEST_BATCH,
+    *,
+    progress: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The classes `[n]` that a site's model predicts for data `[n, ...]`, and the probability of each class `[n, C]`.
 
-    Arrays are taken as `coterie.from_arrays` takes them: uint8 is scaled to [−1, 1], everything else is float32.
+    The model is a file, or what `loaded` made of one. Arrays are taken as `coterie.from_arrays` takes them: uint8 is
+    scaled to [−1, 1], everything else is float32.
     """
     require(batch >= 1, f"batch = {batch}: must be at least 1")
-    module, about = _loaded(Path(model))
+    module, about = loaded(Path(model)) if isinstance(model, str | Path) else model
     inputs = fitted(_inputs(data, about.shape), about.shape, getattr(data, "name", "given"), resized=False)
     kept = [torch.empty(0, about.classes)]
     with torch.no_grad(), progress_bar("predicting", len(inputs), progress) as advance:
@@ -264,8 +270,13 @@ def _entries(layout: Layout, slot: Slot) -> list[str]:
     return [entry.name for entry in layout.entries if entry.columns <= slot.columns]
 
 
-def _loaded(path: Path) -> tuple[nn.Module, About]:
-    tensors, about = read_model(path)
+def loaded(path: Path) -> tuple[nn.Module, About]:
+    """A model from its file, in evaluation mode, and its description; the file's ending says how it is read."""
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        module, about = read_onnx(path)
+        return module.eval(), about
+    tensors, about = read_pt2(path) if suffix == ".pt2" else read_model(path)
     # Without weights of its own until the file's are known to fit: a description cannot ask for endless memory.
     with torch.device("meta"):
         module = build(about.model, about.shape, about.classes)

@@ -113,7 +113,7 @@ const dotMark = (colour, hollow = false) => () => {
 };
 
 /** Axes with titles and units: gives the SVG and the places of values. */
-function axes(width, height, { x, y, xTitle, yTitle, xText = String, yText = String, left = 52 }) {
+function axes(width, height, { x, y, xTitle, yTitle, xText = String, yText = String, left = 52, xMarks }) {
   const [top, right, bottom] = [20, 12, 40];
   const svg = canvas(width, height);
   const px = (value) => left + ((value - x[0]) / (x[1] - x[0] || 1)) * (width - left - right);
@@ -123,9 +123,10 @@ function axes(width, height, { x, y, xTitle, yTitle, xText = String, yText = Str
     svg.append(draw('text', { x: left - 8, y: py(at) + 4, 'text-anchor': 'end' }, yText(at)));
   }
   const whole = xTitle === 'round' ? Number.isInteger : () => true;
-  for (const at of ticks(x, Math.max(2, (width - left) / 90)).filter(whole)) {
+  const marks = xMarks || ticks(x, Math.max(2, (width - left) / 90)).filter(whole).map((at) => [at, xText(at)]);
+  for (const [at, text] of marks) {
     svg.append(draw('line', { class: 'axis', x1: px(at), x2: px(at), y1: height - bottom, y2: height - bottom + 5 }));
-    svg.append(draw('text', { x: px(at), y: height - bottom + 18, 'text-anchor': 'middle' }, xText(at)));
+    svg.append(draw('text', { x: px(at), y: height - bottom + 18, 'text-anchor': 'middle' }, text));
   }
   svg.append(draw('line', { class: 'axis strong', x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
   svg.append(draw('text', { x: (left + width - right) / 2, y: height - 4, 'text-anchor': 'middle' }, xTitle));

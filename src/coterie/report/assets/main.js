@@ -43,11 +43,16 @@ function oneRun(parent, run) {
   if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
   parent.append(make('h2', {}, 'How it was run'));
   listed(parent, 'Notes on the partition', run.notes, 'card');
+  if (run.origin.length) parent.append(make('div', { class: 'card' }, make('h3', {}, 'Where it comes from'), table(run.origin)));
   parent.append(make('details', { class: 'card' }, make('summary', {}, 'Configuration'), make('div', { class: 'columns' }, table([...run.options.map(([key, value]) => [`set.${key}`, value]), ...run.config]))));
 }
 
 place.replaceChildren(make('header', {}, make('div', {}, make('h1', {}, content.title), make('p', { class: 'soft' }, `Coterie ${content.version}`)), schemeSwitch()));
 listed(place, 'Not everything could be shown', content.notes);
+if (content.search) {
+  searchTable(place, content.search);
+  if (content.search.options.length) searched(section(place, 'What validation says'), content.search);
+}
 if (content.comparison) {
   comparisonTable(place, content.comparison);
   several(section(place, 'The methods compared'), content.comparison);
@@ -61,6 +66,8 @@ if (content.runs.length > 1) {
   place.append(make('h2', {}, 'One run'), make('div', { class: 'controls' }, choose));
 }
 place.append(run, tip);
+// Paper has nothing to click on.
+window.addEventListener('beforeprint', () => { for (const one of document.querySelectorAll('details')) one.open = true; });
 // The first in which clients choose whom to learn from has most to show.
 const first = Math.max(0, content.runs.findIndex((one) => one.learning.some((track) => track.chosen)));
 if (content.runs.length > 1) document.getElementById('runs').value = first;

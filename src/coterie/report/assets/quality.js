@@ -161,7 +161,7 @@ function methodsQuality(parent, { quality }) {
   methodDots(parent, methods, 'auc', 'AUC of each client’s model', 'How to read: a dot is a client (of one seed); the bar is the mean. One class against the rest, mean over the client’s classes: 100 % is perfect, 50 % is guessing.');
   methodDots(parent, methods, 'ece', 'Calibration error (ECE) of each client’s model', 'How to read: a dot is a client (of one seed); the bar is the mean. How far confidence and share of right predictions lie apart: further left is better.');
   figure(parent, {
-    title: 'Calibration: what confidence is worth',
+    title: 'Calibration: what confidence is worth', wide: true,
     legend: methods.map((one, i) => [lineMark(seriesColour(i), seriesDash(i)), `${one.title}: ECE ${percent(one.error)}`]),
     how: `How to read: predictions of all clients and seeds in ten bins by their confidence; a dot’s area is the bin’s share. ${RELIABLE}`,
   }, (width) => reliabilityPlot(width, methods.map((one, i) => ({ label: one.title, ...one, colour: seriesColour(i), dash: seriesDash(i) }))));

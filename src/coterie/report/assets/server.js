@@ -1,6 +1,6 @@
 // The server's page: which sites are here, how the rounds go, who learns from whom.
 
-const SPOKEN = { answered: 'answered', missing: 'missing', refused: 'refused', lost: 'disk lost', set_aside: 'set aside' };
+const SPOKEN = { answered: 'answered', unanswered: 'no answer', refused: 'refused', lost: 'disk lost', set_aside: 'set aside' };
 
 function sitesTable(state) {
   const shown = Object.keys(SPOKEN).filter((what) => what === 'answered' || state.sites.some((one) => one.counts[what]));
@@ -45,10 +45,10 @@ function whoFromWhom(parent, run) {
 
 function roundsTable(state) {
   const rows = [...state.lines].reverse().slice(0, 30).map((line) => [
-    String(line.round), make('span', { title: (line.answered || []).join(', ') }, `${(line.answered || []).length} of ${state.sites.length}`), (line.missing || []).join(', '), Object.keys(line.refused || {}).concat(Object.keys(line.set_aside || {})).join(', '),
+    String(line.round), make('span', { title: (line.answered || []).join(', ') }, `${(line.answered || []).length} of ${state.sites.length}`), (line.unanswered || []).join(', '), Object.keys(line.refused || {}).concat(Object.keys(line.set_aside || {})).join(', '),
     share(line.received), share(line.trained), seconds(Number(line.seconds.toFixed(1))), bytes(line.bytes.down), bytes(line.bytes.up),
   ]);
-  return make('div', { class: 'card' }, table(['round', 'answered', 'missing', 'refused', 'received', 'trained', 'took', 'sent out', 'came in'], rows, 'rounds answers'));
+  return make('div', { class: 'card' }, table(['round', 'answered', 'no answer', 'refused', 'received', 'trained', 'took', 'sent out', 'came in'], rows, 'rounds answers'));
 }
 
 const KINDS = { finished: 'good', running: 'busy', failed: 'bad' };

@@ -38,10 +38,11 @@ function inOrder(one, other) {
   });
   return a === b ? one.localeCompare(other) : a - b;
 }
-function comparisonTable(parent, { table }) {
-  const rows = table.rows.map((row) => make('tr', {}, ...[row.method, row.seeds, ...row.cells].map((text) => make('td', {}, text))));
+/** A table whose titles sort it. */
+function sortable(titles, cells) {
+  const rows = cells.map((row) => make('tr', {}, ...row.map((text) => make('td', {}, text))));
   const body = make('tbody', {}, ...rows);
-  const heads = ['method', 'seeds', ...table.columns].map((title) => make('th', {}, make('button', { type: 'button', class: 'sort', title: 'sort' }, title)));
+  const heads = titles.map((title) => make('th', {}, make('button', { type: 'button', class: 'sort', title: 'sort' }, title)));
   heads.forEach((head, column) => head.firstChild.addEventListener('click', () => {
     const down = head.getAttribute('aria-sort') === 'ascending';
     for (const one of heads) one.removeAttribute('aria-sort');
@@ -49,8 +50,12 @@ function comparisonTable(parent, { table }) {
     rows.sort((a, b) => (down ? -1 : 1) * inOrder(a.cells[column].textContent, b.cells[column].textContent));
     body.replaceChildren(...rows);
   }));
+  return make('table', {}, make('thead', {}, make('tr', {}, ...heads)), body);
+}
+function comparisonTable(parent, { table }) {
+  const whole = sortable(['method', 'seeds', ...table.columns], table.rows.map((row) => [row.method, row.seeds, ...row.cells]));
   const notes = [table.note, table.settings].filter(Boolean).map((text) => make('p', { class: 'soft' }, text));
-  parent.append(make('div', { class: 'card' }, make('h3', {}, 'The methods in numbers'), make('div', { class: 'scroll' }, make('table', {}, make('thead', {}, make('tr', {}, ...heads)), body)), make('p', {}), ...notes));
+  parent.append(make('div', { class: 'card' }, make('h3', {}, 'The methods in numbers'), make('div', { class: 'scroll' }, whole), make('p', {}), ...notes));
 }
 
 /** Every client a dot: how much better or worse than by training alone. */

@@ -25,7 +25,7 @@ from coterie.report.terminal import plain_table
 def listing(kind: str) -> Table:
     """The table of a kind: `methods`, `protocols`, `datasets`, `models` or `partitions`."""
     if kind == "methods":
-        table = plain_table("method", "personal", "up", "down", "extra cost", "what it is")
+        table = plain_table("method", "personal", "up", "down", "server sees", "extra cost", "what it is")
         for name, cls in METHODS.items():
             try:
                 told = facts(cls())
@@ -33,7 +33,8 @@ def listing(kind: str) -> Table:
                 if METHODS.origin(name) is None:
                     raise
                 told = MethodFacts("?", "?", " ".join(f"cannot be told ({type(error).__name__}: {error})".split()))
-            table.add_row(*map(Text, (name, told.personal, told.up, told.down, cls.extra_cost, first_line(cls))))
+            words = (name, told.personal, told.up, told.down, told.sees, cls.extra_cost, first_line(cls))
+            table.add_row(*map(Text, words))
         return table
     if kind == "partitions":
         table = plain_table("partition", "what it is", "options")
@@ -80,6 +81,7 @@ def method_details(name: str) -> str:
         f"Personal: {told.personal}",
         f"A client sends: {told.up}",
         f"A client receives: {told.down}",
+        f"The server sees of single clients: {told.sees}",
         f"Extra cost: {cls.extra_cost}",
     ]
     return f"{name}: {text}\n\n" + "\n".join(lines)

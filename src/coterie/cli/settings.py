@@ -22,8 +22,16 @@ DATA = Group("Data and model", sort_key=1)
 PARTITION = Group("Partition (each rule takes some of these: see 'coterie partitions')", sort_key=2)
 TRAINING = Group("Training", sort_key=3)
 DEFENCE = Group("One client never takes over", sort_key=4)
-RUNNING = Group("Running and recording", sort_key=5)
-GROUPS = {"data": DATA, "partition": PARTITION, "training": TRAINING, "defence": DEFENCE, "running": RUNNING}
+PRIVACY = Group("Privacy", sort_key=5)
+RUNNING = Group("Running and recording", sort_key=6)
+GROUPS = {
+    "data": DATA,
+    "partition": PARTITION,
+    "training": TRAINING,
+    "defence": DEFENCE,
+    "privacy": PRIVACY,
+    "running": RUNNING,
+}
 
 C = TypeVar("C")
 

@@ -13,7 +13,7 @@ from coterie.cli.settings import GROUPS, TRAINING, Given, option, options, param
 from coterie.deployment.terms import LINEAGE, FederationTerms
 
 SITES = Group("Sites and their data", sort_key=1)
-WAITING = Group("How long the server waits", sort_key=6)
+WAITING = Group("How long the server waits", sort_key=7)
 
 _GROUPS = GROUPS | {"sites": SITES, "waiting": WAITING, "running": TRAINING}
 _JOIN = Annotated[float | None, option("The share of sites that take part in a round.", FederationTerms.join, TRAINING)]

@@ -39,6 +39,11 @@ class Batch:
         return self._features
 
     @property
+    def given_features(self) -> Tensor | None:
+        """The same, if a frozen extractor made them or somebody has asked for them: `[B, d]`."""
+        return self._features
+
+    @property
     def logits(self) -> Tensor:
         """The classifier's output on the features: `[B, C]`."""
         if self._logits is None:

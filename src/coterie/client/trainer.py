@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.client.batch import Batch
 from coterie.client.optim import Optimiser, make_optimiser
+from coterie.client.private import PrivateSteps
 from coterie.client.recipe import Measure, Phase, Recipe, told_phase, trained_slots
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.training_scores import Seen
@@ -24,10 +25,12 @@ class Trainer:
     """One phase at one client: hands out batches, computes gradients, takes steps.
 
     `parts` are the trained spans; the rules of unusual methods read and write them directly. `seen`, if given, holds in
-    the end what the model put out in the last epoch.
+    the end what the model put out in the last epoch. `private` steps are those of DP-SGD.
     """
 
-    def __init__(self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None) -> None:
+    def __init__(
+        self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, private: bool = False
+    ) -> None:
         self.worker, self.phase, self.number = worker, phase, number
         self._seen = seen
         settings, federation = worker.problem.training, worker.federation
@@ -39,6 +42,7 @@ class Trainer:
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             self._open(slot, group)
         self._optimiser = self._fresh_optimiser()
+        self._private = PrivateSteps(worker, phase, number, self.parts) if private else None
 
     def _open(self, slot: str, group: str) -> None:
         """Unfreeze a group of a slot and list its spans."""
@@ -58,7 +62,7 @@ class Trainer:
             self.parts.append(TrainedPart(slot, (start, stop), model.row[start:stop], model.grad[start:stop]))
 
     def batches(self) -> Iterator[Batch]:
-        """Every epoch's batches: shuffled, the last partial one kept."""
+        """Every epoch's batches: shuffled, the last partial one kept; private ones are drawn."""
         worker, problem = self.worker, self.worker.problem
         own = problem.train[worker.client]
         cached = worker.train_features(self.phase.slot) if self.head_only else None
@@ -68,7 +72,11 @@ class Trainer:
         for _ in range(epochs):
             if self._seen is not None:
                 self._seen.clear()
-            for part in torch.randperm(len(own), generator=stream).split(problem.training.batch):
+            for part in (
+                torch.randperm(len(own), generator=stream).split(problem.training.batch)
+                if self._private is None
+                else self._private.samples(len(own))
+            ):
                 if len(part) == 1 and problem.skip_single_samples:
                     continue
                 features = None if cached is None else cached[part]
@@ -79,9 +87,9 @@ class Trainer:
         for part in self.parts:
             part.grad.zero_()
         if self.phase.terms:
-            self._loss(batch).backward()
-            if self._seen is not None and isinstance(batch, Batch) and batch.computed is not None:
-                self._seen.append((batch.computed.detach(), batch.labels))
+            outputs = self._fill(batch)
+            if self._seen is not None and outputs is not None:
+                self._seen.append((outputs.detach(), batch.labels))
         for row_term in self.phase.row_terms:
             for part in self.parts:
                 if part.slot == self.phase.slot:
@@ -91,6 +99,14 @@ class Trainer:
             scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
             for part in self.parts:
                 part.grad.mul_(scale)
+
+    def _fill(self, batch: BatchView) -> Tensor | None:
+        """Fill the parts' gradients with that of the phase's terms; the outputs for the batch, if they are known."""
+        if self._private is not None:
+            assert isinstance(batch, Batch), "a private step takes the phase's own batches"
+            return self._private.gradient(batch)
+        self._loss(batch).backward()
+        return batch.computed if isinstance(batch, Batch) else None
 
     def _loss(self, batch: BatchView) -> Tensor:
         terms = self.phase.terms
@@ -140,18 +156,20 @@ class Trainer:
         return groups
 
 
-def train(worker: Worker, recipe: Recipe, seen: Seen | None = None) -> dict[str, Tensor]:
+def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool = False) -> dict[str, Tensor]:
     """Do what a recipe says at the client in the seat; what was measured, by name.
 
     What clients keep of it follows from the rows and is left to whoever collects them. `seen`, if given, is filled with
-    what the model put out for its training samples (`told_phase`).
+    what the model put out for its training samples (`told_phase`). What is trained `stays` at the client if nobody
+    else ever sees what comes of it: it needs no noise then.
     """
+    private = worker.federation.privacy.of_examples and not stays
     measured: dict[str, Tensor] = {}
     number = 0
     telling = None if seen is None else told_phase(recipe, worker.method.tested)
     for step in recipe:
         if isinstance(step, Phase):
-            trainer = Trainer(worker, step, number, seen if number == telling else None)
+            trainer = Trainer(worker, step, number, seen if number == telling else None, private)
             step.rule(trainer, trainer.batches())
             trainer.finish()
             number += 1
@@ -165,7 +183,7 @@ def tune(worker: Worker) -> bool:
     recipe = worker.method.tune(worker.federation)
     models = [worker.model(slot) for slot in trained_slots(recipe)]
     before = [model.row.clone() for model in models]
-    train(worker, recipe)
+    train(worker, recipe, stays=True)
     if all(bool(torch.isfinite(model.row).all()) for model in models):
         return True
     for model, row in zip(models, before, strict=True):

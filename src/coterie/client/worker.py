@@ -89,8 +89,12 @@ class Worker:
 
     def trunk(self, slot: str) -> nn.Module:
         """The extractor of a slot; slots that hold a classifier alone use the model's."""
+        return self.model(self.slot_with_extractor(slot)).trunk
+
+    def slot_with_extractor(self, slot: str) -> str:
+        """The slot whose extractor belongs to a slot's classifier."""
         holds_extractor = self.problem.layout.columns("extractor") <= self._slot(slot).columns
-        return self.model(slot if holds_extractor else "model").trunk
+        return slot if holds_extractor else "model"
 
     def received(self, slot: str = "model") -> Tensor:
         """The client's row as it was before training here: `[P]`, the slot's columns filled."""

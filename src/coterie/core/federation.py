@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from coterie.core.columns import Columns
 from coterie.core.defence import Defence
 from coterie.core.layout import Layout
+from coterie.core.noise import DerivedNoise, NoiseSource
+from coterie.core.privacy import Privacy
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
 from coterie.core.task import Classification, Task
 from coterie.core.tracks import delivery_mark
@@ -21,6 +23,13 @@ from coterie.errors import CoterieError, require, unknown
 
 # Words that mean something else where a slot is named: the model as downloaded, and what clients sent.
 RESERVED = ("received", "upload")
+COUNTS_UNASKED = (
+    "class counts are read on the server, which does not have them; call federation.ask_class_counts() in init"
+)
+COUNTS_TELL = (
+    "privacy = example: the method trains with a client's class counts, which is not accounted for; use another "
+    "method, such as fedavg or fedper"
+)
 
 
 @dataclass
@@ -50,6 +59,7 @@ class Federation:
     validation_sizes: Tensor | None = None
     skip_single_samples: bool = False
     defence: Defence = field(default_factory=Defence)  # how much one client may do to the others
+    privacy: Privacy = field(default_factory=Privacy)  # how much of the data may show in uploads
 
     def __post_init__(self) -> None:
         # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.
@@ -62,6 +72,8 @@ class Federation:
         self.rounds_taken: Tensor = torch.zeros(self.clients, dtype=torch.int64)
         self.last_round: Tensor = torch.zeros(self.clients, dtype=torch.int64)
         self.asks_class_counts = False
+        if self.privacy.of_examples:
+            self.class_counts = cast(Tensor, _Unreadable(COUNTS_TELL))
 
     @property
     def clients(self) -> int:
@@ -154,6 +166,10 @@ class Federation:
         """Have clients tell the server how many samples of each class they train on (asked in a method's `init`)."""
         self.asks_class_counts = True
 
+    def noise(self, client: int, purpose: str) -> NoiseSource:
+        """The noise of this round for a client's privacy."""
+        return DerivedNoise(self.seed, f"privacy:{purpose}", self.round, int(self.keys[client]))
+
     def as_seen_by_server(self) -> Federation:
         """The same state as the server sees it: what clients changed and did not send cannot be read."""
         view = copy.copy(self)
@@ -162,7 +178,7 @@ class Federation:
             {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}, self.values
         )
         if not self.asks_class_counts:
-            view.class_counts = cast(Tensor, _Unasked())
+            view.class_counts = cast(Tensor, _Unreadable(COUNTS_UNASKED))
         return view
 
     def steps(self, clients: Tensor) -> Tensor:
@@ -222,19 +238,19 @@ class Federation:
             self.value_marks[name].copy_(state[f"marks.{name}"])
 
 
-class _Unasked:
-    """Stands in for class counts that the server does not have: whoever reads them is told how to get them."""
+class _Unreadable:
+    """Stands in for class counts that may not be read: whoever does is told why."""
+
+    def __init__(self, why: str) -> None:
+        self.__dict__["_why"] = why
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise self._problem()
+        if name.startswith("__"):  # what copies and pickles look for
+            raise AttributeError(name)
+        raise CoterieError(self.__dict__["_why"])
 
     def __getitem__(self, place: object) -> NoReturn:
-        raise self._problem()
-
-    def _problem(self) -> CoterieError:
-        return CoterieError(
-            "class counts are read on the server, which does not have them; call federation.ask_class_counts() in init"
-        )
+        raise CoterieError(self.__dict__["_why"])
 
 
 def described_rows(federation: Federation) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from coterie.experiment.prepared import initial_model
 from coterie.experiment.settings import make_method
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
+from coterie.models.norms import with_group_norm
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
 from coterie.rounds.sampling import cohort_size
@@ -89,6 +90,11 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "least_sites", next(enough, most))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
+        require(
+            self.privacy is None or self.validation == 0,
+            f"validation = {self.validation:g}: validation scores are not told where privacy is promised; leave one of "
+            "the two out",
+        )
         fewest, way_out = self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
         require_enough(self.defences, fewest, way_out)
 
@@ -182,6 +188,8 @@ class Agreement(FederationTerms):
     def build(self) -> Blueprint:
         """The model with its first weights, and what follows from it."""
         module, classifier = initial_model(self.model, self.classifier, self.shape, self.task.outputs, self.seed)
+        if self.norm == "group":
+            module = with_group_norm(module)
         layout = Layout(module, classifier, self.stats or self.kind.stats)
         sample = torch.zeros(2, *self.shape)
         width = check_split(module, layout, sample)
@@ -206,6 +214,7 @@ class Agreement(FederationTerms):
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
             defence=self.defences,
+            privacy=self.promise,
         )
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from coterie.core.task import Task
 from coterie.deployment.packed import Note, RefusedError, one_line
 
@@ -20,6 +22,9 @@ def check_answer(note: Note, round: int, task: Task) -> None:
     """Refuse an answer whose note is malformed or of another round."""
     if note.get("round") != round or type(note.get("diverged")) is not bool:
         raise RefusedError(f"it answers round {note.get('round')}, not {round}")
+    epsilon = note.get("epsilon")
+    if epsilon is not None and (type(epsilon) is not float or not 0 <= epsilon < math.inf):
+        raise RefusedError("its account of privacy is malformed")
     for moment in ("received", "trained"):
         score = note.get(moment)
         if score is not None and not task.accepts(score):

@@ -22,7 +22,14 @@ from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.report import RoundReport
 
 UNANSWERED = "unanswered"
-BY_NAME = {"asked": "asked", "answered": "answered", "missing": UNANSWERED, "refused": "refused", "lost": "lost"}
+BY_NAME = {
+    "asked": "asked",
+    "answered": "answered",
+    "missing": UNANSWERED,
+    "refused": "refused",
+    "lost": "lost",
+    "epsilon": "epsilon",
+}
 """What a report knows by the sites' names, and what a line calls it."""
 SET_ASIDE = "set_aside"
 """Whose answers were set aside in a round, and why."""

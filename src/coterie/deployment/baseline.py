@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
+from coterie.core.privacy import Privacy
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.workplace import workplace
@@ -28,7 +29,9 @@ class Baseline:
     """
 
     def __init__(self, agreement: Agreement, client: int, data: Dataset) -> None:
-        self._place = workplace(replace(agreement, method=Local()), client, data)
+        # It never leaves its site, and needs no noise.
+        alone = replace(agreement, method=Local(), **vars(Privacy()))
+        self._place = workplace(alone, client, data)
         self._first = self._row.clone()
 
     @property

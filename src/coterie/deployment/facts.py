@@ -46,6 +46,15 @@ def facts_of(data: Dataset) -> DataFacts:
     }
 
 
+def unsaid(facts: DataFacts, classes: int) -> DataFacts:
+    """The same where privacy is promised: the columns' names, which are no data, and nothing that data decide.
+
+    >>> unsaid({"columns": "x", "classes": [1, 2], "magnitudes": [1.5]}, classes=5)
+    {'columns': 'x', 'classes': [0, 4], 'magnitudes': []}
+    """
+    return {"columns": facts["columns"], "classes": [0, classes - 1], "magnitudes": []}
+
+
 def _magnitudes(inputs: Tensor) -> list[float | None]:
     """The order of magnitude of each column of a table, or of all inputs; none where all are 0."""
     if not inputs.is_floating_point():

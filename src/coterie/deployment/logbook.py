@@ -203,13 +203,29 @@ class Logbook:
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
         lines = self._directory.lines()
-        if lines and server.finals:
-            lines[-1] = with_received(lines[-1], server.finals, self.agreement)
+        finals = {site: sums for site, sums in server.finals.items() if sums}  # under a promise of privacy none is told
+        if lines and finals:
+            lines[-1] = with_received(lines[-1], finals, self.agreement)
             self._directory.write_lines(lines)
         self._describe(server)
         last = lines[-1].get("received", {}) if lines else {}
         name = self.agreement.task.primary.scale.name
         found = dict(zip(self.agreement.sites, last.get(name, ()), strict=False))
         told = {site: value for site, value in found.items() if value is not None or site in server.finals}
-        summary = {**summary_so_far(server, lines), "federation": self.agreement.name, FINISHED: told}
+        summary = {
+            **summary_so_far(server, lines),
+            "federation": self.agreement.name,
+            FINISHED: told,
+            **self._privacy(),
+        }
         write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _privacy(self) -> dict[str, Any]:
+        """What each site says that it has spent, and what that means; nothing without a promise."""
+        promise = self.agreement.promise
+        if promise.privacy is None:
+            return {}
+        spent: dict[str, float | None] = {}
+        for line in self._directory.lines() if self._has_lines else []:
+            spent |= line.get("epsilon", {})
+        return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}

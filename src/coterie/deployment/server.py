@@ -29,6 +29,7 @@ from coterie.errors import CoterieError
 from coterie.rounds.collect import declared_columns, receive, screened
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
+from coterie.rounds.privacy import check_privacy
 from coterie.rounds.quarantine import LEFT, Incoming, mean_loss
 from coterie.rounds.sampling import draw_cohort
 
@@ -49,6 +50,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
     received: dict[str, Note] = field(default_factory=dict)  # of the round before
     trained: dict[str, Note] = field(default_factory=dict)
+    epsilon: dict[str, float | None] = field(default_factory=dict)  # sites' accounts of privacy; none: no bound
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     seconds: dict[str, float] = field(default_factory=dict)
     mixes: list[Applied] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Server:
         self.federation.validation_sizes.zero_()
         agreement.kind.init(self.federation)
         set_up_defences(agreement.kind, self.federation)
+        check_privacy(agreement.kind, self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._begins_anew = False
@@ -245,6 +248,8 @@ class Server:
         round.answers[name] = answer
         round.report.refused.pop(name, None)
         round.report.bytes["up"] += packed.bytes
+        if self.agreement.promise.privacy is not None:
+            round.report.epsilon[name] = answer.note.get("epsilon")
         for moment in ("received", "trained"):
             if answer.note.get(moment):
                 getattr(round.report, moment)[name] = answer.note[moment]
@@ -349,12 +354,14 @@ class Server:
         """Take note of how good a site's finished model is."""
         try:
             note = unpack(packed, {}).note
-            if not self.agreement.task.accepts(note.get("received")):
+            # Where privacy is promised, nobody is told how good a model is.
+            told = self.agreement.promise.privacy is None
+            if told and not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
         except Exception as error:
             log.warning("the farewell of site %s is refused: %s", name, fault_of(error))
             return
-        self.finals[name] = note["received"]
+        self.finals[name] = note["received"] if told else {}
 
     def _opened(self) -> _OpenRound:
         assert self._open is not None, "no round is open"

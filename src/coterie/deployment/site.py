@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.client.recipe import Measure
+from coterie.client.recipe import Measure, Recipe
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
 from coterie.data import Dataset
+from coterie.deployment.account import SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
 from coterie.deployment.carry import carried_snapshot
-from coterie.deployment.facts import facts_of
+from coterie.deployment.facts import facts_of, unsaid
 from coterie.deployment.journal import Journal
 from coterie.deployment.packed import Note, RefusedError, one_line
 from coterie.deployment.predict.heldout import OwnData
@@ -30,7 +31,7 @@ from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
-from coterie.rounds.collect import collect
+from coterie.rounds.collect import collect, declared_columns
 
 log = logging.getLogger("coterie")
 
@@ -42,26 +43,36 @@ class Site:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
-        self._data, self._place = data, workplace(agreement, self.client, data)
+        self._account: SiteAccount | None = None
+        self._data, self._place = data, workplace(agreement, self.client, data, self._told_size)
         self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
         self.assessment = Assessment(self._place, data, Journal(store.path))
 
+    def _told_size(self, samples: int) -> int:
+        """What this site tells of its number of training samples; where privacy is promised, its account says so."""
+        agreement, store = self.agreement, self.store
+        if agreement.promise.privacy is None:
+            return samples
+        begun, own = bool(store.rounds()), agreement.fingerprint
+        self._account = SiteAccount.open(store.path, own, agreement.promise, samples, agreement.former, begun)
+        return self._account.size
+
     def hello(self) -> Note:
-        """What the server needs to know before the first round."""
+        """What the server needs to know before the first round; where privacy is promised, no exact numbers."""
         counts = self.federation.class_counts[self.client].tolist() if self.federation.asks_class_counts else None
         return {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
             "first_weights": self._place.first_weights,
             "torch": torch.__version__,
-            "samples": len(self.problem.train[self.client]),
+            "samples": int(self.federation.sizes[self.client]),
             "validation": len(self.problem.validation[self.client]),
-            "test": len(self.problem.test[self.client]),
+            "test": len(self.problem.test[self.client]) if self._account is None else 0,
             "class_counts": counts,
-            "facts": self._facts,
+            "facts": self._facts if self._account is None else unsaid(self._facts, self.agreement.classes),
             "snapshots": self.store.rounds(),
         }
 
@@ -96,7 +107,7 @@ class Site:
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
         received = self._test() if note["test"] else None
-        if received is not None:
+        if received is not None and self._account is None:
             answer["received"] = self._told(received)
         self.assessment.begin(note["round"], note["since"], self._kept, received)
         # The server says which measurements it wants; those that stay here are this site's own business.
@@ -105,6 +116,8 @@ class Site:
             for step in method.recipe(federation)
             if not isinstance(step, Measure) or step.keep or step.name in note["measures"]
         )
+        if self._account is not None:
+            answer["epsilon"] = self._counted(self._account, note, recipe)
         work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
         rows = {slot: torch.empty(1, federation[slot].width) for slot in work.slots}
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
@@ -113,13 +126,15 @@ class Site:
         trained = Trained(rows, {name: value[None] for name, value in measured.items()})
         collected = collect(federation, recipe, note["uploads"], me, trained)
         uploads = collected.uploads
-        answer["seconds"] = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        if self._account is None:  # it tells how many steps were taken
+            answer["seconds"] = seconds
         if collected.diverged:
             self.assessment.diverge()
             return Parcel({}, answer | {"diverged": True})
-        if score is not None:
+        if score is not None and self._account is None:
             answer["trained"] = self._told(score)
-        state = self._state() | self.assessment.train(answer["seconds"], note["rounds_taken"])
+        state = self._state() | self.assessment.train(seconds, note["rounds_taken"])
         self.store.save(note["round"], state, note["since"], self.agreement.toml(), self.agreement.checkpoints)
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
@@ -142,7 +157,16 @@ class Site:
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml(), "trained_on": self._trained_on}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
-        return Parcel({}, {"round": task.note["round"], "received": self._told(result)})
+        told = self._told(result) if self._account is None else None
+        return Parcel({}, {"round": task.note["round"], "received": told})
+
+    def _counted(self, account: SiteAccount, note: Note, recipe: Recipe) -> float | None:
+        """Count a task that keeps to the agreement; the ε with it, none if it is infinite."""
+        uploads = dict(self.agreement.kind.uploads(self.federation))
+        if note["uploads"] != uploads or note["since"] >= note["round"]:
+            raise RefusedError("the task asks for what the method does not send in this round")
+        epsilon = account.count(self.federation, recipe, declared_columns(self.federation, uploads))
+        return epsilon if math.isfinite(epsilon) else None
 
     @cached_property
     def _trained_on(self) -> str:

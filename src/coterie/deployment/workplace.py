@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,14 @@ from coterie.client.problem import Problem
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.noise import NoiseSource, SecureNoise
 from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.errors import require
 from coterie.partition.split import Split
+from coterie.rounds.privacy import check_privacy
 
 
 class SiteSlot(Slot):
@@ -38,6 +41,10 @@ class SiteSlot(Slot):
 
 class SiteFederation(Federation):
     """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
+
+    def noise(self, client: int, purpose: str) -> NoiseSource:
+        """Noise that nobody can work out, and that never repeats."""
+        return SecureNoise()
 
     def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
         slot = SiteSlot(initial, 1, columns, shared, held_by)
@@ -82,8 +89,13 @@ class Workplace:
         return self.problem.test[self.client]
 
 
-def workplace(agreement: Agreement, client: int, data: Dataset) -> Workplace:
-    """The place of a client before the first round; its data is the only one there."""
+def workplace(
+    agreement: Agreement, client: int, data: Dataset, tell: Callable[[int], int] = lambda samples: samples
+) -> Workplace:
+    """The place of a client before the first round; its data is the only one there.
+
+    `tell` says what others are told of its number of training samples, by which it trains too.
+    """
     blueprint = agreement.build()
     train, validation, test = own_split(agreement, data, client)
     empty = torch.empty(0, dtype=torch.int64)
@@ -101,11 +113,13 @@ def workplace(agreement: Agreement, client: int, data: Dataset) -> Workplace:
         skip_single_samples=blueprint.skip_single_samples,
     )
     federation = agreement.federation(blueprint, SiteFederation)
-    federation.sizes[client] = len(train)
-    federation.class_counts[client] = torch.bincount(data.labels[train], minlength=agreement.classes)
+    federation.sizes[client] = tell(len(train))
+    if not agreement.promise.of_examples:
+        federation.class_counts[client] = torch.bincount(data.labels[train], minlength=agreement.classes)
     assert federation.validation_sizes is not None
     federation.validation_sizes[client] = len(validation)
     agreement.kind.init(federation)
+    check_privacy(agreement.kind, federation)
     worker = SiteWorker(problem, agreement.kind, agreement.seed)
     return Workplace(agreement, client, problem, federation, worker, blueprint.fingerprint)
 

@@ -145,7 +145,7 @@ def _seconds_a_stacked_step(prepared: Prepared) -> float | None:
     engine = Stacked(problem, prepared.method, seed=0)
     recipe = prepared.method.recipe(federation)
     cohort = torch.tensor(_cohort(prepared))
-    if engine.declines(recipe) is not None:
+    if engine.declines(recipe, federation.privacy) is not None:
         return None
     taken = max(-(-len(problem.train[client]) // problem.training.batch) for client in cohort.tolist())
     with _threads(1):

@@ -18,6 +18,8 @@ ACTIVITIES = ("train", "exchange", "evaluate")
 COHORT = "cohort_trained"
 TRAINING = "training"
 """Where a line holds how the cohort did on the samples that it trained on, while it did."""
+PRIVACY = "privacy"
+"""Where a line holds the largest ε of all clients so far and those of who was asked (none: infinite), if promised."""
 VALIDATION = "validation"
 """Where a line holds the same as for test samples of the validation samples, if there are any."""
 
@@ -34,6 +36,11 @@ def as_line(report: RoundReport) -> Line:
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
+    if report.spent is not None:
+        line[PRIVACY] = {
+            "epsilon": plain_number(report.spent.worst),
+            "clients": [plain_number(one) for one in report.spent.asked],
+        }
     if report.training is not None:
         line[TRAINING] = _by_client(report.training)
     validation: Line = {}
@@ -181,6 +188,15 @@ class History:
             "total": sum(total.values()),
             "per_round": {name: seconds / rounds for name, seconds in total.items()},
         }
+
+    def epsilons(self, clients: int) -> list[float | None]:
+        """Every client's ε so far, 0 for who has not trained; none if it is infinite."""
+        found: list[float | None] = [0.0] * clients
+        for line in self.lines:
+            asked = [*line["cohort"], *line.get("missing", ())]
+            for client, spent in zip(asked, line[PRIVACY]["clients"], strict=True):
+                found[client] = spent
+        return found
 
     def bytes(self) -> dict[str, Any]:
         """Bytes up and down, in all and per participating client and round."""

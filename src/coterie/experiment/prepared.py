@@ -24,12 +24,14 @@ from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
+from coterie.models.norms import with_group_norm
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.split import Indices
 from coterie.rng import stream_seed
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.hostile import Hostile, begin_attack
 from coterie.rounds.presence import Attendance
+from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
 from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
@@ -102,6 +104,7 @@ class Prepared:
         federation = self.empty_federation(clients)
         self.method.init(federation)
         set_up_defences(self.method, federation)
+        set_up_privacy(federation)
         begin_attack(self.hostile if clients is None else None, federation)
         return federation
 
@@ -118,7 +121,7 @@ class Prepared:
         counts = torch.from_numpy(self.class_counts)[chosen]
         if clients is None and self.hostile is not None:
             counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
-        return Federation(
+        federation = Federation(
             layout=layout,
             initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
@@ -133,7 +136,10 @@ class Prepared:
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
             defence=self.experiment.defences,
+            privacy=self.experiment.promise,
         )
+        tell_sizes(federation)
+        return federation
 
 
 def prepare(experiment: Settings) -> Prepared:
@@ -175,6 +181,7 @@ def prepare(experiment: Settings) -> Prepared:
     require_enough(experiment.defences, taking_part, "let more clients take part in a round")
     method.init(begun)  # what cannot be set up shows before the first round
     set_up_defences(method, begun)
+    check_privacy(method, begun)
     prepared.attendance.there(begun, round=1)  # a trace may name strangers
     return prepared
 
@@ -225,6 +232,8 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
         module, classifier = initial_model(
             experiment.model, experiment.classifier, data.shape, data.of_task.outputs, seed
         )
+    if experiment.norm == "group":
+        module = with_group_norm(module)
     return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from coterie.core.privacy import Privacy
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.experiment.config import Config
-from coterie.experiment.history import TRAINING, History, plain_number
+from coterie.experiment.history import PRIVACY, TRAINING, History, plain_number
 from coterie.experiment.honest import honest_numbers, hostile_rows
 from coterie.experiment.training import training_mean
 from coterie.partition import Partition
@@ -50,6 +52,7 @@ def summary_of(
         "diverged": history.diverged(dict(enumerate(names))),
         "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
         **({"quarantined": history.diverged(dict(enumerate(names)), "quarantined")} if config["quarantine"] else {}),
+        **_privacy(history, config, names),
         "bytes": history.bytes(),
         "partition": {
             "hash": partition.hash,
@@ -59,6 +62,23 @@ def summary_of(
         "engine": config["engine"],
         "config": config,
     }
+
+
+def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str, Any]:
+    """What an ε of this run means, the largest, and every client's; none where there is no bound."""
+    if not config.get("privacy"):
+        return {}
+    promise = Privacy(**{item.name: config[item.name] for item in fields(Privacy) if item.name in config})
+    found = history.epsilons(len(names))
+    worst = None if None in found else max(found, key=lambda one: one or 0.0)
+    told = {
+        **promise.described(),
+        "delta": promise.delta,
+        "epsilon": worst,
+        "clients": dict(zip(names, found, strict=True)),
+        "accountant": "Rényi divergences, as in Opacus",
+    }
+    return {PRIVACY: told}
 
 
 def _training(history: History) -> dict[str, Any]:

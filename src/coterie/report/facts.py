@@ -22,6 +22,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Iid
+from coterie.report.sees import Sight
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery
 
@@ -33,11 +34,15 @@ GROUPS = {"all": "model", "all - norm": "model without norm", "extractor": "extr
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """A method in words: what is held per client, and what a client sends and receives in a round."""
+    """A method in words: what is held per client, what a client sends and receives in a round, what the server needs.
+
+    `sees` is what the server must see of single clients; with `means`, sums over clients would do.
+    """
 
     personal: str
     up: str
     down: str
+    sees: str = "?"
 
 
 def facts(method: Method) -> MethodFacts:
@@ -45,7 +50,7 @@ def facts(method: Method) -> MethodFacts:
 
     >>> from coterie.methods import FedPer
     >>> facts(FedPer())
-    MethodFacts(personal='classifier, stats', up='extractor', down='extractor')
+    MethodFacts(personal='classifier, stats', up='extractor', down='extractor', sees='means')
     """
     data = Dataset("toy", torch.zeros(SAMPLES, 4), torch.arange(SAMPLES) % 2, classes=2)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
@@ -64,17 +69,23 @@ def facts(method: Method) -> MethodFacts:
         prepared = experiment.prepare()
         federation = prepared.federation()
         engine = Serial(prepared.problem(), method, seed=0)
-        for up, down in _travels(method, federation, engine):
+        sight = Sight()
+        for up, down in _travels(method, federation, engine, sight):
             for way, words in (("up", up), ("down", down)):
                 spoken = " + ".join(words).replace("_", " ") or "nothing"
                 if federation.round >= FIRST and spoken not in ways[way][-1:]:
                     ways[way].append(spoken)
-    return MethodFacts(_personal(federation), *("; later ".join(words) for words in ways.values()))
+    spoken_up, spoken_down = ("; later ".join(words) for words in ways.values())
+    return MethodFacts(_personal(federation), spoken_up, spoken_down, sight.spoken(federation.layout))
 
 
-def _travels(method: Method, federation: Federation, engine: Engine) -> Iterator[tuple[list[str], list[str]]]:
-    """What the first client sends and receives in each round, in words."""
+def _travels(
+    method: Method, federation: Federation, engine: Engine, sight: Sight
+) -> Iterator[tuple[list[str], list[str]]]:
+    """What the first client sends and receives in each round, in words; `sight` takes note of what the server reads."""
     for federation.round in range(1, ROUNDS + 1):
+        view = sight.of_federation(federation.as_seen_by_server())
+        sight.mixes(method.deliver(view, federation.everyone), federation.layout)
         delivery = Delivery(method, federation, federation.everyone)
         peers, recipe, uploads = delivery.peers(), method.recipe(federation), method.uploads(federation)
         down = spoken_downloads(federation, owed(federation, 0)) + (["other clients' models"] if peers.get(0) else [])
@@ -82,7 +93,9 @@ def _travels(method: Method, federation: Federation, engine: Engine) -> Iterator
         up += [measure.name for measure in measures(recipe) if not measure.keep]
         trained = engine.train(federation, Work(recipe, peers=peers), federation.everyone)
         sent = collect(federation, recipe, uploads, federation.everyone, trained).uploads
-        apply(method.exchange(sent), federation, sent, exchange_mark(federation.round))
+        actions = list(method.exchange(sight.of_uploads(sent)))
+        sight.mixes(actions, federation.layout)
+        apply(actions, federation, sent, exchange_mark(federation.round))
         yield up, down
 
 

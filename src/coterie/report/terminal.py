@@ -175,6 +175,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     if "newcomers" in summary:
         means = {moment: number_text(scores["mean"]) for moment, scores in summary["newcomers"].items()}
         yield f"newcomers, mean: received {means['received']}, after local training {means['trained']}"
+    if "privacy" in summary:
+        yield from privacy_lines(summary["privacy"])
     yield from missing_lines(summary.get("missing", {}), summary["rounds"])
     for client, rounds in summary["diverged"].items():
         yield f"client {client} diverged in {len(rounds)} of {summary['rounds']} rounds"
@@ -185,3 +187,18 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
     seconds = sum(summary["seconds"]["per_round"].values())
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
+
+
+def privacy_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """What has been spent of privacy, and what that means.
+
+    >>> told = {"epsilon": None, "delta": 1e-5, "unit": "a client", "neighbours": "", "adversary": "the server"}
+    >>> print("\\n".join(privacy_lines(told)))
+    privacy: no bound, since there is no noise
+      of a client, against the server
+    """
+    if told["epsilon"] is None:
+        yield "privacy: no bound, since there is no noise"
+    else:
+        yield f"privacy: ε = {told['epsilon']:.4g} at most, with δ = {told['delta']:g} ({told['neighbours']})"
+    yield f"  of {told['unit']}, against {told['adversary']}"

@@ -14,6 +14,7 @@ from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
 from coterie.rounds.hostile import Hostile
+from coterie.rounds.privacy import noisy_uploads, without_divergence
 from coterie.rounds.quarantine import Incoming, set_aside
 
 
@@ -48,11 +49,13 @@ def collect(
     """
     kept = {measure.name for measure in measures(recipe) if measure.keep}
     sent = {name: values for name, values in trained.measured.items() if name not in kept}
-    incoming = Incoming(cohort, dict(trained.rows), declared_columns(federation, uploads), sent, losses)
+    rows = without_divergence(federation, cohort, trained.rows)
+    incoming = Incoming(cohort, dict(rows), declared_columns(federation, uploads), sent, losses)
     incoming, diverged = _without_diverged(incoming)
     around = ClientRows(federation, incoming.cohort, incoming.held)
     made = {keep.slot: keep.rows(around) for keep in keeps(recipe)}
-    incoming = replace(incoming, held={**incoming.held, **made})
+    noisy = noisy_uploads(federation, incoming.cohort, {**incoming.held, **made}, incoming.declared)
+    incoming = replace(incoming, held=noisy)
     if hostile is not None:
         held = hostile.send(federation, incoming.cohort, dict(incoming.held), uploads)
         told = hostile.tell(federation, incoming.cohort, dict(incoming.measured))

@@ -90,7 +90,7 @@ class StopAfter(Listener):
     def round(self, report: RoundReport) -> None:
         """Stop if it is time."""
         if report.round >= self._rounds:
-            report.stop(f"after round {report.round}, as wished")
+            report.stop(f"after round {report.round}, as wished", planned=True)
 
 
 class Listeners(Listener):

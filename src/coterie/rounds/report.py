@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coterie.core.exchange import Applied
+from coterie.errors import require
 from coterie.rounds.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What clients have spent of their privacy so far: each ε holds with the run's δ."""
+
+    worst: float  # the largest of all clients
+    asked: list[float]  # of this round's cohort, and then of who was asked and did not answer in time
 
 
 @dataclass
@@ -26,10 +35,15 @@ class RoundReport:
     tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    spent: Spent | None = None  # where privacy is promised
+    private: bool = False  # whether it is
     stopped: str | None = None
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, planned: bool = False) -> None:
         """Let the run end with this round; the first reason given is the one that is recorded.
+
+        Where privacy is promised, only what was `planned` beforehand may end it: a run that ends for how well it goes
+        tells something of the data.
 
         >>> report = RoundReport(3, cohort=[0, 1])
         >>> report.stop("good enough")
@@ -37,5 +51,10 @@ class RoundReport:
         >>> report.stopped
         'good enough'
         """
+        require(
+            planned or not self.private,
+            f"a listener stops the run ({reason}), which tells of the data and is not accounted for; leave it out, or "
+            "privacy",
+        )
         if self.stopped is None:
             self.stopped = reason

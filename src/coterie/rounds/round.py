@@ -22,6 +22,7 @@ from coterie.rounds.hostile import Hostile
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
 from coterie.rounds.presence import ALWAYS, Attendance
+from coterie.rounds.privacy import PrivacyAccount
 from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
@@ -53,8 +54,8 @@ class Rounds:
         self.method, self.federation, self.engine = method, federation, engine
         self.hostile, self.attendance = hostile, attendance
         self.join, self.evaluate_every = join, evaluate_every
-        # Bytes are counted first, so that everybody finds them in the report.
-        self.listeners = Listeners((ByteCounter(method, federation), *listeners))
+        # Bytes and privacy are counted first, so that everybody finds them in the report.
+        self.listeners = Listeners((ByteCounter(method, federation), PrivacyAccount(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
@@ -84,8 +85,8 @@ class Rounds:
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
-        missing = asked[~torch.isin(asked, cohort)]
-        report = RoundReport(federation.round, cohort.tolist(), missing=missing.tolist())
+        missing, private = asked[~torch.isin(asked, cohort)], federation.privacy.privacy is not None
+        report = RoundReport(federation.round, cohort.tolist(), missing=missing.tolist(), private=private)
         wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
 
         delivery = Delivery(method, federation, asked)

@@ -145,7 +145,8 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
     shared = {
         name: getattr(agreement, name)
         for name in ("method", "model", "classifier", "rounds", "join", "epochs", "batch", "lr", "momentum", "seed")
-    } | vars(agreement.defences)
+    }
+    shared |= vars(agreement.defences) | vars(agreement.promise)
     data = Dataset("all", inputs, labels, agreement.classes)
     return Experiment(data=data, partition=partition, threads=1, **shared)
 

@@ -20,6 +20,7 @@ from coterie.client.scores import Score
 from coterie.client.steps import plain_steps
 from coterie.client.training_scores import TrainingScores
 from coterie.core.federation import Federation
+from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
@@ -51,7 +52,7 @@ class Stacked(Engine):
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have the cohort do the work together, or one by one where that is impossible."""
-        reason = self.declines(work.recipe)
+        reason = self.declines(work.recipe, federation.privacy)
         if reason is None:
             try:
                 trained = self._train(federation, work, cohort)
@@ -77,8 +78,10 @@ class Stacked(Engine):
                 self._say(str(error).splitlines()[0])
         return self._serial.test(federation, clients, keep_scores, peers)
 
-    def declines(self, recipe: Recipe) -> str | None:
+    def declines(self, recipe: Recipe, promise: Privacy | None = None) -> str | None:
         """Why a recipe cannot be stacked, if so."""
+        if promise is not None and promise.of_examples:
+            return "every example's gradient is clipped (privacy = example)"
         if self._model_reason:
             return self._model_reason
         if self.problem.training.optimizer != "sgd":

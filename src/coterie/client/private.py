@@ -1,0 +1,241 @@
+"""DP-SGD at one client (Abadi et al., 2016): Poisson batches, every example's gradient clipped, noise on their sum.
+
+    B_t   each example with probability q = 1 / s, on its own
+    g_i   = ∇ of the phase's objective on example i alone, over all that the phase trains
+    g     = (Σ_{i ∈ B_t} g_i · min(1, C / ‖g_i‖) + N(0, (zC)²)) / (n / s)
+
+s is the number of batches an epoch, ⌈n / batch⌉. n is the number of examples as the client tells it, with noise:
+nothing here depends on the exact one. Terms of the row alone know no example and are added afterwards; so is what
+optimisers do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.client.batch import Batch
+from coterie.client.recipe import Phase, Recipe, phases
+from coterie.client.terms import task_loss
+from coterie.client.views import TrainedPart
+from coterie.client.worker import Worker
+from coterie.core.training import Training
+
+# Numbers in the gradients of examples that are held at one time.
+HELD = 1 << 25
+
+Place = tuple[str, str]
+"""A trained tensor: its slot and its name there."""
+
+
+def batches_an_epoch(size: int, batch: int) -> int:
+    """How many batches an epoch has where a client tells that it has so many examples.
+
+    >>> batches_an_epoch(100, 32), batches_an_epoch(3, 32)
+    (4, 1)
+    """
+    return max(1, math.ceil(size / batch))
+
+
+def epochs_on_examples(recipe: Recipe, training: Training) -> int:
+    """How many epochs of a recipe look at examples.
+
+    >>> epochs_on_examples((Phase(epochs=2), Phase()), Training(epochs=5))
+    7
+    """
+    looking = (phase for phase in phases(recipe) if phase.terms)
+    return sum(training.epochs if phase.epochs is None else phase.epochs for phase in looking)
+
+
+class PrivateSteps:
+    """The batches and gradients of one phase at one client."""
+
+    def __init__(self, worker: Worker, phase: Phase, number: int, parts: Sequence[TrainedPart]) -> None:
+        self._worker, self._phase, self._parts = worker, phase, parts
+        self._promise, self._layout = worker.federation.privacy, worker.problem.layout
+        self._noise = worker.federation.noise(worker.client, f"noise:{number}")
+        # Phases that would see samples in the same order do not here: what is accounted for are samples on their own.
+        self._sampling = worker.federation.noise(worker.client, f"batches:{number}")
+        told = max(1, int(worker.federation.sizes[worker.client]))
+        self.steps = batches_an_epoch(told, worker.problem.training.batch)
+        self._expected = told / self.steps
+        self._mounted = False
+        # Tuples, not tables by name: to take those apart and put them together would take as long as the gradients.
+        self._places, self._tensors, self._sums = self._trained()
+        self._width = sum(view.numel() for view in self._sums)
+        self._per_example = torch.func.vmap(
+            torch.func.grad(self._objective, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different"
+        )
+
+    def _trained(self) -> tuple[list[Place], tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the phase trains, tensor by tensor: where it is, and views of rows and of gradients."""
+        places: list[Place] = []
+        tensors, sums = [], []
+        for part in self._parts:
+            model = self._worker.model(part.slot)
+            rows, gradients = self._layout.views(model.row), self._layout.views(model.grad)
+            for entry in self._layout.entries:
+                if entry.columns <= part.columns:
+                    places.append((part.slot, entry.name))
+                    tensors.append(rows[entry.name])
+                    sums.append(gradients[entry.name])
+        return places, tuple(tensors), tuple(sums)
+
+    def samples(self, count: int) -> Iterator[Tensor]:
+        """An epoch's batches: places among the client's examples."""
+        for _ in range(self.steps):
+            yield self._sampling.chosen(count, 1 / self.steps)
+
+    def gradient(self, batch: Batch) -> Tensor | None:
+        """Fill the parts' gradients; the outputs for the batch `[B, C]`, if its terms asked for them."""
+        self._mount(batch)
+        outputs = self._clipped_sum(batch.inputs, batch.given_features, batch.labels)
+        deviation = self._promise.deviation
+        for part in self._parts:
+            if deviation:
+                part.grad.add_(self._noise.normal(len(part.grad)), alpha=deviation)
+            part.grad.div_(self._expected)
+        return outputs
+
+    def _mount(self, batch: Batch) -> None:
+        """Have all models in place that terms look at: inside `vmap` none can be mounted any more."""
+        if self._mounted or not len(batch.labels):
+            return
+        self._mounted = True
+        if self._phase.terms != (task_loss,):
+            one = batch.split(len(batch.labels))[0]
+            with torch.no_grad():
+                for term in self._phase.terms:
+                    term(one)
+
+    def _clipped_sum(self, inputs: Tensor, features: Tensor | None, labels: Tensor) -> Tensor | None:
+        """Put the sum of the examples' clipped gradients where the parts' gradients are, which are zero."""
+        seen: list[Tensor] = []
+        at_once = max(1, HELD // max(1, self._width))
+        for start in range(0, len(labels), at_once):
+            some = slice(start, start + at_once)
+            given = () if features is None else (features[some],)
+            gradients, outputs = self._per_example(self._tensors, inputs[some], given, labels[some])
+            seen += outputs
+            flat = [each.flatten(1) for each in gradients]
+            shares = self._shares(flat)
+            for total, each in zip(self._sums, flat, strict=True):
+                total.add_((shares @ each).view(total.shape))
+        return torch.cat(seen).flatten(0, 1) if seen else None
+
+    def _shares(self, gradients: list[Tensor]) -> Tensor:
+        """By how much each example's gradient `[B, ·]` is scaled down: `[B]`. What is not finite becomes zero."""
+        each_norm = [torch.linalg.vector_norm(one, dim=1) for one in gradients]
+        norms = torch.linalg.vector_norm(torch.stack(each_norm), dim=0)
+        if not bool(norms.isfinite().all()):
+            for each in gradients:
+                each[~norms.isfinite()] = 0.0
+        if not self._promise.privacy_clip:
+            return torch.ones_like(norms)
+        shares: Tensor = (self._promise.privacy_clip / norms).clamp(max=1.0).nan_to_num(nan=0.0)
+        return shares
+
+    def _objective(
+        self, tensors: tuple[Tensor, ...], x: Tensor, given: tuple[Tensor, ...], label: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The phase's objective on one example, and the outputs that its terms asked for, inside `vmap`."""
+        features = given[0][None] if given else None
+        own = dict(zip(self._places, tensors, strict=True))
+        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, own)
+        terms = self._phase.terms
+        loss = terms[0](batch)
+        for term in terms[1:]:
+            loss = loss + term(batch)
+        return loss.sum(), () if batch.computed is None else (batch.computed,)
+
+
+class Example:
+    """One example as loss terms see it, inside `vmap`: what `coterie.client.batch.Batch` offers, of a batch of one."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        slot: str,
+        labels: Tensor,
+        inputs: Tensor,
+        features: Tensor | None,
+        tensors: Mapping[Place, Tensor],
+    ) -> None:
+        self._worker, self.slot, self._tensors = worker, slot, tensors
+        self.task = worker.problem.task
+        self.labels = labels
+        self.inputs, self._features = inputs, features
+        self._logits: Tensor | None = None
+        self._apart: Tensor | None = None
+        self._prefix = f"{worker.problem.layout.classifier}."
+
+    @property
+    def features(self) -> Tensor:
+        """The extractor's output: `[1, d]`."""
+        if self._features is None:
+            slot = self._worker.slot_with_extractor(self.slot)
+            own = {
+                name: one
+                for (where, name), one in self._tensors.items()
+                if where == slot and not name.startswith(self._prefix)
+            }
+            self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
+        return self._features
+
+    @property
+    def logits(self) -> Tensor:
+        """The classifier's output: `[1, C]`."""
+        if self._logits is None:
+            self._logits = self.head(self.slot)
+        return self._logits
+
+    @property
+    def classifier_logits(self) -> Tensor:
+        """The same numbers with a gradient for the classifier alone: `[1, C]`."""
+        self._apart = self.head(self.slot, self.features.detach())
+        return self._apart
+
+    @property
+    def computed(self) -> Tensor | None:
+        """The same numbers, if anybody has asked for them: `[1, C]`."""
+        return self._apart if self._logits is None else self._logits
+
+    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+        """The output of the classifier in `slot`: `[1, C]`."""
+        own = {
+            name.removeprefix(self._prefix): one
+            for (where, name), one in self._tensors.items()
+            if where == slot and name.startswith(self._prefix)
+        }
+        return _called(self._worker.model(slot).head, own, self.features if features is None else features)
+
+    def under(self, slot: str) -> Example:
+        """The same example seen by the model in another slot."""
+        return Example(self._worker, slot, self.labels, self.inputs, None, self._tensors)
+
+    def split(self, pieces: int) -> list[Example]:
+        """One example cannot be split."""
+        raise RuntimeError(f"a loss term splits its batch into {pieces} pieces")
+
+    @property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds the client has taken part before: a number."""
+        return self._worker.rounds_taken
+
+    def value(self, name: str) -> Tensor:
+        """A value as this client has it: its own, or the one for everybody."""
+        return self._worker.value(name)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """Random numbers of one's own cannot be drawn for all examples at once."""
+        raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")
+
+
+def _called(module: Any, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """A module's output, with some of its tensors replaced."""
+    out: Tensor = torch.func.functional_call(module, tensors, (x,))
+    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -19,7 +20,7 @@ from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation
-from coterie.rounds.report import RoundReport
+from coterie.rounds.report import RoundReport, Spent
 
 UNANSWERED = "unanswered"
 BY_NAME = {
@@ -182,10 +183,21 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
             "evaluate": 0.0,  # sites test as they train
         },
         bytes=report.bytes,
+        spent=_spent(report, earlier) if agreement.promise.privacy is not None else None,
     )
     told = {word: getattr(report, name) for name, word in BY_NAME.items()} | {SET_ASIDE: report.quarantined}
     named = {name: value for name, value in told.items() if value}
     return {**as_line(found), **named, NUMBERED: list(agreement.sites)}
+
+
+def _spent(report: Report, earlier: Sequence[Line]) -> Spent:
+    """What the sites that were asked say that they have spent; of who did not answer, what it last said."""
+    told: dict[str, float | None] = {}
+    for epsilon in (*(line.get("epsilon", {}) for line in earlier), report.epsilon):
+        told |= epsilon
+    bounds = {name: math.inf if value is None else value for name, value in told.items()}
+    asked = [bounds.get(name, 0.0) for name in (*report.answered, *report.missing)]
+    return Spent(max(bounds.values(), default=0.0), asked)
 
 
 def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:

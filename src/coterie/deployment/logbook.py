@@ -211,7 +211,8 @@ class Logbook:
         last = lines[-1].get("received", {}) if lines else {}
         name = self.agreement.task.primary.scale.name
         found = dict(zip(self.agreement.sites, last.get(name, ()), strict=False))
-        told = {site: value for site, value in found.items() if value is not None or site in server.finals}
+        here = [site for site in self.agreement.sites if found.get(site) is not None or site in server.finals]
+        told = {site: found.get(site) for site in here}
         summary = {
             **summary_so_far(server, lines),
             "federation": self.agreement.name,

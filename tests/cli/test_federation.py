@@ -16,6 +16,7 @@ import pytest
 from cli_tools import Answer, call, finish, start
 
 from coterie.cli import app
+from coterie.cli.federation_server import print_results
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
@@ -61,7 +62,8 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *LINEAGE)}
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
-    free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites", "defence"}
+    free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
+    free_text |= {"defence", "privacy", "epsilon", "norm"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
 
@@ -381,3 +383,14 @@ def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.M
     left = json.loads((folder / "status.json").read_text())
     assert (left["state"], left["round"]) == ("failed", 1)
     assert "the same command resumes" in left["message"]
+
+
+def test_a_site_without_a_score_does_not_spoil_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no test samples, or says so in its farewell."""
+    facts = FederationFacts("fed", ["site-a", "site-b", "site-c"], 3, "fedavg")
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": {"site-a": 0.5, "site-b": None}}))
+    print_results(Follower(tmp_path, facts), facts)
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["site-a", "0.5000"] in said
+    assert ["site-b", "–"] in said
+    assert ["site-c", "–"] in said

@@ -370,7 +370,8 @@ def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     body = os.urandom(3_000_000)
     try:
         with Setting(tmp_path, Front(None), Keys(tmp_path / "keys")).running() as setting:
-            monkeypatch.setenv("https_proxy", f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}")
+            proxy = f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}"  # not a secret
+            monkeypatch.setenv("https_proxy", proxy)
             assert setting.ask(PUSH, b"x") == (200, b"x")
             assert asked == [], "not to this machine"
             monkeypatch.setattr(streams, "is_loopback", lambda host: False)

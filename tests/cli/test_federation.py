@@ -346,7 +346,7 @@ def follower(folder: Path) -> Follower:
 def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     following = follower(folder)
     following.begin()
-    score = '{"a": {"correct": 1, "samples": 2, "loss": 0.1}, "b": {"correct": 2, "samples": 2, "loss": 0.1}}'
+    score = '{"mean": 0.75, "accuracy": [0.5, 1.0]}'
     (folder / "rounds.jsonl").write_text(f'{{"round": 1, "trained": {score}}}\n{{"round": 2, "received": {score}}}\n')
     (folder / "log.txt").write_text("12:00 INFO site a is here\n12:01 WARNING round 1 goes on without b\n")
     (folder / "status.json").write_text(
@@ -401,7 +401,7 @@ def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.M
 def test_a_site_without_a_score_does_not_spoil_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has no test samples, or says so in its farewell."""
     facts = FederationFacts("fed", ["site-a", "site-b", "site-c"], 3, "fedavg")
-    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"site-a": 0.5, "site-b": None}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": {"site-a": 0.5, "site-b": None}}))
     print_results(Follower(tmp_path, facts), facts)
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["site-a", "0.5000"] in said

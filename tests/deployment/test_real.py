@@ -166,7 +166,7 @@ def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path)
                     continue  # nothing of it ever reaches a site
                 own = rows.own[client : client + 1]
                 torch.testing.assert_close(found[f"slot.{slot}.own"], own, atol=TOLERANCE, rtol=0, msg=f"{site} {slot}")
-    accuracy = json.loads((directory / "summary.json").read_text())["accuracy"]
+    accuracy = json.loads((directory / "summary.json").read_text())["finished"]
     expected = dict(zip(SITES, serial.history.lines[-1]["received"]["accuracy"], strict=True))
     assert accuracy == pytest.approx(expected)
 
@@ -296,8 +296,8 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     node.wait_accepted(LIMIT)
     lines = ground.finish(directory)
     assert [line["answered"] for line in lines] == [list(sites), ["site-a", "site-b"]]
-    assert lines[1]["missing"] == [DOOMED]
-    assert set(json.loads((directory / "summary.json").read_text())["accuracy"]) == set(sites)
+    assert lines[1]["unanswered"] == [DOOMED]
+    assert set(json.loads((directory / "summary.json").read_text())["finished"]) == set(sites)
     together = Together(agreement, tmp_path, ground.data)
     together.admit()
     together.round()

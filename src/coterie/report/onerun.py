@@ -12,6 +12,7 @@ from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, said
 from coterie.experiment.history import ACTIVITIES
 from coterie.experiment.honest import hostile_rows
+from coterie.experiment.kept import FEDERATION
 from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
@@ -249,7 +250,9 @@ def _went_wrong(run: RunRecord) -> Iterator[str]:
     if not done:
         yield f"{run.name}: no round is recorded; there are no curves"
     if not run.directory.finished:
-        yield f"{run.name} is {run.state}; {said('coterie', 'resume', run.directory.path)} carries it on"
+        federated = run.config.get("engine") == FEDERATION
+        way_on = "'coterie federation server'" if federated else said("coterie", "resume", run.directory.path)
+        yield f"{run.name} is {run.state}; {way_on} carries it on"
     yield from missing_lines(run.history.diverged(names, "missing"), done)
     for client, rounds in run.history.diverged(names).items():
         yield f"client {client} diverged in {len(rounds)} of {done} rounds ({_spoken_rounds(rounds)})"

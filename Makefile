@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics bench fuzz crash locked lock sbom audit secrets docs clean
+.PHONY: setup demo quick test full lint types numerics oldest bench fuzz crash locked lock sbom audit secrets docs clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,9 @@ full: test numerics
 
 numerics: setup
 	$(BIN)/python tools/numerics.py
+
+oldest: setup
+	$(BIN)/python tools/oldest.py
 
 # A hundred thousand odd inputs in an hour; what goes wrong is kept in tests/fuzz/kept and tried by every lane from then on.
 fuzz: setup

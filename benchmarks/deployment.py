@@ -45,6 +45,7 @@ class OurSide:
                     "fingerprint": self.agreement.fingerprint,
                     "first_weights": blueprint.fingerprint,
                     **{"samples": 100, "validation": 0, "test": 25, "class_counts": [10] * 10, "snapshots": []},
+                    "facts": {"columns": "", "classes": [0, 9], "magnitudes": []},
                 }
             )
 

@@ -53,6 +53,10 @@ def told(answer: dict[str, Any]) -> int:
             mended = ", ".join(weakness.get("fix_versions", ())) or "no version yet"
             print(f"{one['name']} {one['version']}: {weakness['id']}, mended in {mended}")
     unknown = [one["name"] for one in packages if "skip_reason" in one]
+    if len(unknown) == len(packages):
+        why = next((str(one["skip_reason"]) for one in packages), "the lock is empty")
+        print(f"skipped: the data base said nothing of any package ({why[:200]})")
+        return 0
     if unknown:
         print(f"not looked at: {', '.join(unknown)}")
     print(f"{len(packages) - len(unknown)} packages, {len(weak)} with known weaknesses")

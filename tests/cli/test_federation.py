@@ -23,6 +23,7 @@ from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.check import FederationFacts, look_here
 from coterie.deployment.terms import LINEAGE
+from coterie.errors import PassingError
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 
@@ -345,7 +346,7 @@ def follower(folder: Path) -> Follower:
 def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     following = follower(folder)
     following.begin()
-    score = '{"a": {"correct": 1, "samples": 2, "loss": 0.1}, "b": {"correct": 2, "samples": 2, "loss": 0.1}}'
+    score = '{"mean": 0.75, "accuracy": [0.5, 1.0]}'
     (folder / "rounds.jsonl").write_text(f'{{"round": 1, "trained": {score}}}\n{{"round": 2, "received": {score}}}\n')
     (folder / "log.txt").write_text("12:00 INFO site a is here\n12:01 WARNING round 1 goes on without b\n")
     (folder / "status.json").write_text(
@@ -371,6 +372,18 @@ def test_a_failed_run_is_a_failure(folder: Path) -> None:
         following.follow(StandInLink(), "1")
 
 
+def test_a_flower_that_is_too_busy_to_answer_ends_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Busy(StandInLink):
+        def run_status(self, run: str) -> tuple[str, str]:
+            raise PassingError("'flwr ls' had no answer")
+
+    following = follower(folder)
+    following._require_alive(Busy(), "1")
+    assert "nothing is known of the run just now ('flwr ls' had no answer)" in capsys.readouterr().err
+    (folder / "status.json").write_text('{"state": "finished", "round": 2, "rounds": 2, "present": [], "message": ""}')
+    following.follow(Busy(), "1")
+
+
 def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.cli.following.SILENCE", 0.1)
     (folder / "status.json").write_text(
@@ -388,7 +401,7 @@ def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.M
 def test_a_site_without_a_score_does_not_spoil_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has no test samples, or says so in its farewell."""
     facts = FederationFacts("fed", ["site-a", "site-b", "site-c"], 3, "fedavg")
-    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"site-a": 0.5, "site-b": None}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": {"site-a": 0.5, "site-b": None}}))
     print_results(Follower(tmp_path, facts), facts)
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["site-a", "0.5000"] in said

@@ -18,13 +18,15 @@ from cli_tools import Answer, call, finish, start
 from PIL import Image
 
 from coterie.cli.federation_model import site_folder
+from coterie.core.task.quality import quality_of
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.predict.model import export_model, predict
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
+from coterie.deployment.workplace import own_split
 from coterie.errors import CoterieError
-from coterie.testing.together import SITES, WIDTH, Together, agreed, site_data
+from coterie.testing.together import SITES, SIZES, WIDTH, Together, agreed, site_data
 
 PETS = ("cat", "dog", "owl")
 DATA = site_data(0, 30)
@@ -89,11 +91,34 @@ def test_labels_give_the_accuracy(
     said = ok(call(capsys, "predict", model, tmp_path / "new.npz")).splitlines()
     correct = int((predict(model, DATA)[0] == DATA.labels).sum())
     assert correct > 20
-    assert said[-1] == f"accuracy {correct / 30:.4f} ({correct} of 30 samples)"
+    judged = quality_of([predict(model, DATA)[1]], [DATA.labels], 3)
+    sensitivity = float((judged["hits"][0] / judged["support"][0]).mean())
+    assert said[-1].startswith(f"accuracy {correct / 30:.4f} ({correct} of 30 samples), AUROC {judged['auc'][0]:.4f}, ")
+    assert f", sensitivity {sensitivity:.4f} (mean over classes), calibration error 0." in said[-1]
     assert said[-2] == "… and 10 more samples (--out FILE.csv writes all)"
     assert said[0].split() == ["sample", "predicted", "probability", "label"]
     assert said[2].split()[3] == "cat"
     assert len(said) == 24
+
+
+def test_what_a_site_trained_on_is_not_predicted_unless_asked(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    own = site_data(0, SIZES[0])
+    np.savez(tmp_path / "own.npz", x=own.inputs.numpy(), y=own.labels.numpy())
+    held_out = own_split(agreed("fedper"), own, 0)[2]
+    said = ok(call(capsys, "predict", model, tmp_path / "own.npz", "--out", tmp_path / "out.csv"))
+    assert f"trained on these 23 samples, but for {len(held_out)} that it held out: only those" in said
+    assert [int(line["sample"]) for line in lines(tmp_path / "out.csv")] == held_out.tolist()
+    right = int((predict(model, own)[0] == own.labels)[held_out].sum())
+    assert f"({right} of {len(held_out)} samples)" in said
+    said = ok(call(capsys, "predict", model, tmp_path / "own.npz", "--all", "--out", tmp_path / "out.csv"))
+    assert len(lines(tmp_path / "out.csv")) == 23
+    assert f"on the held-out samples: accuracy {right / len(held_out):.4f}" in said
+    assert "that they fit says little" in said
+    # One sample more, or another order, is other data.
+    np.savez(tmp_path / "own.npz", x=own.inputs.flip(0).numpy(), y=own.labels.flip(0).numpy())
+    assert "held out" not in ok(call(capsys, "predict", model, tmp_path / "own.npz"))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -135,7 +135,7 @@ def test_a_quiet_federation_ends_with_the_serial_rows(tmp_path: Path) -> None:
     assert trial.status == {"state": "finished", "round": 4, "rounds": 4, "present": list(SITES), "message": ""}
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     final = serial.history.lines[-1]["received"]["accuracy"]
-    assert list(summary["accuracy"].values()) == pytest.approx(final)
+    assert list(summary["finished"].values()) == pytest.approx(final)
 
 
 def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, cap
     with caplog.at_level(logging.INFO, logger="coterie"):
         trial.run()
     assert [line["answered"] for line in trial.lines][:2] == [list(SITES), ["site-a", "site-c"]]
-    assert trial.lines[1]["missing"] == ["site-b"]
+    assert trial.lines[1]["unanswered"] == ["site-b"]
     assert "site-b" in trial.lines[-1]["answered"]
     assert "round 2 goes on without site-b" in caplog.text
     assert "a late answer of site site-b is not counted" in caplog.text
@@ -154,11 +154,11 @@ def test_a_late_sites_row_is_as_if_it_had_not_worked(tmp_path: Path) -> None:
     """What a site trained in a round that did not count for it leaves no trace."""
     trial = Trial(tmp_path, site_b=Behaviour(slow={2: 31.0}))
     trial.run()
-    assert trial.lines[1]["missing"] == ["site-b"]
+    assert trial.lines[1]["unanswered"] == ["site-b"]
     other = Together(trial.agreement, tmp_path / "other")
     other.admit()
     for line in trial.lines:
-        other.round(*line["asked"], silent=tuple(line.get("missing", ())))
+        other.round(*line["asked"], silent=tuple(line.get("unanswered", ())))
     for slot, ours in trial.server.federation.slots.items():
         assert torch.equal(ours.shared, other.server.federation[slot].shared)
     assert trial.server.federation.last_round.tolist() == [4, 4, 4]
@@ -171,7 +171,7 @@ def test_a_site_that_dies_does_not_stop_the_round(tmp_path: Path) -> None:
     trial = Trial(tmp_path, site_c=Behaviour(goes=7.0))
     trial.run()
     assert [len(line["answered"]) for line in trial.lines] == [3, 3, 2, 2]
-    assert trial.lines[2]["missing"] == ["site-c"]
+    assert trial.lines[2]["unanswered"] == ["site-c"]
     assert trial.status["state"] == "finished"
     # The dead site is not asked again.
     assert [round for name, round in trial.network.asked if name == "site-c"] == [1, 2, 3]
@@ -193,11 +193,11 @@ def test_a_site_that_missed_the_end_gets_its_model_when_the_server_starts_again(
     trial.run()
     final = tmp_path / "sites" / "trial" / "site-c" / "final.safetensors"
     assert not final.exists()
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == {"site-a", "site-b"}
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == {"site-a", "site-b"}
     again = Trial(tmp_path, site_a=Behaviour(comes=1e6))
     again.run()
     assert final.exists()
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)
 
 
 @pytest.mark.thorough

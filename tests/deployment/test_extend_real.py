@@ -50,7 +50,7 @@ def test_a_running_federation_is_extended_and_nobody_is_restarted(town: Town) ->
     lines = town.rounds()
     assert lines[-1]["round"] == done + 6
     assert set(lines[-1]["answered"]) == {"site-a", "site-c", "site-d"}
-    assert set(json.loads((town.server / "summary.json").read_text())["accuracy"]) == {"site-a", "site-c", "site-d"}
+    assert set(json.loads((town.server / "summary.json").read_text())["finished"]) == {"site-a", "site-c", "site-d"}
     assert all(town.ended(site) is None for site in ("site-a", "site-c", "site-d")), "no client was restarted"
     assert "version 2 of the agreement takes over" in (town.server / "log.txt").read_text()
     assert "site-b has left: all that the SuperLink kept is forgotten" in town.said("server")

@@ -21,4 +21,4 @@ def test_the_interval_is_bonett_and_prices() -> None:
     assert none.low < 0 < none.high, "three samples on which both are right prove nothing"
     clear = paired_gain(0, 30, 60)
     assert clear is not None
-    assert clear.sentence.startswith("Taking part costs you -50.0 points")
+    assert clear.sentence.startswith("Taking part costs you −50.0 points")

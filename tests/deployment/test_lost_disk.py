@@ -152,7 +152,7 @@ def test_the_coordinator_records_who_lost_its_disk(
     assert [line["answered"] for line in trial.lines][2:] == [["site-a", "site-c"], list(SITES)]
     assert caplog.text.count("site site-b has lost what it kept") == 1
     assert trial.status["state"] == "finished"
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)
 
 
 @pytest.mark.parametrize("told", [None, "1, 2", [1.0], ["1"]])

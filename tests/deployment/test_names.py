@@ -73,7 +73,7 @@ def test_a_name_becomes_free_when_its_node_has_gone(tmp_path: Path) -> None:
     trial, network = run(tmp_path, agreement, 2.0, site_b=Behaviour(goes=12.0))
     assert network.tasks_of_double > 0
     assert trial.lines[-1]["answered"] == list(SITES)
-    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["accuracy"]) == set(SITES)
+    assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)
 
 
 @pytest.mark.parametrize(("sites", "expected"), [(SITES, {1: "site-a"}), (None, {1: "site-a", 2: "", 3: "evil"})])

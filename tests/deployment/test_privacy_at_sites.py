@@ -109,7 +109,7 @@ def test_every_site_keeps_an_account_that_the_server_is_told(unit: str, tmp_path
         together.server.part(name, pack(together.sites[name].finish(task)))
     logbook.finish(together.server)
     told = json.loads((tmp_path / "server" / "summary.json").read_text())
-    assert told["accuracy"] == dict.fromkeys(SITES)
+    assert told["finished"] == dict.fromkeys(SITES)
     assert told["privacy"]["sites"] == last
     assert last.keys() == set(SITES)
     assert all(told["privacy"][word] for word in ("unit", "neighbours", "adversary", "delta"))

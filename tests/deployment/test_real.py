@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -164,7 +166,7 @@ def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path)
                     continue  # nothing of it ever reaches a site
                 own = rows.own[client : client + 1]
                 torch.testing.assert_close(found[f"slot.{slot}.own"], own, atol=TOLERANCE, rtol=0, msg=f"{site} {slot}")
-    accuracy = json.loads((directory / "summary.json").read_text())["accuracy"]
+    accuracy = json.loads((directory / "summary.json").read_text())["finished"]
     expected = dict(zip(SITES, serial.history.lines[-1]["received"]["accuracy"], strict=True))
     assert accuracy == pytest.approx(expected)
 
@@ -294,14 +296,35 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     node.wait_accepted(LIMIT)
     lines = ground.finish(directory)
     assert [line["answered"] for line in lines] == [list(sites), ["site-a", "site-b"]]
-    assert lines[1]["missing"] == [DOOMED]
-    assert set(json.loads((directory / "summary.json").read_text())["accuracy"]) == set(sites)
+    assert lines[1]["unanswered"] == [DOOMED]
+    assert set(json.loads((directory / "summary.json").read_text())["finished"]) == set(sites)
     together = Together(agreement, tmp_path, ground.data)
     together.admit()
     together.round()
     together.round(silent=(DOOMED,))
     together.finish()
     assert_same_as_in_one_process(ground, together)
+
+
+def count(node: Node, words: str) -> int:
+    """How often a SuperNode has said something."""
+    return node.process.said().count(words)
+
+
+@pytest.mark.slow
+def test_a_resident_that_is_killed_with_a_task_in_hand_is_asked_again(ground: Ground) -> None:
+    """It is started again, goes on from the site's disk, and nobody else notices: the numbers are the same."""
+    agreement = ground.agreement("resident", "fedper", rounds=3)
+    node = ground.nodes["site-a"]
+    _, directory = ground.start(agreement)
+    wait_for(lambda: len(rounds(directory)) >= 1, directory)
+    os.kill(node.resident.pid, signal.SIGSTOP)  # so that it cannot be done with a task before it is killed
+    wait_for(lambda: count(node, "Receiving: train") > count(node, "Sending: train"), directory)
+    os.kill(node.resident.pid, signal.SIGKILL)
+    wait_for(lambda: node.resident.code is not None, directory)
+    node.revive()
+    ground.finish(directory)
+    assert_same_as_serial(ground, agreement, directory)
 
 
 @pytest.mark.slow

@@ -260,8 +260,8 @@ def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
     logged = "".join(path.read_text() for path in town.server.glob("log.txt*"))
     assert "\n2026-01-01 00:00:00,000 INFO all is well" not in logged
     summary = json.loads((town.server / "summary.json").read_text())
-    assert summary["accuracy"].get(HOSTILE) is None
-    assert all(summary["accuracy"][site] is not None for site in ("site-a", "site-b"))
+    assert summary["finished"].get(HOSTILE) is None
+    assert all(summary["finished"][site] is not None for site in ("site-a", "site-b"))
     assert all(town.ended(site) is None for site in ("site-a", "site-b"))
     undisturbed(town, tmp_path / "undisturbed")
 

@@ -53,9 +53,10 @@ def admitted(model: str, method: str, sites: int) -> Server:
     """A server whose sites are all there."""
     agreed = agreement(model, method, sites)
     server = Server(agreed)
+    facts = {"columns": "", "classes": [0, CLASSES - 1], "magnitudes": [0.0]}
     hello = {"fingerprint": agreed.fingerprint, "first_weights": agreed.build().fingerprint, "snapshots": []}
     for name in agreed.sites:
-        server.admit(hello | {"site": name, "samples": 10, "validation": 0, "test": 3})
+        server.admit(hello | {"site": name, "samples": 10, "validation": 0, "test": 3, "facts": facts})
     return server
 
 

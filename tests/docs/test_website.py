@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import tools.website.assemble
 import tools.website.mathematics
+import tools.website.reference
 from markdown import Markdown
 from tools.website.__main__ import build
 from tools.website.assemble import REPOSITORY, configuration, for_the_site, pages, place_of
 from tools.website.check import Page, problems
 from tools.website.mathematics import mathml
+from tools.website.reference import with_reference
 
+import coterie
 from coterie.methods import METHODS
 
 
@@ -36,7 +39,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert len(listed) == len(set(listed))
 
 
-@pytest.mark.parametrize("module", [tools.website.assemble, tools.website.mathematics])
+@pytest.mark.parametrize("module", [tools.website.assemble, tools.website.mathematics, tools.website.reference])
 def test_examples_in_the_tools_hold(module: Any) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted
@@ -96,6 +99,33 @@ def test_a_methods_page_has_its_equations_as_mathematics(name: str) -> None:
     text = (REPOSITORY / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     (formula,) = re.findall(r"^```math\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert "<mtr>" in mathml(formula, "block")
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    folder = REPOSITORY / "docs" / "api"
+    text = "\n".join(with_reference(page.read_text(encoding="utf-8")) for page in folder.glob("*.md"))
+    listed = re.findall(r"^#+ .* \{ #([\w.]+) \}$", text, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(coterie.__all__) <= {name.rpartition(".")[2] for name in listed}
+    needed = (
+        "slots.Slot.rows",
+        "layout.Layout.columns",
+        "mixing.among",
+        "exchange.Put",
+        "federation.Federation.add_slot",
+    )
+    assert {f"coterie.core.{name}" for name in needed} <= set(listed)
+
+
+def test_a_reference_to_what_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no Mixture with a docstring there"):
+        with_reference("::: coterie.core.exchange: Mix, Mixture\n")
+
+
+def test_a_signature_is_as_written() -> None:
+    made = with_reference("::: coterie.core.mixing: embedded\n")
+    assert "```python\nembedded(weights: Tensor, members: Tensor, clients: int) -> Tensor\n```" in made
+    assert "```pycon\n>>> " in made
 
 
 @pytest.mark.parametrize("latex", [r"\nosuchthing x", "a & b"])

@@ -96,6 +96,11 @@ def test_an_audit_says_what_is_weak(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a 1: PYSEC-1, mended in 2\n1 packages, 1 with known weaknesses\n"
 
 
+def test_an_audit_that_could_not_ask_says_that_it_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.told({"dependencies": [{"name": "a", "skip_reason": "not there"}]}) == 0
+    assert capsys.readouterr().out == "skipped: the data base said nothing of any package (not there)\n"
+
+
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """The dotted name of everything that is called."""
     for node in ast.walk(tree):

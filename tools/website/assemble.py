@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from tools.website.reference import with_reference
+
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -67,7 +69,7 @@ def with_links_of_the_site(text: str, path: str) -> str:
 def for_the_site(text: str, path: str) -> str:
     """A page as the site shows it. What a fence says to the tests (`console no-run`) is not for readers."""
     text = re.sub(r"^```(\w+) .*$", r"```\1", text, flags=re.MULTILINE)
-    return with_links_of_the_site(text, path)
+    return with_reference(with_links_of_the_site(text, path))
 
 
 def pages(repository: Path = REPOSITORY) -> list[Path]:

@@ -13,6 +13,7 @@ from coterie.cli.federation_rollback import rollback
 from coterie.cli.settings import option, read_texts
 from coterie.cli.terms import SITES, Terms
 
+ANY_PORT = "127.0.0.1:0"
 FILES = Group("Method and method options", sort_key=0)
 NETWORK = Group("Network", sort_key=2)
 OWN = Group("This site", sort_key=1)
@@ -23,6 +24,15 @@ Insecure = Annotated[
 ]
 Commands = Annotated[
     bool, Parameter(help="Print the commands behind this one, and start nothing.", negative=(), group=NETWORK)
+]
+
+Status = Annotated[
+    str,
+    option(
+        "HOST:PORT of a page that shows how it goes, with /health and /metrics; 'off' for none.",
+        "any free port of 127.0.0.1",
+        NETWORK,
+    ),
 ]
 
 
@@ -148,12 +158,13 @@ def server(
     keep_running: Annotated[
         bool, Parameter(help="Go on listening when the last round is over.", negative=(), group=NETWORK)
     ] = False,
+    status: Status = ANY_PORT,
     commands: Commands = False,
 ) -> None:
     """Run a federation's server until the last round is over; the same command resumes a stopped one."""
     from coterie.cli.federation_server import server_command
 
-    server_command(folder, host, 8000 if port is None else port, insecure, keep_running, commands)
+    server_command(folder, host, 8000 if port is None else port, insecure, keep_running, commands, status)
 
 
 @federation.command
@@ -184,6 +195,7 @@ def client(
     port: Annotated[
         int | None, option("A port on this machine, for this machine alone.", "any free one", NETWORK)
     ] = None,
+    status: Status = ANY_PORT,
     dry_run: Annotated[
         bool,
         Parameter(help="Show everything that this site would send, and send nothing.", negative=(), group=OWN),
@@ -194,7 +206,9 @@ def client(
     from coterie.cli.federation_client import ClientOptions, client_command
 
     client_command(
-        ClientOptions(folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0),
+        ClientOptions(
+            folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0, status
+        ),
         commands,
         dry_run,
     )

@@ -16,12 +16,15 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
+    tell_of_page,
 )
 from coterie.cli.problems import InterruptionError
 from coterie.cli.signals import exit_code
 from coterie.cli.spoken import tell
-from coterie.deployment.check import look
+from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
+from coterie.deployment.site_status import SiteStatus, site_journal
+from coterie.deployment.status import served_status, status_address
 from coterie.errors import require, unknown
 from coterie.files import private_folder
 
@@ -41,6 +44,7 @@ class ClientOptions:
     root_certificate: Path | None
     insecure: bool
     port: int
+    status: str
 
 
 def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) -> None:
@@ -51,7 +55,7 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
     from coterie.deployment.flower.node import Node
     from coterie.deployment.flower.processes import joined, split_address
 
-    server = joined(*split_address(given.server))
+    server, page = joined(*split_address(given.server)), status_address(given.status)
     data = given.data.expanduser().resolve()
     require(data.exists(), f"data = {given.data}: there is no such file or folder")
     require("/" not in given.name and not given.name.startswith("."), f"name = {given.name}: is no name of a site")
@@ -68,7 +72,7 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
         settings["label"] = given.label
     node = Node(own, server, settings, key, authority, given.port)
     with tempfile.TemporaryDirectory() as fresh:
-        _check(given, agreement, data, Path(fresh) / APP)
+        facts = _check(given, agreement, data, Path(fresh) / APP)
         app = packed_app(Path(fresh) / APP)
     if given.insecure:
         insecure_warning(
@@ -84,7 +88,18 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
             node.prepare()
             return
         Audit(node.audit).note("started", site=given.name, server=server, app=mark)
-        with by_signal(), node:
+        source = SiteStatus(
+            given.name,
+            facts.name,
+            server,
+            facts.method,
+            facts.rounds,
+            site_journal(state.resolve(), facts.name, given.name),
+            lambda: node.connected,
+            facts.class_names,
+        )
+        with by_signal(), served_status(source, page) as served, node:
+            tell_of_page(served)
             tell(f"{given.name} connects to {server}; Ctrl-C ends it, the log is {node.log}")
             node.keep_alive(tell)
     except KeyboardInterrupt as stop:
@@ -127,10 +142,11 @@ def _credentials(given: ClientOptions, own: Path) -> tuple[Path, Path]:
     return key.resolve(), authority.resolve()
 
 
-def _check(given: ClientOptions, agreement: Path, data: Path, app: Path) -> None:
+def _check(given: ClientOptions, agreement: Path, data: Path, app: Path) -> FederationFacts:
     """See that the site is one of the federation and that its data fits; write the app to be run."""
     tell(f"checking {data} against {agreement}")
     facts = look(agreement, data, given.label or "", app)
     if given.name not in facts.sites:
         raise unknown(f"site of {facts.name}", given.name, facts.sites)
     tell(f"{facts.samples} samples fit")
+    return facts

@@ -13,6 +13,7 @@ from coterie.cli.federation_shared import (
     insecure_warning,
     print_commands,
     require_flower,
+    tell_of_page,
 )
 from coterie.cli.federation_version import NextVersion
 from coterie.cli.following import Follower
@@ -21,6 +22,8 @@ from coterie.cli.signals import exit_code
 from coterie.cli.spoken import tell
 from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
+from coterie.deployment.server_status import FederationStatus
+from coterie.deployment.status import served_status, status_address
 from coterie.errors import require
 from coterie.report.terminal import plain_table, print_result
 
@@ -33,14 +36,32 @@ if TYPE_CHECKING:
 ANYWHERE = ("0.0.0.0", "::")
 
 
-def server_command(folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool) -> None:
+def server_command(
+    folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool, status: str
+) -> None:
     """Run a federation's server, one version of its agreement after the other."""
     require_flower()
-    while not _version_command(folder, host, port, insecure, keep_running, commands):
+    page = _lasting(status_address(status))
+    while not _version_command(folder, host, port, insecure, keep_running, commands, page):
         tell("the agreement or the accepted keys have changed: the server begins anew with them")
 
 
-def _version_command(folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool) -> bool:
+def _lasting(page: tuple[str, int] | None) -> tuple[str, int] | None:
+    """The same address with a port that stays, whatever version of the agreement is run."""
+    from coterie.deployment.flower.processes import free_port
+
+    return (page[0], page[1] or free_port(page[0])) if page is not None else None
+
+
+def _version_command(
+    folder: Path,
+    host: str,
+    port: int,
+    insecure: bool,
+    keep_running: bool,
+    commands: bool,
+    page: tuple[str, int] | None,
+) -> bool:
     """Run a federation's server under its agreement as it is now; False if that has a next version, which is due."""
     from coterie.deployment.flower.app import APP
     from coterie.deployment.flower.keys import Keys
@@ -78,10 +99,18 @@ def _version_command(folder: Path, host: str, port: int, insecure: bool, keep_ru
         following = NextVersion(agreement, facts.version, None if keys is None else keys.public_folder)
         follower = Follower(link.folder, facts, following, list if keys is None else _expiry(keys, folder).news)
         try:
-            with by_signal():
+            source = FederationStatus(link.folder, facts, link.ended, lambda: _days_left(keys))
+            with by_signal(), served_status(source, page) as served:
+                tell_of_page(served)
                 return _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
         except KeyboardInterrupt as stop:
             raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
+
+
+def _days_left(keys: Keys | None) -> int | None:
+    from coterie.deployment.flower.keys import days_left
+
+    return None if keys is None else days_left(keys.certificate)
 
 
 def _expiry(keys: Keys, folder: Path) -> ExpiryWatch:
@@ -202,7 +231,7 @@ def print_results(follower: Follower, facts: FederationFacts) -> None:
     """Show how good every site's finished model is."""
     summary = follower.summary()
     table = plain_table("site", f"{facts.metric} of its finished model", right=(1,))
-    found = summary.get(facts.metric, {})
+    found = summary.get("finished", {})
     for site in facts.sites:
         score = found.get(site)  # none of a site without test samples, or one that says so
         table.add_row(site, "–" if score is None else f"{score:.4f}")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.panel import Panel
@@ -20,6 +21,9 @@ from rich.text import Text
 from coterie.cli.signals import TerminationError
 from coterie.cli.spoken import WARNING, as_json, tell
 from coterie.errors import require
+
+if TYPE_CHECKING:
+    from coterie.deployment.status import StatusServer
 
 STATE = Path("federation-state")  # a site's, where nothing else is named
 KEY, AUTHORITY = "key", "ca.pem"  # in a site's folder there
@@ -48,6 +52,15 @@ def insecure_warning(consequence: str) -> None:
         f"No encryption, no keys. {consequence} Use it for trials on one machine, never with data that matters; "
         "'coterie federation keys' makes the keys for the secure mode.",
     )
+
+
+def tell_of_page(server: StatusServer | None) -> None:
+    """Say where the status page is, and who can read it."""
+    if server is None:
+        return
+    if server.names is None:
+        tell(f"warning: everybody who reaches {server.address} can read how this federation goes")
+    tell(f"how it goes: {server.address} (for monitors: {server.address}health, {server.address}metrics)")
 
 
 def print_commands(commands: Mapping[str, Sequence[str]], home: Path) -> None:

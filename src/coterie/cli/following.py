@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from coterie.cli.federation_version import NextVersion
 from coterie.cli.problems import FailureError
 from coterie.cli.spoken import WARNING, as_json, tell
 from coterie.deployment.check import FederationFacts
+from coterie.errors import PassingError
 from coterie.files import write_whole
 
 POLL = 0.25  # seconds between two looks at the files
@@ -49,7 +50,8 @@ class Follower:
         self.folder, self.facts, self.following, self.warnings = folder, facts, following, warnings
         self.round = 0
         self._scores = ""
-        self._read = {"rounds.jsonl": 0, "log.txt": 0}
+        self._seen: tuple[int, int] | None = None  # the file of the rounds, as it was last read
+        self._read = 0  # of the log
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("rounds"),
@@ -64,9 +66,8 @@ class Follower:
     def begin(self) -> None:
         """Forget what a former run said of its state; what it logged is old news."""
         (self.folder / "status.json").unlink(missing_ok=True)
-        for name in self._read:
-            path = self.folder / name
-            self._read[name] = path.stat().st_size if path.exists() else 0
+        path = self.folder / "log.txt"
+        self._read = path.stat().st_size if path.exists() else 0
 
     def follow(self, link: Runs, run: str) -> bool:
         """Show progress until the run has finished (True) or its next version is due; a failure is an error."""
@@ -143,27 +144,36 @@ class Follower:
     def _line(self, status: dict[str, Any]) -> str:
         if not status:
             return "waiting for the ServerApp"
-        for line in self._news("rounds.jsonl"):
-            self._scores = means_of(json.loads(line), self.facts.quantity) or self._scores
-            self.round = int(json.loads(line)["round"])
+        self._look_at_rounds()
         self.round = max(self.round, int(status["round"]) - (status["state"] == "running" and bool(status["message"])))
         here = f"{len(status['present'])} of {len(self.facts.sites)} sites are here"
         return ", ".join(part for part in (status["state"], here, self._scores, status["message"]) if part)
 
-    def _news(self, name: str) -> list[str]:
-        path = self.folder / name
+    def _look_at_rounds(self) -> None:
+        """Read the rounds if they have changed: a new one also says how the last one ended at the sites."""
+        path = self.folder / "rounds.jsonl"
+        if not path.exists():
+            return
+        found = path.stat()
+        if (found.st_ino, found.st_size) != self._seen:
+            self._seen = (found.st_ino, found.st_size)
+            lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+            self._scores = means_of(lines)
+            self.round = int(lines[-1]["round"]) if lines else 0
+
+    def _news(self) -> list[str]:
+        path = self.folder / "log.txt"
         if not path.exists():
             return []
         with path.open("rb") as file:
-            # A resumed server cuts lines off that its checkpoint does not know.
-            begin = min(self._read[name], path.stat().st_size)
+            begin = min(self._read, path.stat().st_size)  # it may have been moved away
             file.seek(begin)
             whole, end, _ = file.read().rpartition(b"\n")
-        self._read[name] = begin + len(whole) + len(end)
+        self._read = begin + len(whole) + len(end)
         return whole.decode("utf-8", errors="replace").splitlines()
 
     def _pass_on_log(self) -> None:
-        for line in self._news("log.txt"):
+        for line in self._news():
             level = next((level for level in SHOWN_LEVELS if level in line), None)
             if level is None:
                 continue
@@ -173,7 +183,11 @@ class Follower:
                 self._bar.console.print(line, markup=False, soft_wrap=True)
 
     def _require_alive(self, link: Runs, run: str) -> None:
-        status, details = link.run_status(run)
+        try:
+            status, details = link.run_status(run)
+        except PassingError as error:  # a machine that is far too busy: the processes are alive, and asked again later
+            tell(f"nothing is known of the run just now ({error}); looking again")
+            return
         if status.startswith("finished") and self._status().get("state") not in ("finished", "failed"):
             raise FailureError(
                 f"the run ended ({status}: {details}) before the federation did; the same command resumes; "
@@ -183,19 +197,21 @@ class Follower:
     def _await_end(self, link: Runs, run: str) -> None:
         """Let the ServerApp report its end, so that the run does not look cut off."""
         end = time.monotonic() + ENDING
-        while time.monotonic() < end and not link.run_status(run)[0].startswith("finished"):
-            time.sleep(POLL)
+        with suppress(PassingError):  # all that counts is on the disk
+            while time.monotonic() < end and not link.run_status(run)[0].startswith("finished"):
+                time.sleep(POLL)
 
 
-def means_of(line: dict[str, Any], quantity: str) -> str:
-    """The mean over sites of what they are judged by, in a line of `rounds.jsonl`.
+def means_of(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The newest means over sites of what they are judged by, from the lines of `rounds.jsonl`.
 
-    >>> means_of({"received": {"a": {"correct": 3, "samples": 4, "loss": 1.0}}}, "correct")
-    'received mean 0.7500'
+    >>> means_of([{"received": {"mean": 0.75}, "trained": {"mean": 0.7}}, {"trained": {"mean": 0.8}}])
+    'received mean 0.7500, trained mean 0.8000'
     """
     found = []
     for moment in ("received", "trained"):
-        scores = [score[quantity] / score["samples"] for score in line.get(moment, {}).values() if score["samples"]]
-        if scores:
-            found.append(f"{moment} mean {sum(scores) / len(scores):.4f}")
+        means = (line[moment]["mean"] for line in reversed(lines) if moment in line)
+        newest = next((mean for mean in means if mean is not None), None)
+        if newest is not None:
+            found.append(f"{moment} mean {newest:.4f}")
     return ", ".join(found)

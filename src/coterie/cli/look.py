@@ -175,11 +175,19 @@ def predict(
         Path | None,
         Parameter(help="The .csv file to write.", show_default="a table is printed", group=OUTPUT),
     ] = None,
+    all: Annotated[
+        bool,
+        Parameter(
+            help="Of data that the model was trained on, predict all samples, not just those held out.",
+            negative=(),
+            group=OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Print what a site's model predicts for new data, and how often that is right if labels are known."""
     from coterie.cli.predict import predict_command
 
-    predict_command(model, data, label, out)
+    predict_command(model, data, label, out, all)
 
 
 def _list(kind: str) -> None:

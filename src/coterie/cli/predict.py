@@ -6,23 +6,34 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
+from coterie.core.task.quality import calibration_errors, quality_of, recalls
 from coterie.data.labels import Classes
 from coterie.deployment.predict.file import About
+from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.predict.model import loaded, predict
 from coterie.deployment.predict.samples import Samples, read_samples
+from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.report.terminal import plain_table, print_result
 
 SHOWN = 20
 
 
-def predict_command(model: Path, data: Path, label: str, out: Path | None) -> None:
-    """Predict, write or print the table, and print the accuracy if labels are known."""
+def predict_command(model: Path, data: Path, label: str, out: Path | None, everything: bool) -> None:
+    """Predict, write or print the table, and print how good that is if labels are known."""
     module, about = loaded(model)
     classes = Classes(about.classes, about.class_names)
     samples = read_samples(data, about.shape, classes, label)
+    held_out = _held_out(about, samples, model)
+    if held_out is not None and not everything:
+        print_result(
+            f"{about.site} trained on these {len(samples.names)} samples, but for {len(held_out)} that it held out: "
+            "only those are predicted (--all predicts all)"
+        )
+        samples = samples.only(held_out)
     predicted, probabilities = predict((module, about), samples.inputs, progress=True)
     rows = _rows(samples, predicted, probabilities, about)
     header = ["sample", "predicted", "probability", *(["label"] if samples.labels is not None else [])]
@@ -38,9 +49,32 @@ def predict_command(model: Path, data: Path, label: str, out: Path | None) -> No
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         write_whole(out, text.getvalue().encode())
         print_result(f"The predictions for {len(rows)} samples are in {out}")
-    if samples.labels is not None:
-        correct = int((predicted == samples.labels).sum())
-        print_result(f"accuracy {correct / len(rows):.4f} ({correct} of {len(rows)} samples)")
+    if samples.labels is not None and len(rows):
+        print_result(_judged(probabilities, samples.labels, about.classes))
+        if held_out is not None and everything:
+            part = _judged(probabilities[held_out], samples.labels[held_out], about.classes)
+            print_result(f"on the held-out samples: {part}", "the others were trained on: that they fit says little")
+
+
+def _held_out(about: About, samples: Samples, model: Path) -> Tensor | None:
+    """Which of the samples the model was not trained on, if these are its site's own."""
+    if about.trained_on is None:
+        return None
+    try:
+        return OwnData(**about.trained_on).held_out(samples.inputs)
+    except (TypeError, ValueError):
+        raise CoterieError(f"'{model}': what it says of the data that it was trained on cannot be read") from None
+
+
+def _judged(probabilities: Tensor, labels: Tensor, classes: int) -> str:
+    """How good predictions are, in words."""
+    counts = {name: values[0].numpy() for name, values in quality_of([probabilities], [labels], classes).items()}
+    hits, shares = int(counts["hits"].sum()), recalls(counts)
+    told = [f"accuracy {hits / len(labels):.4f} ({hits} of {len(labels)} samples)"]
+    if not np.isnan(counts["auc"]):
+        told.append(f"AUROC {counts['auc']:.4f}")
+    told.append(f"sensitivity {float(np.nanmean(shares)):.4f} (mean over classes)")
+    return ", ".join([*told, f"calibration error {float(calibration_errors(counts)):.4f}"])
 
 
 def _rows(samples: Samples, predicted: Tensor, probabilities: Tensor, about: About) -> list[list[str]]:

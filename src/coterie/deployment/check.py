@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from coterie.errors import CoterieError
@@ -20,9 +20,9 @@ class FederationFacts:
     rounds: int
     method: str
     samples: int = 0
-    metric: str = "accuracy"  # what sites are judged by, and the quantity whose mean that is
-    quantity: str = "correct"
+    metric: str = "accuracy"  # what sites are judged by
     fingerprint: str = ""
+    class_names: list[str] = field(default_factory=list)
     version: int = 1
 
 
@@ -50,10 +50,10 @@ def look_here(agreement: Path, data: Path | None = None, label: str = "", app: P
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
     if app is not None:
         write_app(app, agreed)
-    metric = agreed.task.primary
     who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    metric_names = (metric.scale.name, metric.quantity)
-    return FederationFacts(*who, samples, *metric_names, agreed.fingerprint, agreed.version)
+    names = list(agreed.class_names or map(str, range(agreed.classes)))
+    judged = agreed.task.primary.scale.name
+    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version)
 
 
 def main() -> None:

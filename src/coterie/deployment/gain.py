@@ -32,14 +32,18 @@ class Gain:
         >>> print(paired_gain(60, 20, 412).sentence)
         Taking part gains you +9.7 points of accuracy (95 % interval +5.5 to +13.8, 412 held-out samples).
         >>> print(paired_gain(1, 0, 9).sentence)
-        It is not clear yet whether taking part pays: +11.1 points of accuracy (95 % interval -21.3 to +39.5, 9 \
+        It is not clear yet whether taking part pays: +11.1 points of accuracy (95 % interval −21.3 to +39.5, 9 \
 held-out samples).
         """
-        told = f"{self.points:+.1f} points of accuracy"
-        around = f"(95 % interval {self.low:+.1f} to {self.high:+.1f}, {self.samples} held-out samples)"
+        told = f"{_signed(self.points)} points of accuracy"
+        around = f"(95 % interval {_signed(self.low)} to {_signed(self.high)}, {self.samples} held-out samples)"
         if not self.clear:
             return f"It is not clear yet whether taking part pays: {told} {around}."
         return f"Taking part {'gains' if self.points > 0 else 'costs'} you {told} {around}."
+
+
+def _signed(points: float) -> str:
+    return f"{points:+.1f}".replace("-", "−")
 
 
 def paired_gain(better: int, worse: int, samples: int) -> Gain | None:

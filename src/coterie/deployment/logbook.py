@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,17 +14,29 @@ from torch import Tensor
 
 from coterie.deployment.admission import Standing
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import (
+    about_of,
+    config_of,
+    lines_with,
+    partition_of,
+    renumbered,
+    summary_so_far,
+    with_received,
+)
 from coterie.deployment.carry import carry_over
 from coterie.deployment.server import Report, Server
 from coterie.errors import CoterieError, require
+from coterie.experiment.about import About, session
 from coterie.experiment.directory import RunDirectory, load_metadata, load_tensors, save_tensors
-from coterie.experiment.kept import CHECKPOINT, MIXES, ROUNDS, SUMMARY
+from coterie.experiment.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.files import link_whole, remove_partial, write_whole
 
 log = logging.getLogger("coterie")
 
 STATUS = "status.json"
 CHECKPOINTS = "checkpoints"
+FINISHED = "finished"
+"""Where the summary tells how good every site's finished model is."""
 
 State = Literal["waiting", "running", "finished", "failed"]
 
@@ -40,6 +51,7 @@ class Logbook:
             remove_partial(path / folder)
         remove_partial(path)
         self._directory = RunDirectory(path)
+        self._told: About = {}  # what the folder says of the federation as a whole
 
     def checkpoint(self, server: Server) -> None:
         """Save everything that the next round starts from, beside that of the rounds before, to go back to."""
@@ -57,6 +69,19 @@ class Logbook:
             counted[-self.agreement.checkpoints :]
         ):  # later ones were taken back
             self._kept(round).unlink(missing_ok=True)
+        self._describe(server)
+
+    def _describe(self, server: Server) -> None:
+        """Let the folder be opened like a run's: how it is set up, and what is known of the sites so far."""
+        first = not self._directory.has(ABOUT)
+        known = [] if first else self._directory.about()["sessions"]
+        sessions = known if self._told else [*known, session(server.federation.round - 1)]
+        about = about_of(server, sessions)
+        if about != self._told:
+            partition_of(server).save(self.path / PARTITION)
+            self._directory.write_about(about)
+            self._directory.write_config(config_of(self.agreement))
+            self._told = about
 
     def checkpoints(self) -> list[int]:
         """The rounds that can be gone back to."""
@@ -117,7 +142,8 @@ class Logbook:
             server.federation.round = int(about["round"])
         self._remove_former()
         if self._has_lines:
-            self._directory.cut_back(server.federation.round)
+            kept = self._directory.cut_back(server.federation.round)
+            self._directory.write_lines([renumbered(line, self.agreement) for line in kept])
         for round in self._directory.recorded_rounds():
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
@@ -130,8 +156,9 @@ class Logbook:
             federation.sizes[self.agreement.sites.index(name)] = known.samples
         carry_over(state, before, int(about["round"]), self.agreement, federation)
         left = [site for site in before if site not in self.agreement.sites]
+        (self.path / SUMMARY).unlink(missing_ok=True)  # it goes on, and has no end yet
         if left:
-            self._forget(left)
+            self._forget()
         self.checkpoint(server)
         log.info(
             "version %d of the agreement takes over after round %d%s",
@@ -146,23 +173,17 @@ class Logbook:
             if load_metadata(self._kept(round)).get("fingerprint") in self.agreement.former:
                 self._kept(round).unlink()
 
-    def _forget(self, sites: list[str]) -> None:
-        """Delete what files say of sites that left, but for the rounds in which they took part."""
+    def _forget(self) -> None:
+        """Delete what numbers sites that have left; the names of who took part in a round stay in its line."""
         for round in self._directory.recorded_rounds():
-            self._directory.remove_mixes(round)  # they number the sites as they were then
-        path = self.path / SUMMARY
-        if path.is_file():
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            name = self.agreement.task.primary.scale.name
-            summary[name] = {site: value for site, value in summary[name].items() if site not in sites}
-            write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+            self._directory.remove_mixes(round)
 
     def add(self, report: Report) -> None:
         """Record a round."""
-        line = {name: value for name, value in asdict_without_mixes(report).items() if value not in ({}, [])}
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
-        self._directory.add_line(line)  # last: what fails before can be done again
+        lines = self._directory.lines() if self._has_lines else []
+        self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
 
     def status(self, state: State, server: Server, present: list[str], message: str = "") -> None:
         """Say how the federation stands, for whoever watches."""
@@ -181,24 +202,24 @@ class Logbook:
 
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
-        path = self.path / SUMMARY
-        metric = self.agreement.task.primary
-        name = metric.scale.name
-        known: dict[str, float | None] = json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else {}
-        found = {site: metric.value(sums) if sums else math.nan for site, sums in server.finals.items()}
-        # A site without test samples has no number, and JSON has none for that.
-        sites = known | {site: None if math.isnan(value) else value for site, value in found.items()}
-        sites = dict(sorted(sites.items()))
-        judged = [value for value in sites.values() if value is not None]
+        lines = self._directory.lines()
+        finals = {site: sums for site, sums in server.finals.items() if sums}  # under a promise of privacy none is told
+        if lines and finals:
+            lines[-1] = with_received(lines[-1], finals, self.agreement)
+            self._directory.write_lines(lines)
+        self._describe(server)
+        last = lines[-1].get("received", {}) if lines else {}
+        name = self.agreement.task.primary.scale.name
+        found = dict(zip(self.agreement.sites, last.get(name, ()), strict=False))
+        here = [site for site in self.agreement.sites if found.get(site) is not None or site in server.finals]
+        told = {site: found.get(site) for site in here}
         summary = {
+            **summary_so_far(server, lines),
             "federation": self.agreement.name,
-            "method": self.agreement.plain()["method"],
-            "rounds": server.federation.round,
-            name: sites,
-            "mean": sum(judged) / len(judged) if judged else None,
+            FINISHED: told,
             **self._privacy(),
         }
-        write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def _privacy(self) -> dict[str, Any]:
         """What each site says that it has spent, and what that means; nothing without a promise."""
@@ -209,8 +230,3 @@ class Logbook:
         for line in self._directory.lines() if self._has_lines else []:
             spent |= line.get("epsilon", {})
         return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}
-
-
-def asdict_without_mixes(report: Report) -> dict[str, Any]:
-    """A report as plain values; who learned from whom has a file of its own."""
-    return {name: value for name, value in vars(report).items() if name != "mixes"}

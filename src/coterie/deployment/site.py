@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.facts import facts_of, unsaid
 from coterie.deployment.journal import Journal
 from coterie.deployment.packed import Note, RefusedError, one_line
+from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
@@ -41,7 +44,7 @@ class Site:
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
         self._account: SiteAccount | None = None
-        self._place = workplace(agreement, self.client, data, self._told_size)
+        self._data, self._place = data, workplace(agreement, self.client, data, self._told_size)
         self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
@@ -151,7 +154,7 @@ class Site:
         result = self._test()
         self.assessment.begin(task.note["round"], task.note["since"], self._kept, result)
         self.assessment.finish(task.bytes)
-        about = {"round": str(task.note["round"]), "agreement": self.agreement.toml()}
+        about = {"round": str(task.note["round"]), "agreement": self.agreement.toml(), "trained_on": self._trained_on}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
         told = self._told(result) if self._account is None else None
@@ -164,6 +167,10 @@ class Site:
             raise RefusedError("the task asks for what the method does not send in this round")
         epsilon = account.count(self.federation, recipe, declared_columns(self.federation, uploads))
         return epsilon if math.isfinite(epsilon) else None
+
+    @cached_property
+    def _trained_on(self) -> str:
+        return json.dumps(OwnData.of(self.agreement, self.client, self._data).plain())
 
     def _enter(self, note: Note) -> None:
         """Put the federation at the task's round."""

@@ -19,6 +19,7 @@ from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.errors import require
+from coterie.partition.split import Split
 from coterie.rounds.privacy import check_privacy
 
 
@@ -125,13 +126,18 @@ def workplace(
 
 def own_split(agreement: Agreement, data: Dataset, client: int) -> tuple[Tensor, Tensor, Tensor]:
     """A site's training, validation and test samples: by the file's own test part if it has one, else by chance."""
-    split, key = agreement.split, agreement.keys[client]
-    if data.train_size < len(data):
-        train, validation = split.without_validation(np.arange(data.train_size), agreement.seed, key)
-        parts = (train, validation, np.arange(data.train_size, len(data)))
+    require(
+        data.train_size < len(data) or len(data) >= 2,
+        f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing",
+    )
+    return split_samples(agreement.split, agreement.seed, agreement.keys[client], len(data), data.train_size)
+
+
+def split_samples(split: Split, seed: int, key: int, count: int, train_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Training, validation and test samples of `count`, of which those from `train_size` on may be a test part."""
+    if train_size < count:
+        train, validation = split.without_validation(np.arange(train_size), seed, key)
+        parts = (train, validation, np.arange(train_size, count))
     else:
-        require(
-            len(data) >= 2, f"data '{data.name}': {len(data)} sample; a site needs at least 2, one of them for testing"
-        )
-        parts = split(np.arange(len(data)), agreement.seed, key)
+        parts = split(np.arange(count), seed, key)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])

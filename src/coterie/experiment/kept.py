@@ -42,6 +42,9 @@ LAYOUT = "layout"
 LINES = "lines"
 """Where that text holds the digest of the lines of all rounds until then."""
 
+FEDERATION = "federation"
+"""The engine in the configuration of what a federation's server kept: sites trained, each for itself."""
+
 ESSENTIAL = ("method", "data", "partition", "model", "rounds", "seed", "engine", "threads", "memory", "set")
 """What no configuration lacks that a run has written."""
 

@@ -20,7 +20,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line
-from coterie.experiment.kept import LAYOUT, KeptRun
+from coterie.experiment.kept import FEDERATION, LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Inputs, Result, metric_of, plot_mixing, plot_run, recorded_mixes
 from coterie.experiment.summary import summary_of
@@ -242,6 +242,11 @@ class OpenedRun(Displayed):
     @property
     def _ground(self) -> tuple[Config, About, Partition, Experiment | None, Path]:
         """All that there is to put model and method in place again."""
+        require(
+            self.config["engine"] != FEDERATION,
+            f"run = {self.path}: is a federation's server, which does not have its sites' models; each site has "
+            "its own ('coterie federation model')",
+        )
         self._require_described("method", "model")
         config = self.config if self._experiment is not None else self._kept.own_config()
         return config, self.about, self.partition, self._experiment, self.path

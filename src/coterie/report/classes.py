@@ -24,9 +24,12 @@ def class_counts(run: RunRecord) -> ClassCounts:
     about = run.directory.about()
     try:
         data, names = about["data"]["name"], tuple(map(str, about["data"]["class_names"]))
-        counts = np.array([one["classes"] for one in about["clients"] if one["takes_part"]], np.int64)
+        told = [one["classes"] for one in about["clients"] if one["takes_part"]]
+        unknown = any(count is None for own in told for count in own)
+        counts = np.array([] if unknown else told, np.int64)
     except (ValueError, KeyError, TypeError, OverflowError):
         raise CoterieError("what the run says of its classes cannot be read") from None
+    require(not unknown, "a federation's server is not told which classes its sites have, unless the method needs that")
     require(bool(names), f"data '{data}' has no classes")
     fits = counts.shape == (len(run.names), len(names)) and not (counts < 0).any()
     require(fits, "what the run says of its classes does not fit its clients")

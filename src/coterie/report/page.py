@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from coterie.errors import CoterieError
 from coterie.files import write_whole
+from coterie.report.html import html_page
 from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
 from coterie.report.rounding import Content
@@ -21,7 +16,6 @@ from coterie.report.severalruns import several_content
 from coterie.typed import typed
 from coterie.version import VERSION
 
-ASSETS = files("coterie.report") / "assets"
 # In the order in which they need each other.
 SCRIPTS = (
     "kit.js",
@@ -31,6 +25,7 @@ SCRIPTS = (
     "quality.js",
     "learning.js",
     "graph.js",
+    "influence.js",
     "several.js",
     "search.js",
     "main.js",
@@ -88,34 +83,6 @@ def _folders(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
             notes.append(str(error))
 
 
-def page(content: Content, scripts: Sequence[str] = SCRIPTS, more_policy: str = "") -> str:
-    """The page of a content. Its own style and scripts are the only ones that a browser will run."""
-    style = _asset("style.css")
-    script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, scripts)) + "})();\n"
-    own = f"script-src {_digest(script)}; style-src {_digest(style)}"
-    return Template(_asset("page.html")).substitute(
-        title=html.escape(f"{content['title']} – Coterie"),
-        policy=f"default-src 'none'; {own}{more_policy}",
-        style=style,
-        script=script,
-        data=embedded(content),
-    )
-
-
-def embedded(content: Content) -> str:
-    """A content as JSON that no text in it can break out of: letters that HTML minds are written as numbers.
-
-    >>> embedded({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
-    """
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    """How a page's policy names one script or style."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def page(content: Content) -> str:
+    """The page of a report's content."""
+    return html_page(content, SCRIPTS)

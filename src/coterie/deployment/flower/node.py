@@ -142,6 +142,7 @@ class Node:
         self._processes: dict[str, Process] = {}
         self._restarts: dict[str, Restarts] = {}
         self._lock: Lock | None = None
+        self.connected = False  # as far as `keep_alive` knows
 
     def __enter__(self) -> Self:
         self.start()
@@ -263,6 +264,11 @@ class Node:
         return self._processes["relay"]
 
     @property
+    def resident(self) -> Process:
+        """The resident's process, which may have ended."""
+        return self._processes["resident"]
+
+    @property
     def accepted(self) -> bool:
         """Whether the server has taken this node."""
         return ACCEPTED in self.process.said()
@@ -325,7 +331,7 @@ class Node:
         pause = AGAIN
         while True:
             self.wait_accepted(tell=tell)
-            began = time.monotonic()
+            began, self.connected = time.monotonic(), True
             self.relay.news()  # what it said of vain attempts is over
             tell(f"connected to {self.server}")
             while (gone := self._gone()) is None:
@@ -334,6 +340,7 @@ class Node:
                     tell(f"warning: {warning}")
                 self.revive(tell)
                 time.sleep(0.5)
+            self.connected = False
             self.pass_on(tell)
             if time.monotonic() - began > FORGOTTEN:
                 pause = AGAIN

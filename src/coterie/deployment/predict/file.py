@@ -27,7 +27,8 @@ class About:
     """What is known about a site's model.
 
     `classifier` is a module's path, `set` the method's options. `finished` says whether the federation came to its
-    end at the site; if not, `note` says what that means for the model.
+    end at the site; if not, `note` says what that means for the model. `trained_on` is the site's `OwnData`, by which
+    its held-out samples are known again.
     """
 
     model: str
@@ -44,6 +45,7 @@ class About:
     rounds: int
     finished: bool = True
     note: str = ""
+    trained_on: dict[str, Any] | None = None
     task: str = "classification"
     version: str = VERSION
     format: int = FORMAT

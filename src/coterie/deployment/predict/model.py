@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import tomllib
 from collections.abc import Mapping
@@ -120,6 +121,8 @@ def export_model(site: Store | Path, out: Path) -> About:
         log.warning("site %s: %s", metadata["site"], note)
     blueprint = agreement.build()
     about = About.of(agreement, blueprint.layout, metadata["site"], round, finished, note)
+    if "trained_on" in metadata:
+        about = replace(about, trained_on=json.loads(metadata["trained_on"]))
     alone = about.agreement()
     federation = _federation(alone, blueprint)
     _restore(federation, tensors)

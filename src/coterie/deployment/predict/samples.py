@@ -35,6 +35,11 @@ class Samples:
     inputs: Tensor
     labels: Tensor | None = None
 
+    def only(self, places: Tensor) -> Samples:
+        """Some of them: those at `places [m]`."""
+        names = tuple(self.names[place] for place in places.tolist())
+        return Samples(names, self.inputs[places], None if self.labels is None else self.labels[places])
+
 
 def read_samples(
     path: Path, shape: Shape, classes: Classes, label: str = DEFAULT_LABEL, *, progress: bool = True

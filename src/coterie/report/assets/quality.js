@@ -2,7 +2,7 @@
 
 const percent = (value) => (known(value) ? `${Number((100 * value).toFixed(1))} %` : '–');
 const RECALL = 'How to read: the share of a class’s test samples that the finished models recognise, as received after the last round.';
-const RELIABLE = 'Bins with less than 1 % of the samples are dots alone. The dashed line is perfect calibration: of the predictions made with 80 % confidence, 80 % are right. Below it, models are surer than they should be. The expected calibration error (ECE) is the mean distance from the line, by samples.';
+const RELIABLE = 'Bins with less than 1 % of the samples, or fewer than 5, are dots alone. The dashed line is perfect calibration: of the predictions made with 80 % confidence, 80 % are right. Below it, models are surer than they should be. The expected calibration error (ECE) is the mean distance from the line, by samples.';
 
 /** Rows × columns of shares, stronger for more; the number stands in the cell where there is room. */
 function shareGrid(width, { rows, columns, value, tell, columnTitle }) {
@@ -33,15 +33,15 @@ function shareGrid(width, { rows, columns, value, tell, columnTitle }) {
 }
 
 /** Accuracy over confidence: curves `{label, confidence, accuracy, samples, colour, dash}` against the diagonal. */
-function reliabilityPlot(width, curves) {
-  const height = Math.min(Math.max(width * 0.7, 260), 400);
+function reliabilityPlot(width, curves, most = 400) {
+  const height = Math.min(Math.max(width * 0.7, 260), most);
   const { svg, px, py } = axes(width, height, { x: [0, 1], y: [0, 1], xTitle: 'confidence (mean of the bin), %', yTitle: 'right predictions, %', xText: (v) => String(Math.round(100 * v)), yText: (v) => String(Math.round(100 * v)) });
   svg.append(draw('line', { x1: px(0), x2: px(1), y1: py(0), y2: py(1), stroke: 'var(--soft)', 'stroke-width': 1.4, 'stroke-dasharray': '5 4' }));
   for (const one of curves) {
     const all = one.samples.reduce((sum, count) => sum + count, 0) || 1;
     const there = one.samples.map((_, i) => i).filter((i) => one.samples[i]);
     // A bin of a few samples lies anywhere: it is a dot, and no turn of the line.
-    const firm = there.filter((i) => one.samples[i] >= 0.01 * all);
+    const firm = there.filter((i) => one.samples[i] >= Math.max(0.01 * all, 5));
     svg.append(draw('path', { d: path(firm.map((i) => [px(one.confidence[i]), py(one.accuracy[i])])), fill: 'none', stroke: one.colour, 'stroke-width': 2, 'stroke-dasharray': one.dash || '', 'stroke-linejoin': 'round' }));
     for (const i of there) {
       const dot = draw('circle', { cx: px(one.confidence[i]), cy: py(one.accuracy[i]), r: 3 + 9 * Math.sqrt(one.samples[i] / all), fill: one.colour, 'fill-opacity': 0.55, stroke: one.colour });

@@ -1,0 +1,178 @@
+"""How a federation stands, from the files that its server writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.deployment.as_run import SET_ASIDE, UNANSWERED
+from coterie.deployment.check import FederationFacts
+from coterie.deployment.logbook import STATUS
+from coterie.deployment.prometheus import Gauge
+from coterie.errors import CoterieError
+from coterie.experiment.kept import ABOUT, CONFIG, ROUNDS
+from coterie.report.watching import WatchedRun
+from coterie.version import VERSION
+
+STATES = ("waiting", "running", "finished", "failed")
+TOLD = {
+    "asked": "Rounds in which a site was asked.",
+    "answered": "Rounds in which a site's answer counted.",
+    UNANSWERED: "Rounds in which a site's answer did not come in time.",
+    "refused": "Rounds in which a site's answer was not as agreed.",
+    "lost": "Rounds in which a site had lost what it kept.",
+    SET_ASIDE: "Rounds in which a site's answer was set aside, because it jumped.",
+}
+
+
+@dataclass
+class FederationStatus:
+    """A `StatusSource`: `folder` is the server's, `ended` names a process that has ended by itself.
+
+    `days_left` says for how many days the server's certificate holds; none where there are no keys.
+    """
+
+    folder: Path
+    facts: FederationFacts
+    ended: Callable[[], str | None]
+    days_left: Callable[[], int | None]
+    script = "server.js"
+    _run: WatchedRun | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def title(self) -> str:
+        """What the page is about."""
+        return f"{self.facts.name}, the server"
+
+    def content(self) -> dict[str, Any]:
+        """How it stands, every site, the rounds so far, and who learned from whom in the last one."""
+        lines = self._lines()
+        return {
+            "federation": self.facts.name,
+            "method": self.facts.method,
+            "metric": self.facts.metric,
+            "rounds": self.facts.rounds,
+            "version": VERSION,
+            "folder": str(self.folder),
+            "status": self._status(),
+            "problem": self.problem(),
+            "sites": self._sites(lines),
+            "lines": [_short(line) for line in lines],
+            "run": self._details(),
+        }
+
+    def problem(self) -> str:
+        """A process that has ended by itself, or a federation that has failed."""
+        status = self._status()
+        failed = f"the federation failed: {status.get('message', '')}" if status.get("state") == "failed" else ""
+        return self.ended() or failed
+
+    def gauges(self) -> list[Gauge]:
+        """Numbers of the federation, its last round, and every site."""
+        status, lines = self._status(), self._lines()
+        state = Gauge("federation_state", "How the federation stands: 1 for the state that it is in.")
+        for name in STATES:
+            state.at(float(status.get("state") == name), state=name)
+        planned = Gauge("federation_rounds_planned", "Rounds that were agreed on.").at(self.facts.rounds)
+        done = Gauge("federation_round", "Rounds that are over.").at(len(lines))
+        present = Gauge("federation_site_present", "Whether a site is connected.")
+        quarantined = Gauge("federation_site_quarantined", "Whether a site's answers do not count for now.")
+        for site in self.facts.sites:
+            present.at(float(site in status.get("present", ())), site=site)
+            quarantined.at(float(site in status.get("quarantined", ())), site=site)
+        found = [state, planned, done, present, quarantined, *self._by_site(lines)]
+        moved = Gauge("federation_bytes_total", "Bytes of models that travelled so far.", counter=True)
+        for way in ("down", "up"):
+            moved.at(sum(line["bytes"][way] for line in lines), way=way)
+        taken = Gauge("federation_round_seconds", "How long the last round took.")
+        when = Gauge("federation_last_round_timestamp_seconds", "When the last round was over.")
+        if lines:
+            taken.at(sum(lines[-1]["seconds"].values()))
+            when.at((self.folder / ROUNDS).stat().st_mtime)
+        left = Gauge("federation_certificate_days_left", "For how many days the server's certificate holds.")
+        return [*found, moved, taken, when, left.at(self.days_left())]
+
+    def _by_site(self, lines: list[dict[str, Any]]) -> list[Gauge]:
+        counts = {name: Gauge(f"federation_site_{name}_total", text, counter=True) for name, text in TOLD.items()}
+        score = Gauge("federation_site_score", "What a site was last judged by, at a moment.")
+        for one in self._sites(lines):
+            for name in TOLD:
+                counts[name].at(one["counts"][name], site=one["name"])
+            for moment in ("received", "trained"):
+                score.at(one[moment], site=one["name"], moment=moment)
+        return [*counts.values(), score]
+
+    def _sites(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Every site: whether it is here, how often what happened to it, and its last scores."""
+        status, known = self._status(), {one["name"]: one for one in self._json(ABOUT).get("clients", [])}
+        found = []
+        for place, name in enumerate(self.facts.sites):
+            newest = {
+                moment: next(
+                    (
+                        value
+                        for line in reversed(lines)
+                        if (value := _score(line, moment, self.facts.metric, place)) is not None
+                    ),
+                    None,
+                )
+                for moment in ("received", "trained")
+            }
+            answered = [line["round"] for line in lines if name in line.get("answered", ())]
+            found.append(
+                {
+                    "name": name,
+                    "here": name in status.get("present", ()),
+                    "quarantined": name in status.get("quarantined", ()),
+                    "last_round": answered[-1] if answered else None,
+                    "counts": {what: sum(name in line.get(what, ()) for line in lines) for what in TOLD},
+                    "samples": {part: known.get(name, {}).get(part) for part in ("train", "test")},
+                    **newest,
+                }
+            )
+        return found
+
+    def _details(self) -> Mapping[str, Any] | None:
+        """Curves, who learned from whom and the end of the log, as whoever watches runs reads them."""
+        with self._lock:
+            try:
+                if self._run is None and (self.folder / CONFIG).is_file():
+                    self._run = WatchedRun.of(self.facts.name, self.folder)
+                return None if self._run is None else self._run.details()
+            except (CoterieError, ValueError, OSError):
+                return None  # just being written
+
+    def _status(self) -> dict[str, Any]:
+        return self._json(STATUS)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            text = (self.folder / ROUNDS).read_text(encoding="utf-8")
+            return [json.loads(line) for line in text.splitlines()]
+        except (OSError, ValueError):
+            return []
+
+
+def _score(line: Mapping[str, Any], moment: str, metric: str, place: int) -> float | None:
+    values = line.get(moment, {}).get(metric, [])
+    score: float | None = values[place] if place < len(values) else None
+    return score
+
+
+def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A round without what is told elsewhere on the page."""
+    means = {moment: line[moment]["mean"] for moment in ("received", "trained") if moment in line}
+    told = {name: line[name] for name in ("round", "bytes", *TOLD) if name in line}
+    return {**told, **means, "seconds": sum(line["seconds"].values())}

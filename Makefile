@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics bench docs clean
+.PHONY: setup demo quick test full lint types numerics bench fuzz crash locked lock sbom audit secrets docs clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,36 @@ full: test numerics
 
 numerics: setup
 	$(BIN)/python tools/numerics.py
+
+# A hundred thousand odd inputs in an hour; what goes wrong is kept in tests/fuzz/kept and tried by every lane from then on.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --cases 100000 --hours 1 --jobs $(JOBS)
+
+# Five hundred processes killed at file operations, and carried on.
+crash: setup
+	$(BIN)/python -m tests.crash --kills 500
+
+# The environment from the lock, every file checked by its hash; PyTorch by its version, since its build differs.
+locked:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.ready
+
+lock: setup
+	$(BIN)/python -m tools.lock
+
+sbom: setup
+	$(BIN)/python tools/sbom.py
+
+audit: setup
+	@$(BIN)/python -m pip install --quiet pip-audit || true
+	$(BIN)/python tools/audit.py
+
+secrets: setup
+	$(BIN)/python tools/leaks.py
+	$(BIN)/python tools/leaks.py --history
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -36,7 +36,7 @@ ATTACKS = (
     "free-rider:0.2",
     "nan:0.2",
 )
-DEFENCES = ("", "influence:0.1", "median", "clip:1", "trimmed-mean:0.2", "multi-krum:4", "krum:4")
+DEFENCES = ("", "multi-krum:4", "krum:4", "clip:1", "median", "trimmed-mean:0.2", "influence:0.1")
 SETTINGS: dict[str, Any] = {
     "model": "mlp",
     "rounds": 30,
@@ -54,11 +54,12 @@ HOSTILE = "copycat:0.2"  # whose clients are left out of the numbers where nobod
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Method, attack and defence of every cell: first what attacks do, then what each defence saves."""
-    for defence in DEFENCES:
-        for attack in ATTACKS:
-            for method in METHODS:
-                yield method, attack, defence
+    """Method, attack and defence of every cell: first what attacks do, then what defences save of each."""
+    for attack in ATTACKS:
+        yield from ((method, attack, "") for method in METHODS)
+    for attack in (*ATTACKS[1:], ATTACKS[0]):
+        for defence in DEFENCES[1:]:
+            yield from ((method, attack, defence) for method in METHODS)
 
 
 def result_of(method: str, attack: str, defence: str, data: ct.Dataset) -> dict[str, Any]:

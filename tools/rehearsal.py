@@ -82,41 +82,31 @@ def _spoken(command: str) -> str:
     return next((name for sign, name in signs.items() if sign in command), "other")
 
 
-def coterie(source: Path, *words: object) -> str:
-    """What a command of Coterie prints."""
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "coterie", "federation", *map(str, words)]
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+def prepare(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Write data, agreement and keys; the sites' names."""
+    from coterie.deployment.agreement import Agreement
+    from coterie.deployment.flower.folder import write_folder
+    from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
 
-
-def prepare(folder: Path, source: Path, given: argparse.Namespace) -> list[str]:
-    """Write data and keys; the sites' names."""
     digits = load_digits()
     names = [f"site-{number:02d}" for number in range(given.sites)]
+    options = {"method": given.method, "model": given.model, "rounds": given.rounds, "epochs": 1}
+    waiting = {"gather": PATIENCE, "hello": PATIENCE, "deadline": PATIENCE, "least_sites": given.sites}
+    agreed = Agreement(name="rehearsal", sites=tuple(names), shape=(1, 8, 8), classes=10, **options, **waiting)
+    write_folder(folder / "federation", agreed)
+    make_keys(folder / "federation" / "keys")
     for number, name in enumerate(names):
         index = np.arange(number * 7, number * 7 + 120) % len(digits.target)
         pictures = (digits.images[index, None] / 16).astype(np.float32)
         np.savez(folder / f"{name}.npz", x=pictures, y=digits.target[index].astype(np.int64))
-    home = folder / "federation"
-    options = ["--shape", "1,8,8", "--classes", "10", "--model", given.model, "--rounds", given.rounds]
-    options += ["--epochs", "1", "--gather", PATIENCE, "--least-sites", given.sites]
-    coterie(source, "init", home, "--sites", ",".join(names), "--method", given.method, *options)
-    coterie(source, "keys", home)
-    accepted = []
-    for name in names:
-        where = ["--state", home / "sites", "--root-certificate", home / "keys" / "ca.pem"]
-        printed = coterie(source, "join", home / "federation.toml", "--name", name, *where)
-        key = re.search(r"ecdsa-sha2-nistp384 \S+", printed)
-        assert key, printed
-        accepted += ["--accept", f"{name}={key[0]}"]
-    coterie(source, "keys", home, *accepted)
+        accept_key(Keys(folder / "federation" / "keys"), name, make_site_key(folder / f"{name}.key"))
     return names
 
 
 def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run the federation to its end; what it took."""
     source = given.source.resolve()
-    names, home = prepare(folder, source, given), folder / "federation"
+    names, home = prepare(folder, given), folder / "federation"
     with (folder / "output").open("wb") as log:
         begin = time.monotonic()
         server = Tree(["federation", "server", str(home), "--port", str(given.port)], source, log)
@@ -125,7 +115,8 @@ def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
             opened = wait_for(lambda: "the front is open" in (folder / "output").read_text(), server)
             for name in names:
                 words = ["federation", "client", str(home), "--name", name, "--data", str(folder / f"{name}.npz")]
-                trees[name] = Tree([*words, "--server", f"127.0.0.1:{given.port}"], source, log)
+                words += ["--server", f"127.0.0.1:{given.port}", "--key", str(folder / f"{name}.key")]
+                trees[name] = Tree(words, source, log)
             return {"registered and open": opened - begin} | follow(home / "server", server, trees, given.rounds)
         except BaseException:
             print((folder / "output").read_text()[-5000:], file=sys.stderr)
@@ -183,6 +174,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=18000)
     parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
     given = parser.parse_args()
+    sys.path.insert(0, str(given.source.resolve()))
     with tempfile.TemporaryDirectory() as folder:
         found = rehearse(Path(folder), given)
     print(json.dumps(found, indent=1, default=str))

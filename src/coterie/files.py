@@ -78,6 +78,7 @@ def link_whole(source: Path, path: Path) -> None:
     except OSError:
         shutil.copyfile(source, partial)
     partial.replace(path)
+    partial.unlink(missing_ok=True)  # where both are the same file already, a system may leave them as they are
 
 
 def private_folder(path: Path) -> Path:

@@ -150,6 +150,14 @@ def test_a_value_of_the_wrong_kind_is_one_line(folder: Path, capsys: pytest.Capt
         assert not (folder / "run").exists()
 
 
+def test_a_value_of_thousands_of_letters_is_not_said_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, "run", "fedavg", "--model", "m" * 5000)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert answer.err.startswith("coterie: error: unknown model 'mmm")
+    assert "… " in answer.err
+    assert len(answer.err) < 2100
+
+
 def test_a_finished_run_is_not_resumed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "local", *SMALL, "--out", "done").code == 0
     answer = call(capsys, "resume", "done")

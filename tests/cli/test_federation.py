@@ -16,6 +16,7 @@ import pytest
 from cli_tools import Answer, call, finish, start
 
 from coterie.cli import app
+from coterie.cli.federation_server import print_results
 from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
@@ -62,6 +63,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
+    free_text |= {"defence", "privacy", "epsilon", "norm"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
 
@@ -171,9 +173,12 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     assert front[1:9] == (
         f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
     )
-    assert front[-4:-2] == ["--keys", str(folder / "fed" / "keys")]
+    bell = folder / "fed" / "server" / ".bell.socket"
+    assert front[-6:-2] == ["--bell", str(bell), "--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
-    assert run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true'
+    assert (
+        run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true bell="{bell}"'
+    )
     assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
     assert (folder / "fed" / "server" / "app" / "pyproject.toml").is_file()
 
@@ -378,3 +383,14 @@ def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.M
     left = json.loads((folder / "status.json").read_text())
     assert (left["state"], left["round"]) == ("failed", 1)
     assert "the same command resumes" in left["message"]
+
+
+def test_a_site_without_a_score_does_not_spoil_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no test samples, or says so in its farewell."""
+    facts = FederationFacts("fed", ["site-a", "site-b", "site-c"], 3, "fedavg")
+    (tmp_path / "summary.json").write_text(json.dumps({"accuracy": {"site-a": 0.5, "site-b": None}}))
+    print_results(Follower(tmp_path, facts), facts)
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["site-a", "0.5000"] in said
+    assert ["site-b", "–"] in said
+    assert ["site-c", "–"] in said

@@ -111,6 +111,16 @@ def test_a_truncated_idx_file_is_named(tmp_path: Path) -> None:
         load("mnist", tmp_path)
 
 
+def test_idx_images_of_two_sizes_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    for part, side in zip(PARTS, (28, 0, 27, 0), strict=True):
+        shape = (2, side, side) if side else (2,)
+        (folder / part).write_bytes(idx_bytes(np.zeros(shape, dtype=np.uint8)))
+    with pytest.raises(CoterieError, match="training images are 28 x 28, test images 27 x 27"):
+        load("mnist", tmp_path)
+
+
 def test_an_idx_file_without_values_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()

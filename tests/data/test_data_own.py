@@ -329,3 +329,13 @@ def test_an_existing_folder_is_found_by_bare_name_but_a_known_name_wins(
     assert len(load("pets")) == 2
     assert len(load("digits")) == 1797
     assert len(load("./digits")) == 2
+
+
+def test_arrays_that_hold_no_samples_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.zeros((4, 2)), y=np.int64(3))
+    with pytest.raises(CoterieError, match=r"'y' is a single value; there must be one for each sample"):
+        load(path)
+    np.savez(path, x=np.zeros((4, 0)), y=np.arange(4) % 2)
+    with pytest.raises(CoterieError, match=r"samples of shape \(0,\) hold no numbers"):
+        load(path)

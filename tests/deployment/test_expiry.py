@@ -93,9 +93,8 @@ def front(short: Keys, tmp_path: Path) -> Iterator[tuple[Process, Keys, int]]:
     accept_key(short, "site-a", make_site_key(tmp_path / "site-a"))
     make_keys(tmp_path / "inner")
     port = free_port()
-    words = front_words(
-        LOOPBACK, port, f"{LOOPBACK}:{free_port()}", short, Keys(tmp_path / "inner"), tmp_path / "audit"
-    )
+    behind, inner = f"{LOOPBACK}:{free_port()}", Keys(tmp_path / "inner")
+    words = front_words(LOOPBACK, port, behind, short, inner, tmp_path / "audit", tmp_path / "bell")
     process = Process([sys.executable, "-m", *words], tmp_path / "front.log", environment(tmp_path / "home"), tmp_path)
     assert eventually(lambda: READY in process.said()), process.said()
     yield process, short, port

@@ -182,6 +182,18 @@ def test_a_take_over_that_is_cut_off_is_done_again(tmp_path: Path, monkeypatch: 
     assert course.logbook.checkpoints() == [2]
 
 
+def test_sites_that_are_all_new_go_on_from_what_the_others_left(tmp_path: Path) -> None:
+    course = Course(tmp_path, agreed("fedavg", rounds=6), {**DATA, "site-e": site_data(8, 30)})
+    course.rounds(2)
+    shared = course.together.server.federation["model"].shared.clone()
+    course.extend(add=[NEW, "site-e"], remove=SITES)
+    course.together.admit()
+    server = course.together.server
+    task = server.open_round([NEW, "site-e"])[NEW]
+    assert torch.equal(server.federation["model"].shared, shared)
+    assert torch.equal(task.tensors["slot.model"], shared[0])
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "server" / "rounds.jsonl").read_text().splitlines()]
 

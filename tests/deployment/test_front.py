@@ -26,18 +26,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from coterie.deployment.flower import proxy as limits
 from coterie.deployment.flower import streams
 from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
+from coterie.deployment.flower.bell import Bell, ring
 from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
 from coterie.deployment.flower.front import Front, opened
+from coterie.deployment.flower.gate import Gate
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
 from coterie.deployment.flower.processes import free_port
-from coterie.deployment.flower.proxy import MOST_BYTES, Gate, Proxy
+from coterie.deployment.flower.proxy import MOST_BYTES, Proxy
 from coterie.deployment.flower.streams import Target
 from support import eventually
 
 pytestmark = pytest.mark.processes
 
-PULL = "/v1/fleet/pull-messages"
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 REGISTER = "/v1/fleet/register-node"
 
 
@@ -88,7 +90,8 @@ class Setting:
         target = Target("127.0.0.1", int(self.behind.server_address[1]), trust)
         self.listener = opened("127.0.0.1", 0)
         self.port = int(self.listener.getsockname()[1])
-        self.proxy = Proxy(self.listener, target, gate, Audit(self.audit), served)
+        self.bell = folder / "bell"
+        self.proxy = Proxy(self.listener, target, gate, Audit(self.audit), served, Bell(self.bell))
 
     @contextmanager
     def running(self) -> Iterator[Setting]:
@@ -159,9 +162,9 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 def test_what_sites_ask_for_passes(setting: Setting) -> None:
     body = os.urandom(300_000)
     headers = {"content_type": "application/x-protobuf", "flwr_timestamp": "now", "cookie": "x", "accept": "a"}
-    assert setting.ask(PULL, body, **headers) == (200, body)
+    assert setting.ask(PUSH, body, **headers) == (200, body)
     path, passed, size = setting.seen[0]
-    assert (path, size) == (PULL, len(body))
+    assert (path, size) == (PUSH, len(body))
     assert passed.items() >= {"flwr-timestamp": "now", "content-type": "application/x-protobuf", "accept": "a"}.items()
     assert "cookie" not in passed
     assert setting.lines == []
@@ -170,7 +173,7 @@ def test_what_sites_ask_for_passes(setting: Setting) -> None:
 def test_a_connection_is_used_for_many_requests(setting: Setting) -> None:
     connection = setting.connection()
     for number in range(3):
-        connection.request("POST", PULL, b"x" * number)
+        connection.request("POST", PUSH, b"x" * number)
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"x" * number)
         assert "set-cookie" not in answer.headers
@@ -184,13 +187,13 @@ def test_a_connection_is_used_for_many_requests(setting: Setting) -> None:
         ("POST", "/v1/control/start-run"),
         ("POST", "/v1/control/register-node"),
         ("POST", "/v1/runtime/pull-task"),
-        ("GET", PULL),
+        ("GET", PUSH),
         ("GET", "/health"),
         ("GET", "/docs"),
         ("POST", "/v1/fleet/../control/start-run"),
         ("POST", "/v1/fleet/%2e%2e/control/start-run"),
-        ("POST", f"{PULL}?x=/v1/control/start-run"),
-        ("POST", f"{PULL}/"),
+        ("POST", f"{PUSH}?x=/v1/control/start-run"),
+        ("POST", f"{PUSH}/"),
         ("POST", "/V1/FLEET/pull-messages"),
         ("POST", "http://127.0.0.1/v1/control/start-run"),
         ("OPTIONS", "*"),
@@ -204,7 +207,7 @@ def test_everything_else_is_not_found(setting: Setting, method: str, path: str) 
 
 
 def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> None:
-    head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST_BYTES + 1}\r\n\r\n"
+    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST_BYTES + 1}\r\n\r\n"
     assert setting.raw(head.encode()).startswith(b"HTTP/1.1 413 ")
     assert setting.seen == []
     assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
@@ -218,7 +221,7 @@ def test_a_refusal_tells_the_time(setting: Setting) -> None:
 
 def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
     """Chunks without end: neither kept nor passed on beyond the limit."""
-    head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     with socket.create_connection(("127.0.0.1", setting.port), timeout=30) as plain:
         plain.sendall(head)
@@ -235,9 +238,9 @@ def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
 
 
 def test_two_lengths_or_two_signatures_are_refused(setting: Setting) -> None:
-    smuggled = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello"
+    smuggled = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello"
     assert setting.raw(smuggled.encode()).startswith(b"HTTP/1.1 400 ")
-    twice = f"POST {PULL} HTTP/1.1\r\nhost: x\r\nflwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 0\r\n\r\n"
+    twice = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\nflwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 0\r\n\r\n"
     assert setting.raw(twice.encode()).startswith(b"HTTP/1.1 400 ")
     assert setting.seen == []
     assert len(setting.lines) == 2
@@ -268,8 +271,8 @@ def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(streams, "STALL", 0.2)
     with Setting(tmp_path, Front(None)).running() as setting:
         assert setting.raw(b"POST /v1/fleet/pull") == b""
-        assert setting.raw(f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
-        assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PULL, "too slow")]
+        assert setting.raw(f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
+        assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PUSH, "too slow")]
 
 
 def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +289,7 @@ def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def _passes(setting: Setting) -> bool:
     try:
-        return setting.ask(PULL)[0] == 200
+        return setting.ask(PUSH)[0] == 200
     except OSError:
         return False
 
@@ -295,11 +298,11 @@ def test_nobody_behind_it(setting: Setting, capfd: pytest.CaptureFixture[str]) -
     there = setting.proxy.target
     setting.proxy.target = Target("127.0.0.1", free_port())
     for _ in range(3):
-        assert setting.ask(PULL)[0] == 502
+        assert setting.ask(PUSH)[0] == 502
     assert setting.lines == [], "nobody was refused"
     assert capfd.readouterr().err.count("no connection to 127.0.0.1:") == 1
     setting.proxy.target = there
-    assert setting.ask(PULL)[0] == 200
+    assert setting.ask(PUSH)[0] == 200
     assert capfd.readouterr().err == f"{there} answers again\n"
 
 
@@ -309,12 +312,12 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
     accept_key(keys, "site-a", make_site_key(tmp_path / "site-a"))
     make_site_key(tmp_path / "stranger")
     with Setting(tmp_path, Front(known_keys(keys)), keys).running() as setting:
-        assert setting.ask(PULL, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
+        assert setting.ask(PUSH, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
         status, body = setting.ask(ACTIVATE, b"x", **signed(tmp_path / "stranger"))
         assert (status, json.loads(body)["code"]) == (404, NOT_ACTIVATED)
-        assert setting.ask(PULL, b"x")[0] == 404
+        assert setting.ask(PUSH, b"x")[0] == 404
         false = signed(tmp_path / "site-a") | {"flwr_timestamp": "another"}
-        assert setting.ask(PULL, b"x", **false)[0] == 404
+        assert setting.ask(PUSH, b"x", **false)[0] == 404
         assert setting.ask(REGISTER, b"x", **signed(tmp_path / "site-a"))[0] == 404
         assert len(setting.seen) == 1
         assert [line["reason"] for line in setting.lines] == [
@@ -329,7 +332,7 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
         make_keys(tmp_path / "others")
         other = ssl.create_default_context(cafile=str(Keys(tmp_path / "others").authority))
         setting.proxy.target = Target("127.0.0.1", setting.proxy.target.port, other)
-        assert setting.ask(PULL, b"x", **signed(tmp_path / "site-a"))[0] == 502
+        assert setting.ask(PUSH, b"x", **signed(tmp_path / "site-a"))[0] == 502
 
 
 class Outbound(BaseHTTPRequestHandler):
@@ -367,13 +370,14 @@ def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     body = os.urandom(3_000_000)
     try:
         with Setting(tmp_path, Front(None), Keys(tmp_path / "keys")).running() as setting:
-            monkeypatch.setenv("https_proxy", f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}")
-            assert setting.ask(PULL, b"x") == (200, b"x")
+            proxy = f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}"  # not a secret
+            monkeypatch.setenv("https_proxy", proxy)
+            assert setting.ask(PUSH, b"x") == (200, b"x")
             assert asked == [], "not to this machine"
             monkeypatch.setattr(streams, "is_loopback", lambda host: False)
             monkeypatch.delenv("no_proxy", raising=False)
             monkeypatch.delenv("NO_PROXY", raising=False)
-            assert setting.ask(PULL, body) == (200, body)
+            assert setting.ask(PUSH, body) == (200, body)
             login = base64.b64encode(b"me:my self").decode()
             assert asked == [f"{setting.proxy.target} Basic {login}"]
     finally:
@@ -425,3 +429,69 @@ def test_an_audit_log_that_was_torn_moved_or_cannot_be_written(
     assert "second" in path.read_text()
     Audit(tmp_path / "none" / "audit.jsonl").refused("a", "/", "third")
     assert "third" in capfd.readouterr().err
+
+
+def pulled(front: Setting, found: list[tuple[int, bytes]]) -> threading.Thread:
+    """Ask for messages in a thread; what comes back is added to what was found."""
+
+    def ask() -> None:
+        connection = front.connection()
+        connection.request("POST", PULL, body=b"")
+        answer = connection.getresponse()
+        found.append((answer.status, answer.read()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_an_empty_answer_is_held_back_until_the_bell_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOOK_AGAIN", 300.0)
+    monkeypatch.setattr(limits, "HOLD", 300.0)
+    monkeypatch.setattr(Echo, "answered", [b"", b"a message"], raising=False)
+    monkeypatch.setattr(Echo, "do_POST", answer_in_turn)
+    with Setting(tmp_path, Front(None)).running() as front:
+        found: list[tuple[int, bytes]] = []
+        thread = pulled(front, found)
+        assert eventually(lambda: len(front.seen) == 1)
+        assert not found
+        assert eventually(lambda: ring(front.bell, "site-a") is None and bool(found))
+        thread.join()
+    assert found == [(200, b"a message")]
+    assert front.seen == [(PULL, front.seen[0][1], 0)] * 2
+
+
+def answer_in_turn(self: Any) -> None:
+    """A SuperLink's stand-in that has one answer after the other."""
+    self.seen.append((self.path, {}, int(self.headers.get("content-length", 0))))
+    content = self.answered[min(len(self.seen), len(self.answered)) - 1]
+    self.send_response(200)
+    self.send_header("content-length", str(len(content)))
+    self.end_headers()
+    self.wfile.write(content)
+
+
+def test_an_empty_answer_is_given_in_the_end_and_looked_for_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(limits, "HOLD", 0.1)
+    with Setting(tmp_path, Front(None)).running() as front:
+        found: list[tuple[int, bytes]] = []
+        pulled(front, found).join()
+        assert found == [(200, b"")]
+        assert len(front.seen) > 1
+
+
+def test_nothing_is_fetched_for_a_client_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOOK_AGAIN", 300.0)
+    monkeypatch.setattr(limits, "HOLD", 300.0)
+    with Setting(tmp_path, Front(None)).running() as front:
+        connection = front.connection()
+        connection.request("POST", PULL, body=b"")
+        assert eventually(lambda: len(front.seen) == 1 and bool(front.proxy.bell and front.proxy.bell._waiting))
+        connection.close()
+        assert eventually(lambda: not front.proxy._open)
+        ring(front.bell, "")
+        assert front.connection().connect() is None  # the front is still there
+        assert len(front.seen) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,41 @@ def test_a_site_keeps_the_text_of_its_errors(
     assert reply.has_error()
     assert "diagnosis" not in str(vars(reply.error)) + str(reply.error.reason)
     assert "diagnosis" in caplog.text
+
+
+def asked_for(change: dict[str, Any], method: str = "fedper") -> None:
+    """A site is given a task whose note says something else."""
+    with tempfile.TemporaryDirectory() as folder:
+        together = Together(agreed(method), Path(folder))
+        together.admit()
+        task = together.server.open_round(list(SITES))["site-b"]
+        together.answer("site-b", Parcel(task.tensors, {**task.note, **change}))
+
+
+def test_a_server_gets_no_columns_that_were_not_agreed_to() -> None:
+    """FedPer's classifiers stay at the sites, whatever a server asks for."""
+    asked_for({})
+    with pytest.raises(
+        RefusedError, match=r"asks for \{'model': 'all'\}; what the method sends is \{'model': 'extractor'\}"
+    ):
+        asked_for({"uploads": {"model": "all"}})
+    with pytest.raises(RefusedError, match="uploads or peers that are none"):
+        asked_for({"uploads": {"model": None}})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"round": 0, "since": -1}, "the task is of round"),
+        ({"round": 99}, "the task is of round"),
+        ({"since": 2}, "the task is of round"),
+        ({"rounds_taken": -1}, "the task is of round"),
+        ({"peers": [7]}, "that are none"),
+        ({"peers": ["a"]}, "that are none"),
+        ({"values": [1]}, "that are none"),
+        ({"measures": [None]}, "that are none"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        asked_for(change)

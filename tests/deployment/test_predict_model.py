@@ -238,6 +238,19 @@ def test_foreign_and_damaged_files_are_refused(tmp_path: Path) -> None:
     )
     assert f"'{head}' is torch.float32 (2, 2)" in with_tensors(tensors | {head: torch.zeros(2, 2)})
     assert "unknown tensor" in with_tensors(tensors | {"slot.nothing.weight": torch.zeros(2)})
+    for name in (head, "classifier.bias"):
+        for value in (torch.nan, torch.inf):
+            said = with_tensors(tensors | {name: torch.full_like(tensors[name], value)})
+            assert f"tensor '{name}' holds NaN or infinite values" in said
+
+
+def test_a_model_whose_scores_overflow_is_refused(tmp_path: Path) -> None:
+    _, file = exported("fedper", tmp_path)
+    tensors, metadata = load_tensors(file)
+    large = {name: torch.full_like(tensor, 3e38) for name, tensor in tensors.items()}
+    save_file(large, file, metadata)
+    with pytest.raises(CoterieError, match="what it says of sample 0 is no number"):
+        predict(file, torch.ones(2, 6))
 
 
 def test_folders_without_a_model_are_refused(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class Ground:
         self.agree(packed_app(app))
         own = self.folder / "apps" / f"{agreement.name}.toml"  # the server's copy, with its own waiting times
         own.write_text(agreement.toml())
-        return self.link.run(app, {"directory": str(directory), "agreement": str(own), "keyed": True}), directory
+        config = {"directory": str(directory), "agreement": str(own), "keyed": True, "bell": str(self.link.bell)}
+        return self.link.run(app, config), directory
 
     def finish(self, directory: Path) -> list[dict[str, Any]]:
         """Wait for the end of a run; its rounds."""

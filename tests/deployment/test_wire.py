@@ -89,3 +89,13 @@ def test_anything_else_is_refused(packed: Packed, reason: str) -> None:
     assert unpack(GOOD, EXPECTED).tensors["b"].tolist() == [1, 1, 1]
     with pytest.raises(RefusedError, match=reason):
         unpack(packed, EXPECTED)
+
+
+def test_nan_may_stand_for_what_is_not_known_and_infinity_for_nothing() -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        packed = pack(Parcel({"means": torch.tensor([1.0, value])}))
+        with pytest.raises(RefusedError, match="holds NaN or infinite values"):
+            unpack(packed, {"means": Expected((2,))})
+    unpack(pack(Parcel({"means": torch.tensor([1.0, torch.nan])})), {"means": Expected((2,), finite=False)})
+    with pytest.raises(RefusedError, match="holds NaN or infinite values"):
+        unpack(pack(Parcel({"means": torch.tensor([torch.nan, torch.inf])})), {"means": Expected((2,), finite=False)})

@@ -19,6 +19,7 @@ from coterie.experiment.alone import alone, lock_of
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import CHECKPOINT, CONFIG, PARTITION, PREVIOUS, ROUNDS
+from coterie.files import link_whole
 from coterie.partition import Iid
 from listening import power_cut
 from support import final_rows
@@ -214,3 +215,66 @@ def test_what_a_full_disk_kept_from_beginning_leaves_nothing(tmp_path: Path, mon
             small(rounds=1).run(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir())
     assert json.loads(json.dumps(small(rounds=1).run(tmp_path / "run").summary))["rounds"] == 1
+
+
+def test_a_line_that_was_changed_is_noticed(run: Path) -> None:
+    """The checkpoint knows what the lines said; only the seconds may be anybody's."""
+
+    def change(old: list[str]) -> list[str]:
+        line = json.loads(old[0])
+        line["received"]["mean"] += 0.25
+        return [json.dumps(line), *old[1:]]
+
+    lines(run, change)
+    with pytest.raises(CoterieError, match=f"{ROUNDS} is damaged .*tells something else of the first 3 rounds"):
+        resume(run)
+    with pytest.raises(CoterieError, match=f"{ROUNDS} is damaged"):
+        print(open_run(run).history)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("bytes", {"up": 1}, "lacks bytes down"),
+        ("bytes", [1], "other bytes than there are"),
+        ("seconds", {"train": "long"}, "other seconds than there are"),
+        ("cohort", [0.5], "other cohort than there are"),
+        ("received", {"mean": 1.0}, r"other scores \('received'\)"),
+        ("training", {"loss": [1.0, "x"]}, r"other scores \('training'\)"),
+        ("validation", 3, "tells of no validation"),
+    ],
+)
+def test_a_line_that_no_round_writes_is_one_line(run: Path, key: str, value: object, message: str) -> None:
+    lines(run, lambda old: [json.dumps({**json.loads(old[0]), key: value}), *old[1:]])
+    with pytest.raises(CoterieError, match=f"line 1 .*{message}"):
+        print(open_run(run).history)
+
+
+def test_a_refused_run_is_left_as_it_was(run: Path) -> None:
+    (run / "stopped.json").write_text("{}")
+    lines(run, lambda old: old[1:])
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file() and file.name != "log.txt"}
+    with pytest.raises(CoterieError, match="tells of round 2"):
+        resume(run)
+    after = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file() and file.name != "log.txt"}
+    assert after == before
+
+
+def test_a_partition_is_on_the_disk_before_its_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def note(file: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        flush(file)
+
+    monkeypatch.setattr("os.fsync", note)
+    small(rounds=1).run(tmp_path / "run")
+    assert flushed.index(f"{PARTITION}.partial") < flushed.index(f"{CONFIG}.partial")
+
+
+def test_a_checkpoint_that_is_linked_already_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"rows")
+    for _ in range(2):
+        link_whole(tmp_path / "one", tmp_path / "two")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one", "two"]

@@ -103,3 +103,12 @@ def test_weights_that_are_no_numbers_are_refused(stored: Path, value: float) -> 
     save_file(weights, stored)
     with pytest.raises(CoterieError, match=f"tensor '{name}' holds NaN or infinite values"):
         load_weights(build("lenet5", SHAPE, 10), stored)
+
+
+def test_weights_beyond_the_models_kind_of_numbers_are_refused(stored: Path) -> None:
+    weights = load_file(stored)
+    name = next(name for name, tensor in weights.items() if tensor.is_floating_point())
+    for value, reason in ((torch.tensor(1e300, dtype=torch.float64), "NaN or infinite"), (torch.tensor(1j), "complex")):
+        save_file(weights | {name: value.expand(weights[name].shape).contiguous()}, stored)
+        with pytest.raises(CoterieError, match=f"tensor '{name}' holds {reason}"):
+            load_weights(build("lenet5", SHAPE, 10), stored)

@@ -17,7 +17,7 @@ from coterie.report.page import report_content
 
 pytestmark = pytest.mark.thorough
 
-LEARNING = {"learning", "graph", "agreement"}
+LEARNING = {"learning", "graph", "agreement", "influence"}
 QUALITY = {"recall", "ranking", "calibration"}
 OF_A_RUN = {"curves", "training", "clients", "partition", "bytes", "seconds", *LEARNING, *QUALITY}
 OF_SEVERAL = {"methods", "against-bytes", "against-seconds", "gains", "recalls", "rankings", "calibrations"}

@@ -53,7 +53,7 @@ def join_command(
         agree(own / f".{AGREED}", app)  # beside the former version, which a client that runs needs for a while
     if authority is not None and authority.is_file():
         write_whole(own / AUTHORITY, authority.read_bytes())
-    else:
+    elif not (own / AUTHORITY).is_file():
         tell("without --root-certificate this site will not know its server: give the federation's ca.pem later")
     key = own / KEY
     if new_key or not key.is_file():

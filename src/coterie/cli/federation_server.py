@@ -60,6 +60,7 @@ def _version_command(folder: Path, host: str, port: int, insecure: bool, keep_ru
             "directory": str(link.folder),
             "agreement": str(agreement.resolve()),
             "keyed": keys is not None,
+            "bell": str(link.bell),
         }
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP
@@ -177,7 +178,7 @@ def _serve(
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")
         if not follower.follow(link, run):
             return False
-        _print_results(follower, facts)
+        print_results(follower, facts)
         if keep_running:
             tell("the last round is over; the front stays open (Ctrl-C ends it)")
         while keep_running:
@@ -197,12 +198,14 @@ def site_command(link: Link, facts: FederationFacts) -> str:
     return f"coterie federation client --server {host} --name {facts.sites[0]} --data PATH{end}"
 
 
-def _print_results(follower: Follower, facts: FederationFacts) -> None:
+def print_results(follower: Follower, facts: FederationFacts) -> None:
+    """Show how good every site's finished model is."""
     summary = follower.summary()
     table = plain_table("site", f"{facts.metric} of its finished model", right=(1,))
     found = summary.get(facts.metric, {})
     for site in facts.sites:
-        table.add_row(site, f"{found[site]:.4f}" if site in found else "–")
+        score = found.get(site)  # none of a site without test samples, or one that says so
+        table.add_row(site, "–" if score is None else f"{score:.4f}")
     lines = [f"{facts.rounds} rounds of {facts.method} are done; everything about them is in {follower.folder}"]
     absent = [site for site in facts.sites if site not in found]
     if absent:

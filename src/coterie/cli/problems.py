@@ -35,6 +35,8 @@ class FailureError(Exception):
 FAILED, MISTAKE, UNWELCOME = 1, 2, 3
 """Exit codes: try again; change something first; the other end does not take us. 0 is success, 128 + n signal n."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LONGEST = 2000
+"""Letters of a line."""
 
 # Commands that are given methods.
 TAKE_METHODS = ("run", "compare", "sweep", "check")
@@ -69,7 +71,9 @@ def one_line(error: Exception, words: Sequence[str] = ()) -> str:
         text = "; ".join([f"{error.filename}: {error.strerror}", *getattr(error, "__notes__", ())])
     else:
         text = str(error)
-    return " ".join(text.split())
+    text = " ".join(text.split())
+    # Whoever gives a value of a thousand letters is not told all of them: the way out stands at the end.
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def _parsing(error: CycloptsError, words: Sequence[str]) -> str:

@@ -46,7 +46,8 @@ def _print(title: str, grid: Grid, table: KeptTable, format: str) -> None:
         print_grid(grid, different)
         return
     notes = [*grid_lines(grid, "Bold:"), *([different] if different else [])]
+    # Other programs read these: their lines are not for a terminal to break.
     if format == "md":
-        print_result(f"**{title}**", "", as_markdown(grid), "", *notes)
+        print(f"**{title}**", "", as_markdown(grid), "", *notes, sep="\n")
     else:
-        print_result(f"% {title}", as_latex(grid), *(f"% {note}" for note in notes))
+        print(f"% {title}", as_latex(grid), *(f"% {note}" for note in notes), sep="\n")

@@ -68,11 +68,9 @@ class PrivateSteps:
         self._places, self._tensors, self._sums = self._trained()
         self._width = sum(view.numel() for view in self._sums)
         self._flat = all(tensor.ndim < 3 for tensor in self._tensors)
-        if self._flat:
-            self._each = torch.func.vmap(self._objective, randomness="different")
-        else:
-            gradient = torch.func.grad(self._objective, has_aux=True)
-            self._each = torch.func.vmap(gradient, in_dims=(None, 0, 0, 0), randomness="different")
+        of_one: Any = self._objective if self._flat else torch.func.grad(self._objective, has_aux=True)
+        copied = 0 if self._flat else None
+        self._each: Any = torch.func.vmap(of_one, in_dims=(copied, 0, 0, 0), randomness="different")
 
     def _trained(self) -> tuple[list[Place], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What the phase trains, tensor by tensor: where it is, and views of rows and of gradients."""

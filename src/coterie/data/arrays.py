@@ -111,6 +111,8 @@ def load_npz(
         f"{path} has no array '{', '.join(missing)}' (needed: x, y or x_train, y_train, x_test, y_test)",
     )
     stem = client or "client"
+    single = [key for key in (*wanted, stem, f"{stem}_train", f"{stem}_test") if key in arrays and not arrays[key].ndim]
+    require(not single, f"{path}: '{', '.join(single)}' is a single value; there must be one for each sample")
     clients: list[Array | None] = [None, None]
     if stem in arrays:
         border = len(arrays[wanted[1]])

@@ -58,6 +58,10 @@ class Dataset(Displayed, metaclass=TypedOptions):
             self.inputs.dtype in (torch.float32, torch.int64),
             f"data '{self.name}': inputs must be float32, or int64 for models that take whole numbers",
         )
+        require(
+            self.inputs.numel() > 0,
+            f"data '{self.name}': samples of shape {tuple(self.inputs.shape[1:])} hold no numbers",
+        )
         self.of_task.check_labels(self.labels, self.name)
         if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
             first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])

@@ -108,7 +108,9 @@ class Agreement(FederationTerms):
         given = dict(values)
         named = str(given.pop("method", "fedavg"))
         cls._require_installed("method", named)  # before anything of it is loaded
-        method = make_method(named, dict(given.pop("set", {})))
+        own = given.pop("set", {})
+        require(isinstance(own, Mapping), f"set = {own!r}: must be a table of the method's options")
+        method = make_method(named, dict(own))
         hints = options.field_types(cls)
         known = {item.name for item in fields(cls)}
         for key in given:

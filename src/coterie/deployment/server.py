@@ -151,8 +151,9 @@ class Server:
         federation.validation_sizes[client] = said.validation
         if counts is not None:
             federation.class_counts[client] = counts
-        # As long as nobody has trained, methods may begin anew with what is known now.
-        self._begins_anew = not bool(federation.taken_part.any())
+        # As long as nobody has trained, methods may begin anew with what is known now; unless those who did have left.
+        taken_over = federation.round > 0 and bool(self.agreement.former)
+        self._begins_anew = not taken_over and not bool(federation.taken_part.any())
         self.standing[name] = said
 
     def open_round(self, present: list[str]) -> dict[str, Parcel]:

@@ -45,7 +45,11 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a tensor in a message must be like."""
+    """What a tensor in a message must be like.
+
+    NaN may stand for what is not known, such as the mean of a class without samples, unless it must be `finite`; an
+    infinite number never: it would spoil everybody's.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -105,7 +109,7 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
         raise RefusedError(f"its buffers are {found} bytes long; expected are {sizes}")
     tensors = _cut(packed.buffers, listed)
     for name, tensor in tensors.items():
-        if expected[name].finite and not _is_finite(tensor):
+        if not _is_finite(tensor) and (expected[name].finite or bool(tensor.isinf().any())):
             raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
     return Parcel(tensors, contents["note"])
 

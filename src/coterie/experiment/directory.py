@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from coterie.experiment.kept import (
     CHECKPOINT,
     CONFIG,
     LAYOUT,
+    LINES,
     MIXES,
     PARTITION,
     PREVIOUS,
@@ -127,6 +128,11 @@ class RunDirectory(KeptRun):
         """The tensors and texts of a safetensors file."""
         return load_tensors(self.path / name)
 
+    def texts(self, name: str) -> dict[str, str]:
+        """The texts of a safetensors file alone."""
+        with safe_open(self.path / name, framework="pt") as file:
+            return dict(file.metadata() or {})
+
     def write_config(self, config: Config) -> None:
         """Say how the run is set up."""
         write_whole(self.path / CONFIG, to_toml({"format": FORMAT, **config}).encode())
@@ -135,10 +141,10 @@ class RunDirectory(KeptRun):
         """Describe the run as a whole."""
         write_whole(self.path / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
 
-    def add_session(self, session: About) -> None:
-        """Note that a process works on the run from here on."""
+    def add_session(self, session: About, settings: Config) -> None:
+        """Note that a process works on the run from here on, and with which settings."""
         about = self.about()
-        self.write_about({**about, "sessions": [*about["sessions"], session]})
+        self.write_about({**about, "settings": settings, "sessions": [*about["sessions"], session]})
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.
@@ -195,19 +201,20 @@ class RunDirectory(KeptRun):
         about = [{"group": mix.group, "target": mix.target, "gated": mix.gated} for mix in mixes]
         save_tensors(self.path / mixes_name(round), tensors, {"mixes": json.dumps(about)})
 
-    def checkpoint(self, federation: Federation, tested: str) -> None:
+    def checkpoint(self, federation: Federation, tested: str, lines: str) -> None:
         """Save the state after a round; the old checkpoint becomes the one to fall back on.
 
-        The lines of all rounds are on the disk before: no power cut leaves a checkpoint ahead of them.
+        The lines of all rounds, whose digest is given, are on the disk before: no power cut leaves a checkpoint ahead
+        of them.
         """
         flush_to_disk(self.path / ROUNDS)
         if self.has(CHECKPOINT):
             link_whole(self.path / CHECKPOINT, self.path / PREVIOUS)
-        self._save_state(CHECKPOINT, federation, tested)
+        self._save_state(CHECKPOINT, federation, tested, lines)
 
-    def _save_state(self, name: str, federation: Federation, tested: str) -> None:
+    def _save_state(self, name: str, federation: Federation, tested: str, lines: str) -> None:
         # One text: several would be written in any order, and equal states would not be equal bytes.
-        about = {"round": federation.round, "tested": tested, **described_rows(federation)}
+        about = {"round": federation.round, "tested": tested, LINES: lines, **described_rows(federation)}
         state = dict(federation.state())
         save_tensors(self.path / name, state, {LAYOUT: with_checksum(state, about)})
 
@@ -226,8 +233,7 @@ class RunDirectory(KeptRun):
 
     def _round_of(self, name: str) -> int:
         require(self.has(name), f"run = {self.path}: {name} is missing")
-        with self._reading(name), safe_open(self.path / name, framework="pt") as file:
-            return int(json.loads(file.metadata()[LAYOUT])["round"])
+        return int(self._described(name)["round"])
 
     def reopen(self) -> None:
         """A finished run is to go on: its rows are its checkpoint, its summary is none."""
@@ -240,6 +246,12 @@ class RunDirectory(KeptRun):
     def remove_mixes(self, round: int) -> None:
         """Forget who learned from whom in a round."""
         (self.path / mixes_name(round)).unlink(missing_ok=True)
+
+    def keep_mixes(self, wanted: Callable[[int], bool]) -> None:
+        """Forget who learned from whom in all rounds but those that are wanted."""
+        for round in self.recorded_rounds():
+            if not wanted(round):
+                self.remove_mixes(round)
 
     def restore(self, federation: Federation) -> None:
         """Put a federation back to the last checkpoint, if there is one."""
@@ -255,10 +267,10 @@ class RunDirectory(KeptRun):
         if quality:
             save_tensors(self.path / QUALITY, quality, {})
 
-    def finish(self, federation: Federation, tested: str, summary: Mapping[str, Any]) -> None:
+    def finish(self, federation: Federation, tested: str, lines: str, summary: Mapping[str, Any]) -> None:
         """Save the final rows and the summary."""
         flush_to_disk(self.path / ROUNDS)
-        self._save_state(ROWS, federation, tested)
+        self._save_state(ROWS, federation, tested, lines)
         (self.path / PREVIOUS).unlink(missing_ok=True)
         write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 

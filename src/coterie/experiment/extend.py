@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from coterie.errors import CoterieError, require
-from coterie.experiment.about import effective
 from coterie.experiment.config import method_name
 from coterie.experiment.directory import RunDirectory
-from coterie.experiment.history import VALIDATION, Line
 from coterie.experiment.prepared import Prepared
-from coterie.rounds.evaluate import MOMENTS
 
 
 def extend(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared:
     """Plan `rounds` rounds in all for a kept run, and return it prepared for that; what was done stays.
 
-    What the last planned round was tested or recorded for as the last alone is taken back.
+    What the last planned round was tested or recorded for as the last alone is taken back when the run is carried on.
     """
     planned = prepared.experiment.rounds
     require(rounds > planned, f"rounds = {rounds}: the run plans {planned} already; name more")
@@ -26,14 +23,10 @@ def extend(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared
     if done:
         for why in _obstacles(prepared, longer, done):
             raise CoterieError(f"rounds = {rounds}: it would not end like a run of {rounds} rounds: {why}; run it anew")
-    lines = directory.lines_in_order()  # damaged ones are refused before anything is changed
+    directory.lines_in_order()  # damaged ones are refused before anything is changed
     directory.reopen()
+    # From here on the run plans more, and whoever carries it on goes by that, also after a kill.
     directory.write_config({**directory.config(), "rounds": rounds})
-    directory.write_about({**directory.about(), "settings": effective(longer)})
-    directory.write_lines([_within(line, prepared) if line["round"] == planned else line for line in lines])
-    every = prepared.experiment.record_every
-    if every and planned % every:
-        directory.remove_mixes(planned)
     return longer
 
 
@@ -46,14 +39,3 @@ def _obstacles(prepared: Prepared, longer: Prepared, done: int) -> Iterator[str]
     for name, value in before.items():
         if after[name] != value:
             yield f"{method_name(prepared.method)}'s {name} was {value}, and would have been {after[name]}"
-
-
-def _within(line: Line, prepared: Prepared) -> Line:
-    """What was a run's last round as one of its others."""
-    if line["round"] % prepared.experiment.evaluate_every == 0:
-        return line
-    kept, validated = (
-        {key: value for key, value in part.items() if key not in MOMENTS} for part in (line, line.get(VALIDATION, {}))
-    )
-    kept.pop(VALIDATION, None)
-    return {**kept, VALIDATION: validated} if validated else kept

@@ -21,6 +21,7 @@ from coterie.experiment.about import About
 from coterie.experiment.checksum import require_intact
 from coterie.experiment.config import FORMAT, PLUGINS, Config
 from coterie.experiment.history import Line
+from coterie.experiment.lines import LinesDigest, fault_of_line
 from coterie.files import require_format
 from coterie.partition import Partition
 
@@ -38,9 +39,9 @@ STOPPED = "stopped.json"
 QUALITY = "quality.safetensors"
 LAYOUT = "layout"
 """The text in a file of rows that says how they are read, and after which round they are."""
+LINES = "lines"
+"""Where that text holds the digest of the lines of all rounds until then."""
 
-LINE = ("cohort", "seconds", "bytes")
-"""What every line of the metrics tells besides its round."""
 ESSENTIAL = ("method", "data", "partition", "model", "rounds", "seed", "engine", "threads", "memory", "set")
 """What no configuration lacks that a run has written."""
 
@@ -71,6 +72,10 @@ class KeptRun(ABC):
     @abstractmethod
     def tensors(self, name: str) -> Tensors:
         """The tensors and texts of a safetensors file."""
+
+    def texts(self, name: str) -> dict[str, str]:
+        """The texts of a safetensors file alone."""
+        return self.tensors(name)[1]
 
     def require_readable(self) -> None:
         """An error unless this is a run, in the format that this version reads."""
@@ -154,9 +159,38 @@ class KeptRun(ABC):
         for number, line in enumerate(found, 1):
             told = line.get("round") if isinstance(line, dict) else None
             require(told == number, f"{damaged} {number} tells of round {told}; none may be missing, twice or moved)")
-            lacking = [key for key in LINE if key not in line]
-            require(not lacking, f"{damaged} {number} lacks {', '.join(lacking)})")
+            fault = fault_of_line(line)
+            require(not fault, f"{damaged} {number} {fault})")
+        self._require_known(found)
         return found
+
+    def _require_known(self, lines: list[Line]) -> None:
+        """An error if lines are not those that the last rows tell of; older rows tell of none."""
+        name = next((name for name in (ROWS, CHECKPOINT, PREVIOUS) if self._is_whole(name)), None)
+        if name is None:
+            return
+        about = self._described(name)
+        round, written = about["round"], about.get(LINES)
+        if written is None or len(lines) < round:
+            return  # somebody is at the run, or whoever carries it on will ask for them
+        known = LinesDigest(int(self.config().get("evaluate_every", 1)), lines[:round])
+        require(
+            known.text == written,
+            f"run = {self.path}: {ROUNDS} is damaged (it tells something else of the first {round} rounds than {name} "
+            "knows); bring the file back, or run it again in another directory",
+        )
+
+    def _is_whole(self, name: str) -> bool:
+        try:
+            return self.has(name) and bool(self._described(name))
+        except CoterieError:
+            return False
+
+    def _described(self, name: str) -> dict[str, Any]:
+        """What a file of rows says of them."""
+        with self._reading(name):
+            about = json.loads(self.texts(name)[LAYOUT])
+            return {**about, "round": int(about["round"])}
 
     def mixes(self, round: int) -> list[Applied]:
         """The recorded mixes of a round."""

@@ -126,6 +126,10 @@ class PackedRun(KeptRun):
         content = self.content(name)
         return load(content), safetensors_texts(content)
 
+    def texts(self, name: str) -> dict[str, str]:
+        """The texts of a safetensors file alone."""
+        return safetensors_texts(self.content(name))
+
     def own_config(self) -> Config:
         """The run's configuration; files of one's own are not packed, and nobody else's are run."""
         config = self.config()

@@ -8,6 +8,7 @@ import time
 from coterie.client.scores import TUNING_DIVERGED
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.history import History, as_line
+from coterie.experiment.lines import LinesDigest
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.remembered import MixSource, RememberedMixes
 from coterie.rounds.listeners import Listener, Outcome, Start
@@ -38,6 +39,7 @@ class Recorder(Listener):
         """Write down what is known beforehand."""
         self._names, self._federation = start.clients, start.federation
         self._recorded = self._saved = start.first_round - 1
+        self._lines = LinesDigest(self._settings.evaluate_every, self._history.lines)
         partition = self._prepared.partition
         for note in (*self._prepared.notes, *(f"partition: {note}" for note in partition.notes)):
             log.info("%s", note)
@@ -46,6 +48,7 @@ class Recorder(Listener):
         """Record a round."""
         line = as_line(report)
         self._history.lines.append(line)
+        self._lines.add(line)
         for client in report.diverged:
             log.warning(
                 "round %d: client %s diverged (its weights are not finite); it is left out of the round and keeps its "
@@ -59,8 +62,7 @@ class Recorder(Listener):
             log.warning("round %d: client %s: %s", report.round, self._names[client], TUNING_DIVERGED)
         if self._directory is not None:
             self._directory.add_line(line)
-        every = self._settings.record_every
-        if report.mixes and every and (report.round % every == 0 or report.round == self._settings.rounds):
+        if report.mixes and self._settings.records(report.round):
             (self._remembered.add if self._directory is None else self._directory.add_mixes)(report.round, report.mixes)
         self._recorded = report.round
         if self._due(report.round):
@@ -84,7 +86,7 @@ class Recorder(Listener):
         The federation's round is ahead of what is recorded from the moment at which a round begins to change it.
         """
         if self._directory is not None and self._federation.round == self._recorded > self._saved:
-            self._directory.checkpoint(self._federation, self._prepared.method.tested)
+            self._directory.checkpoint(self._federation, self._prepared.method.tested, self._lines.text)
             self._saved = self._recorded
             self._saved_at = time.monotonic()
 
@@ -98,4 +100,5 @@ class Recorder(Listener):
         elif outcome.stopped is not None:
             self._directory.stop(outcome.summary)
         else:
-            self._directory.finish(self._federation, self._prepared.method.tested, outcome.summary)
+            tested = self._prepared.method.tested
+            self._directory.finish(self._federation, tested, self._lines.text, outcome.summary)

@@ -64,7 +64,6 @@ def _carried_on(
         prepared = replace(whole, experiment=experiment)
         if rounds is not None:
             prepared = extend(directory, prepared, rounds)
-        directory.carry_on()
         return finish(prepared, directory, told)
 
 

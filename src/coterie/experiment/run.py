@@ -11,13 +11,14 @@ import torch
 
 from coterie.engines import ENGINES, Engine
 from coterie.errors import require, said
-from coterie.experiment.about import about_run, session
+from coterie.experiment.about import about_run, effective, session
 from coterie.experiment.alone import alone
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
 from coterie.experiment.history import History, Line, plain_number, plain_numbers
 from coterie.experiment.kept import ROUNDS
+from coterie.experiment.lines import untested
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -98,8 +99,9 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     )
     if directory is not None:
         directory.restore(federation)
-        history.lines = _lines_until(directory, federation.round)
-        directory.add_session(session(after=federation.round))
+        history.lines = _lines_until(directory, federation.round, experiment)
+        directory.carry_on()
+        directory.add_session(session(after=federation.round), effective(prepared))
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     kept_in = None if directory is None else directory.path
     start = Start(
@@ -159,15 +161,22 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
     return Result(prepared, federation, history, summary, kept)
 
 
-def _lines_until(directory: RunDirectory, round: int) -> list[Line]:
-    """The lines of all rounds that a checkpoint knows; those of later ones, which will be run again, are forgotten."""
-    told = len(directory.lines_in_order())
+def _lines_until(directory: RunDirectory, round: int, experiment: Settings) -> list[Line]:
+    """The lines of all rounds that a checkpoint knows; those of later ones, which will be run again, are forgotten.
+
+    So is what a round was tested or recorded for as the last one, if more have been planned since.
+    """
+    told = directory.lines_in_order()
     require(
-        told >= round,
-        f"run = {directory.path}: {ROUNDS} is damaged (the checkpoint is of round {round}, but it tells of {told} "
+        len(told) >= round,
+        f"run = {directory.path}: {ROUNDS} is damaged (the checkpoint is of round {round}, but it tells of {len(told)} "
         "rounds); bring the file back, or run it again in another directory",
     )
-    return directory.cut_back(round)
+    last, every = experiment.rounds, experiment.evaluate_every
+    found = [line if line["round"] == last else untested(line, every) for line in told[:round]]
+    directory.write_lines(found)
+    directory.keep_mixes(experiment.records)
+    return found
 
 
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:

@@ -122,3 +122,12 @@ class RunOptions(JointTraining):
         most, started = most_threads(), {"threads": self.threads, "workers": self.workers}
         for option in ("threads",) if self.engine == "ray" else started:  # a cluster has room for more
             require(started[option] <= most, f"{option} = {started[option]}: must be at most {most} on this machine")
+
+    def records(self, round: int) -> bool:
+        """Whether it is recorded who learns from whom in a round: when its turn comes, and at the end.
+
+        >>> [round for round in range(1, 8) if RunOptions(rounds=7, record_every=3).records(round)]
+        [3, 6, 7]
+        """
+        every = self.record_every
+        return bool(every) and (round % every == 0 or round == self.rounds)

@@ -45,7 +45,9 @@ def load_weights(module: nn.Module, path: str | Path, *, classifier: str | None 
         elif tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
             problems.append(f"tensor '{name}' has shape {shapes}")
-        elif not bool(tensor.isfinite().all()):
+        elif tensor.is_complex():
+            problems.append(f"tensor '{name}' holds complex numbers")
+        elif not bool(tensor.to(expected[name].dtype).isfinite().all()):  # what float32 cannot hold becomes infinite
             problems.append(f"tensor '{name}' holds NaN or infinite values")
     if problems:
         others = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""

@@ -18,7 +18,7 @@ from safetensors.numpy import save as to_safetensors
 from coterie.data.dataset import Dataset
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
-from coterie.files import safetensors_texts
+from coterie.files import safetensors_texts, write_whole
 from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
 from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
@@ -204,11 +204,7 @@ class Partition(Displayed):
             return
         about = {"rule": self.rule, "parameters": self.parameters, "notes": self.notes, "names": self.names}
         metadata = {"format": FORMAT, "sha256": self.hash, "about": _json(about)}
-        target = Path(path)
-        # A reader never meets a half-written file: it is complete before it gets its name.
-        partial = target.with_name(target.name + ".partial")
-        partial.write_bytes(to_safetensors(self._arrays(), metadata))
-        partial.replace(target)
+        write_whole(Path(path), to_safetensors(self._arrays(), metadata))
 
     @staticmethod
     @typed
@@ -239,7 +235,7 @@ class Partition(Displayed):
                 held_out=tuple(arrays["held_out"].tolist()),
                 keys=arrays["keys"],
             )
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise CoterieError(f"partition file '{path}' cannot be read: {error}") from error
         require(
             loaded.hash == metadata.get("sha256"),

@@ -24,6 +24,7 @@ from coterie.report.drawing import (
     scores,
     style,
 )
+from coterie.report.figures_influence import influence_figure
 from coterie.report.figures_quality import QUALITY_OF_A_RUN, QUALITY_OF_SEVERAL
 from coterie.report.figures_search import search_figure
 from coterie.report.figures_several import against, gains, method_curves
@@ -326,6 +327,7 @@ OF_A_RUN: dict[str, Callable[[Content], Figure | None]] = {
     **QUALITY_OF_A_RUN,
     "learning": _learning,
     "graph": _graph,
+    "influence": influence_figure,
     "agreement": _agreement,
     "bytes": lambda run: _costs(run, "bytes"),
     "seconds": lambda run: _costs(run, "seconds"),

@@ -55,6 +55,20 @@ def learning_matrix(mixes: Sequence[Applied], clients: int) -> Floats:
     return matrix
 
 
+def influence(matrix: Floats) -> Floats:
+    """Every client's share of what the others learn, from who learns from whom `[K, K]` (NaN: took no part): `[K]`.
+
+    It is the sum of a column without the client itself, divided by the number of learners.
+
+    >>> influence(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.4, 0.6]]))
+    array([0. , 0.3, 0. ])
+    """
+    learners = ~np.isnan(matrix).all(1)
+    others = np.where(np.eye(len(matrix), dtype=bool), 0.0, np.nan_to_num(matrix))
+    shares: Floats = others.sum(0) / max(int(learners.sum()), 1)
+    return shares
+
+
 def learn_differently(mixes: Sequence[Applied]) -> bool:
     """Whether clients of a round chose whom to learn from: not all alike, and not each from itself alone."""
     if not mixes or not is_personal(mix := most_personal(mixes)):

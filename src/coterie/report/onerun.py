@@ -11,10 +11,11 @@ import numpy as np
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, said
 from coterie.experiment.history import ACTIVITIES
+from coterie.experiment.honest import hostile_rows
 from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
-from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix
+from coterie.report.learning import Floats, influence, label_order, learn_differently, learning_matrix
 from coterie.report.origin import origin
 from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
@@ -67,9 +68,18 @@ def basic_content(run: RunRecord) -> Content:
         "data": short_name(str(run.config["data"])),
         "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
         "clients": list(run.names),
+        "hostile": _hostile(run),
         "curves": curves(run),
         "cost": _cost(run),
     }
+
+
+def _hostile(run: RunRecord) -> list[int]:
+    """The hostile clients, if the run has some and what it says of them can be read."""
+    try:
+        return hostile_rows(run.config, run.partition, run.participants) if run.partition is not None else []
+    except CoterieError:  # an attack of somebody's own that is not here
+        return []
 
 
 def spoken_method(run: RunRecord) -> str:
@@ -152,6 +162,7 @@ class _Track:
             "recorded": len(rounds),
             "start": shown.index(first_shown),
             "weights": [whole_numbers(self.matrices[round]) for round in shown],
+            "influence": rounded(np.mean([influence(one) for one in self.matrices.values()], axis=0), 5),
             "agreement": None
             if overlap is None
             else {"rounds": rounds, "values": rounded([agreement(one, overlap) for one in self.matrices.values()], 4)},

@@ -31,6 +31,7 @@ SCRIPTS = (
     "quality.js",
     "learning.js",
     "graph.js",
+    "influence.js",
     "several.js",
     "search.js",
     "main.js",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
+QUOTED = re.compile(r"'[^']*'")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def result_console() -> Console:
@@ -28,17 +32,33 @@ def result_console() -> Console:
 
 
 def print_result(*parts: Table | str) -> None:
-    """Tables and lines on stdout; on a terminal tables keep to its width, elsewhere lines end where their text does."""
+    """Tables and lines on stdout; on a terminal they keep to its width, elsewhere lines end where their text does."""
     console = result_console()
     for part in parts:
         if isinstance(part, str):
-            print(part)
+            print(wrapped(part, console.width) if console.is_terminal else part)
         elif console.is_terminal:
             console.print(part)
         else:
             with console.capture() as text:
                 console.print(part)
             print("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines that end between words; what stands in quotes, such as a command, stays in one piece to be copied.
+
+    >>> print(wrapped("a long story about 'coterie resume here'", 20))
+    a long story about
+    'coterie resume here'
+    """
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        whole = QUOTED.sub(lambda found: found[0].replace(" ", NO_BREAK), line)
+        pieces = wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines += [piece.replace(NO_BREAK, " ") for piece in pieces] or [""]
+    return "\n".join(lines)
 
 
 class ComparisonProgress(ProgressDisplay):

@@ -82,6 +82,8 @@ def assemble(arrays: list[Bytes], what: str) -> Decoded:
     for images, labels in ((train_images, train_labels), (test_images, test_labels)):
         require(images.ndim == 3 and labels.ndim == 1, f"{what}: images must be [N, H, W] and labels [N]")
         require(len(images) == len(labels), f"{what}: {len(images)} images but {len(labels)} labels")
+    sizes = [" x ".join(map(str, images.shape[1:])) for images in (train_images, test_images)]
+    require(sizes[0] == sizes[1], f"{what}: training images are {sizes[0]}, test images {sizes[1]}")
     return Decoded(
         np.concatenate([train_images, test_images])[:, None],
         np.concatenate([train_labels, test_labels]).astype(np.int64),

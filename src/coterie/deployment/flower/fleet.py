@@ -19,18 +19,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 PREFIX = "/v1/fleet/"
 GET_RUN, GET_APP = f"{PREFIX}get-run", f"{PREFIX}get-fab"
+PULL = f"{PREFIX}pull-messages"  # the answer is empty if there are none
 ACTIVATE = f"{PREFIX}activate-node"
 # What a SuperNode asks for that was registered by its key.
 OF_SITES = {
     GET_RUN,
     GET_APP,
     ACTIVATE,
+    PULL,
     *(
         f"{PREFIX}{name}"
         for name in (
             "deactivate-node",
             "send-node-heartbeat",
-            "pull-messages",
             "push-messages",
             "pull-object",
             "push-object",

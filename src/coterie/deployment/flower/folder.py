@@ -157,7 +157,7 @@ def _project(agreement: Agreement) -> str:
                     "app": {
                         "publisher": "coterie",
                         "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                        "config": {"directory": "", "agreement": "", "keyed": False},
+                        "config": {"directory": "", "agreement": "", "keyed": False, "bell": ""},
                     }
                 }
             },

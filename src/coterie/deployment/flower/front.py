@@ -18,10 +18,12 @@ from pathlib import Path
 
 from coterie.deployment.flower import fleet
 from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.bell import Bell
 from coterie.deployment.flower.expiry import Renewal
+from coterie.deployment.flower.gate import Head, RefusalError
 from coterie.deployment.flower.keys import Keys, known_keys
 from coterie.deployment.flower.processes import family, split_address
-from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
+from coterie.deployment.flower.proxy import Proxy
 from coterie.deployment.flower.streams import Target
 
 READY = "the front is open"
@@ -59,10 +61,23 @@ class Front:
         """Answers pass as they are."""
         return content
 
+    def takes_time(self, path: str) -> bool:
+        """What may take time is held back here, not by the SuperLink."""
+        return False
 
-def front_words(host: str, port: int, superlink: str, keys: Keys | None, inner: Keys, audit: Path) -> list[str]:
+    def awaits(self, head: Head) -> str | None:
+        """That there is nothing to do is held back until the bell rings for the site; without keys, for anybody."""
+        if head.path != fleet.PULL:
+            return None
+        return "" if self._keys is None else self._keys.get(fleet.signer(head.headers) or b"", "")
+
+
+def front_words(
+    host: str, port: int, superlink: str, keys: Keys | None, inner: Keys, audit: Path, bell: Path
+) -> list[str]:
     """The arguments of `python -m` that start a front; `inner` is what the SuperLink is known by."""
     words = [__name__, "--host", host, "--port", str(port), "--superlink", superlink, "--audit", str(audit)]
+    words += ["--bell", str(bell)]
     secure = [] if keys is None else ["--keys", str(keys.folder), "--superlink-certificate", str(inner.authority)]
     return [*words, *secure]
 
@@ -92,6 +107,7 @@ def main() -> None:
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on this machine")
     parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
+    parser.add_argument("--bell", type=Path, help="the socket by which the server says whom it has sent a message")
     parser.add_argument("--keys", type=Path, help="the folder of keys; without it nothing is encrypted")
     parser.add_argument("--superlink-certificate", help="what to know the SuperLink by")
     given = parser.parse_args()
@@ -106,7 +122,8 @@ def main() -> None:
         trust = ssl.create_default_context(cafile=given.superlink_certificate)
         known = known_keys(keys)
     target = Target(*split_address(given.superlink), trust)
-    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), served_with)
+    bell = None if given.bell is None else Bell(given.bell)
+    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), served_with, bell)
     asyncio.run(served(proxy, READY, renewal))
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import ssl
-import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
 
 from coterie.deployment.flower.audit import AUDIT
+from coterie.deployment.flower.bell import BELL
+from coterie.deployment.flower.commands import Commands
 from coterie.deployment.flower.front import READY, front_words
 from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
@@ -37,7 +39,6 @@ from coterie.files import private_folder, write_whole
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
 START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
-ANSWER = 120.0  # seconds within which Flower's commands must answer
 REGISTERED = "registered.json"
 
 
@@ -56,6 +57,7 @@ class Link:
         self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "front")}
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
+        self._commands: Commands | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -86,6 +88,11 @@ class Link:
         return self.folder / AUDIT
 
     @property
+    def bell(self) -> Path:
+        """By which the front hears of messages to sites."""
+        return self.folder / BELL
+
+    @property
     def database(self) -> Path:
         """Where the SuperLink keeps nodes and runs."""
         return self.folder / "superlink.db"
@@ -114,7 +121,7 @@ class Link:
 
     def front_command(self) -> list[str]:
         """The command of the front."""
-        words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit)
+        words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.bell)
         return [sys.executable, "-m", *words]
 
     def register_command(self, site: str) -> list[str]:
@@ -196,11 +203,12 @@ class Link:
         marks = {hashlib.sha256(path.read_bytes()).hexdigest(): site for site, path in public_keys.items()}
         known = self._registered()
         kept = {mark: about for mark, about in known.items() if about["site"] == marks.get(mark)}
-        gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
-        self._keep(kept)
         fresh = [site for mark, site in marks.items() if mark not in kept]
-        for site in fresh:
-            self._register(site, public_keys[site])
+        with self._together():
+            gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
+            self._keep(kept)
+            for site in fresh:
+                self._register(site, public_keys[site])
         return fresh, gone
 
     def forget_unless(self, sites: Collection[str]) -> list[str]:
@@ -254,27 +262,26 @@ class Link:
 
     def flower(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What `flwr …` answers."""
+        if self._commands is None:
+            with self._together():
+                return self.flower(*words, check=check)
+        said = self._commands.printed([*words, "--format", "json"])
         try:
-            done = subprocess.run(
-                [flower_command("flwr"), *words, "--format", "json"],
-                env=environment(self.home),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=ANSWER,
-            )
-        except subprocess.TimeoutExpired:
-            raise PassingError(
-                f"'flwr {words[0]}' did not answer within {ANSWER:g} s; start the server again"
-            ) from None
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(said)
         except json.JSONDecodeError:
-            answer = {"success": False, "error-message": done.stdout + done.stderr}
+            answer = {"success": False, "error-message": said}
         if check and not answer.get("success"):
             raise PassingError(f"'flwr {words[0]}' failed: {_message(answer)}")
         return answer
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Flower's commands within share one process."""
+        with Commands(environment(self.home), self.folder) as self._commands:
+            try:
+                yield
+            finally:
+                self._commands = None
 
     def _spawn(self, name: str, words: list[str]) -> Process:
         command = words if name == "front" else [flower_command(words[0]), *words[1:]]

@@ -15,14 +15,13 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 
 from coterie.deployment.channel import listening
 from coterie.deployment.flower import summon
+from coterie.deployment.flower.commands import loaded
 from coterie.deployment.flower.processes import flower_command
 from coterie.files import private_folder
 
@@ -38,13 +37,6 @@ def stand_in(folder: Path, porter: Path) -> Path:
     script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     script.chmod(0o700)
     return folder
-
-
-def loaded(command: str) -> Callable[[], object]:
-    """One of Flower's commands as a function, with all that it imports."""
-    (found,) = entry_points(group="console_scripts", name=command)
-    function: Callable[[], object] = found.load()
-    return function
 
 
 def _reap(_number: int, _frame: FrameType | None) -> None:

@@ -13,15 +13,16 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from email.utils import formatdate
-from typing import Protocol
+from typing import Any, TypeVar
 
 import h11
 
 from coterie.deployment.flower.audit import SUMMARY, Audit
+from coterie.deployment.flower.bell import Bell
+from coterie.deployment.flower.gate import Gate, Head, RefusalError
 from coterie.deployment.flower.streams import (
     HANDSHAKE,
     STALL,
@@ -39,47 +40,29 @@ HEAD = 10.0  # seconds for the head of a connection's first request
 IDLE = 75.0  # seconds for the head of a later one
 BODY = 300.0  # seconds for a whole body
 ANSWER = 90.0  # seconds until an answer begins
+HOLD = 25.0  # seconds for which an empty answer is held back at the most; a SuperNode waits 30
+LOOK_AGAIN = 10.0  # seconds after which it is asked again, if no bell rings
+SMALL = 64 << 10  # bytes of a request whose answer may be held back
 FRESH = 2.0  # seconds for which a used connection further on is used again; a SuperLink closes it after 5
 PASSED_ON = (b"content-type", b"accept")  # headers, beside Flower's own
 
 
-@dataclass(frozen=True)
-class Head:
-    """The head of a request."""
-
-    peer: str
-    method: str
-    path: str
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-class RefusalError(Exception):
-    """A request, or an answer to one, that is not passed on."""
-
-    def __init__(self, status: int, reason: str, body: bytes = b"", **more: str | int) -> None:
-        super().__init__(reason)
-        self.status, self.reason, self.body, self.more = status, reason, body, more
-
-
-class Gate(Protocol):
-    """Decides what passes."""
-
-    def admit(self, head: Head) -> None:
-        """Refuse a request by its head, with a `RefusalError`."""
-
-    def sees_whole(self, path: str) -> bool:
-        """Whether the answer to such a request is shown to `judge` before anything of it is passed on."""
-
-    def judge(self, path: str, status: int, content: bytes) -> bytes:
-        """What is passed on instead of an answer; a `RefusalError` if nothing is."""
+T = TypeVar("T")
 
 
 class Proxy:
     """Listens on a socket and serves each connection in a task of its own."""
 
     def __init__(
-        self, listener: socket.socket, target: Target, gate: Gate, audit: Audit, served: ssl.SSLContext | None = None
+        self,
+        listener: socket.socket,
+        target: Target,
+        gate: Gate,
+        audit: Audit,
+        served: ssl.SSLContext | None = None,
+        bell: Bell | None = None,
     ) -> None:
+        self.bell = bell
         self.listener, self.target, self.gate, self.audit, self.served = listener, target, gate, audit, served
         self.most = min(MOST_CONNECTIONS, (raised_file_limit(2 * MOST_CONNECTIONS + 64) - 64) // 2)
         self._open: Counter[str] = Counter()
@@ -92,13 +75,14 @@ class Proxy:
         self.listener.setblocking(False)
         summing_up = asyncio.create_task(self._sum_up())
         try:
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(self.listener)
-                except OSError:  # out of file descriptors, or the client has gone again
-                    await asyncio.sleep(0.1)
-                    continue
-                self._take(accepted, str(address[0]))
+            with nullcontext() if self.bell is None else self.bell.heard():
+                while True:
+                    try:
+                        accepted, address = await loop.sock_accept(self.listener)
+                    except OSError:  # out of file descriptors, or the client has gone again
+                        await asyncio.sleep(0.1)
+                        continue
+                    self._take(accepted, str(address[0]))
         finally:
             for task in (*self._tasks, summing_up):
                 task.cancel()
@@ -167,8 +151,12 @@ class _Connection:
             self._proxy.gate.admit(head)
             if int(head.headers.get("content-length", "0")) > MOST_BYTES:
                 raise _too_large()
-            await self._take(request)
-            await self._answer(head)
+            bell, awaited = self._proxy.bell, self._proxy.gate.awaits(head)
+            if bell is not None and awaited is not None:
+                await self._hold(request, bell, awaited)
+            else:
+                await self._take(request)
+                await self._answer(head)
         except RefusalError as refusal:
             self._drop_onward()
             if refusal.status < 500:
@@ -209,13 +197,7 @@ class _Connection:
         """Pass the answer back, piece by piece unless the gate wants to see it whole."""
         onward, gate = self._onward, self._proxy.gate
         assert onward is not None
-        async with _trouble_further_on(self._proxy):
-            while isinstance(answer := await onward.next(ANSWER), h11.InformationalResponse):
-                pass
-        self._proxy.say("")
-        # A client would follow a redirection to where no gate is.
-        if not isinstance(answer, h11.Response) or 300 <= answer.status_code < 400:
-            raise RefusalError(502, "no answer that could be passed on")
+        answer = await (self._while_there(self._begun(onward)) if gate.takes_time(head.path) else self._begun(onward))
         headers = [(name, value) for name, value in answer.headers if _is_passed_on(name)]
         pieces = _Pieces(self._proxy, onward)
         if gate.sees_whole(head.path):
@@ -232,6 +214,70 @@ class _Connection:
             await self._stream.send(h11.EndOfMessage())
         if not onward.ready_again():
             self._drop_onward()
+
+    async def _begun(self, onward: Stream) -> h11.Response:
+        """The head of an answer."""
+        async with _trouble_further_on(self._proxy):
+            while isinstance(answer := await onward.next(ANSWER), h11.InformationalResponse):
+                pass
+        self._proxy.say("")
+        # A client would follow a redirection to where no gate is.
+        if not isinstance(answer, h11.Response) or 300 <= answer.status_code < 400:
+            raise RefusalError(502, "no answer that could be passed on")
+        return answer
+
+    async def _hold(self, request: h11.Request, bell: Bell, awaited: str) -> None:
+        """Ask further on until the answer is not empty: at once, when the bell rings, and from time to time."""
+        body, end = await self._small_body(), time.monotonic() + HOLD
+        while True:
+            with bell.awaited(awaited) as rung:  # before it is asked, so that no ring is missed
+                answer, whole = await self._while_there(self._asked(request, body))
+                left = end - time.monotonic()
+                if answer.status_code != 200 or whole or left <= 0:
+                    break
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                        await self._while_there(rung.wait())
+        headers = [(name, value) for name, value in answer.headers if _is_passed_on(name)]
+        headers.append((b"content-length", str(len(whole)).encode()))
+        begin = h11.Response(status_code=answer.status_code, headers=headers)
+        await self._stream.send(begin, h11.Data(data=whole), h11.EndOfMessage())
+
+    async def _asked(self, request: h11.Request, body: bytes) -> tuple[h11.Response, bytes]:
+        """The whole answer to a request, asked anew."""
+        onward = await self._reach()
+        async with _trouble_further_on(self._proxy):
+            await onward.send(_passed_on(request, self._proxy.target), h11.Data(data=body), h11.EndOfMessage())
+        answer = await self._begun(onward)
+        whole = b"".join([piece async for piece in _Pieces(self._proxy, onward)])
+        if not onward.ready_again():
+            self._drop_onward()
+        return answer, whole
+
+    async def _small_body(self) -> bytes:
+        """A request's body that is kept, to be sent more than once."""
+        body = b""
+        async with asyncio.timeout(BODY):
+            while isinstance(event := await self._stream.next(STALL), h11.Data):
+                body += event.data
+                if len(body) > SMALL:
+                    raise RefusalError(413, f"a body of more than {SMALL:,} bytes")
+        if not isinstance(event, h11.EndOfMessage):
+            raise ConnectionResetError
+        return body
+
+    async def _while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work, unless the client goes away before it is done: nobody would get what came of it."""
+        doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._stream.gone())
+        try:
+            await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise ConnectionResetError
+            return doing.result()
+        finally:
+            for task in (doing, gone):
+                task.cancel()
+            await asyncio.gather(doing, gone, return_exceptions=True)
 
     async def _reach(self) -> Stream:
         """A connection further on: the one used just now, or a new one."""

@@ -18,9 +18,10 @@ from coterie.deployment.flower.app import agreed, app_hash
 from coterie.deployment.flower.audit import Audit
 from coterie.deployment.flower.expiry import Renewal
 from coterie.deployment.flower.front import opened, served
+from coterie.deployment.flower.gate import Head, RefusalError
 from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.processes import LOOPBACK, split_address
-from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
+from coterie.deployment.flower.proxy import Proxy
 from coterie.deployment.flower.streams import Target
 
 READY = "the relay is open"
@@ -59,6 +60,14 @@ class Relay:
         if own is None or (sent is not None and sent != own):
             raise self._refusal(f"the app {mark or 'without a hash'}, to which this site has not agreed", mark)
         return content if sent is None else fleet.app_message(own, mark)
+
+    def takes_time(self, path: str) -> bool:
+        """The server holds back that there is nothing to do."""
+        return path == fleet.PULL
+
+    def awaits(self, head: Head) -> str | None:
+        """A site has no bell: what the server answers passes at once."""
+        return None
 
     def _refusal(self, what: str, mark: str) -> RefusalError:
         print(f"{STRANGE_APP} {what}", flush=True)

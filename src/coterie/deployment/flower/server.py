@@ -17,6 +17,7 @@ from coterie.deployment.answers import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator
 from coterie.deployment.faults import spoken_fault
 from coterie.deployment.flower.audit import AUDIT, Audit, told_of
+from coterie.deployment.flower.bell import ring
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
 from coterie.deployment.live import LiveTerms, with_own_terms
 from coterie.deployment.logbook import Logbook
@@ -31,8 +32,14 @@ class FlowerTransport:
     """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
 
     def __init__(
-        self, grid: Grid, most_bytes: int, sites: Collection[str] | None = None, audit: Audit | None = None
+        self,
+        grid: Grid,
+        most_bytes: int,
+        sites: Collection[str] | None = None,
+        audit: Audit | None = None,
+        bell: Path | None = None,
     ) -> None:
+        self._bell = bell  # by which the front hears that there is something to get
         self._grid, self._most_bytes, self._audit = grid, most_bytes, audit
         self._names: dict[int, str] = {}  # of all nodes that were ever here
         self._sites = sites  # whose keys are registered; without keys anybody may come
@@ -52,6 +59,8 @@ class FlowerTransport:
         (number,) = self._grid.push_messages([message])
         if number:
             self._open[number] = (node, purpose, time.monotonic() + seconds)
+            if self._bell is not None:
+                ring(self._bell, self._names.get(node, ""))
             self._note("asked", node, purpose, content)
 
     def answers(self) -> list[Answer]:
@@ -88,7 +97,8 @@ def server_app(agreement_path: Path) -> ServerApp:
     """The Flower ServerApp of a federation.
 
     Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
-    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys.
+    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys, `bell` where the
+    front hears of messages.
     """
     app = ServerApp()
 
@@ -100,7 +110,8 @@ def server_app(agreement_path: Path) -> ServerApp:
         with log_to(directory / LOG):
             server = Server(agreement)
             sites = agreement.sites if given["keyed"] else None
-            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT))
+            bell = Path(str(given["bell"])) if given["bell"] else None
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT), bell)
             terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
             Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 

@@ -69,6 +69,11 @@ class Stream:
         self.used = time.monotonic()
         return True
 
+    async def gone(self) -> None:
+        """Wait until whoever is at the other end has closed; what they send meanwhile is kept."""
+        while piece := await self._reader.read(PIECE):
+            self.http.receive_data(piece)
+
     async def linger(self) -> None:
         """Read what is still sent, to nobody: a connection closed on unread bytes takes its last words with it."""
         left = LINGER_BYTES
@@ -93,6 +98,7 @@ class Stream:
 
 async def accepted_stream(accepted: socket.socket, served: ssl.SSLContext | None) -> Stream:
     """The connection behind an accepted socket, encrypted if it is to be."""
+    watch_for_broken_line(accepted)
     reader = asyncio.StreamReader(limit=PIECE)
     protocol = asyncio.StreamReaderProtocol(reader)
     loop = asyncio.get_running_loop()
@@ -104,6 +110,14 @@ async def accepted_stream(accepted: socket.socket, served: ssl.SSLContext | None
         accepted.close()
         raise
     return Stream(h11.SERVER, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+
+def watch_for_broken_line(connection: socket.socket) -> None:
+    """Have the system notice within seconds if the line is dead on which somebody waits, and says nothing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def reached_stream(target: Target) -> Stream:

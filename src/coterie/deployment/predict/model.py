@@ -175,6 +175,8 @@ def predict(
             kept.append(module(part).softmax(1))
             advance(len(part))
     probabilities = torch.cat(kept)
+    wrong = torch.nonzero(~probabilities.isfinite().all(1))
+    require(not len(wrong), f"'{model}': what it says of sample {int(wrong[0]) if len(wrong) else 0} is no number")
     return probabilities.argmax(1), probabilities
 
 
@@ -326,3 +328,6 @@ def _require_fit(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, T
             raise unknown(f"tensor in '{path}'", name, wanted)
         here, asked = (f"{one.dtype} {tuple(one.shape)}" for one in (tensor, wanted[name]))
         require(here == asked, f"'{path}': tensor '{name}' is {here}; the model needs {asked}")
+        # Values may hold NaN for what nobody knows yet, such as the prototype of a class that nobody has.
+        finite = name.startswith("value.") or bool(tensor.isfinite().all())
+        require(finite, f"'{path}': tensor '{name}' holds NaN or infinite values")

@@ -95,6 +95,7 @@ function learning(parent, run) {
     }));
   }
   parts.push(graph(grid, run, value));
+  parts.push(influenceBars(grid, run, () => state.track));
   if (run.overlap) parts.push(agreementCurve(grid, run, () => state.track, round));
   else grid.append(make('div', { class: 'card' }, `How much clients’ classes overlap is not known: ${run.why}.`));
 

@@ -22,7 +22,7 @@ function spark({ rounds, mean }) {
 }
 function row(run) {
   const choose = make('button', { type: 'button' }, run.name);
-  choose.addEventListener('click', () => { name = run.name; details(); });
+  choose.addEventListener('click', async () => { name = run.name; await details(); chosen.scrollIntoView({ behavior: 'smooth' }); });
   const bar = make('progress', { max: Math.max(run.planned, 1), value: run.done });
   const last = run.curve.mean[run.curve.mean.length - 1];
   return make('tr', {}, ...[choose, `${run.method}, seed ${run.seed}`, run.data, make('span', {}, bar, ` ${run.done} of ${run.planned}`), standing(run), score(run.metric, last), spark(run.curve)].map((cell) => make('td', {}, cell)));
@@ -78,6 +78,6 @@ async function look() {
 const titles = ['run', 'method', 'data', 'rounds', 'state', 'received, mean', 'so far'];
 home.replaceChildren(
   make('header', {}, make('div', {}, make('h1', {}, 'Runs'), heading), schemeSwitch()),
-  make('div', { class: 'card scroll' }, make('table', { class: 'texts runs' }, make('thead', {}, make('tr', {}, ...titles.map((title) => make('th', {}, title)))), list)),
+  make('div', { class: 'card scroll tall' }, make('table', { class: 'texts runs' }, make('thead', {}, make('tr', {}, ...titles.map((title) => make('th', {}, title)))), list)),
   chosen, tip);
 look();

@@ -1,0 +1,64 @@
+"""Flower's commands in one process, and its process for a message without its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coterie.deployment.channel import connected
+from coterie.deployment.flower.commands import Commands
+from coterie.deployment.flower.porter import COMMAND, stand_in
+from coterie.deployment.flower.processes import Process, environment
+from coterie.errors import PassingError
+from support import PATIENCE, eventually
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+pytestmark = pytest.mark.processes
+
+
+def test_one_process_runs_one_command_after_the_other(tmp_path: Path) -> None:
+    with Commands(environment(tmp_path / "home"), tmp_path) as flower:
+        for _ in range(2):
+            assert flower.printed(["--version"]).startswith("Flower version: ")
+            assert "No such command" in flower.printed(["dance"])
+        flower._process.kill()
+        with pytest.raises(PassingError, match="'flwr run' ended without an answer"):
+            flower.printed(["run"])
+
+
+@pytest.fixture
+def porter(tmp_path: Path) -> Iterator[Process]:
+    path = tmp_path / "porter.socket"
+    words = [sys.executable, "-m", "coterie.deployment.flower.porter", str(path)]
+    process = Process(words, tmp_path / "log", environment(tmp_path / "home"), tmp_path)
+    try:
+        assert eventually(path.exists)
+        yield process
+    finally:
+        process.terminate()
+
+
+def started(script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([script, "--help"], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_porter_runs_the_command_in_processes_of_its_own(porter: Process, tmp_path: Path) -> None:
+    script = stand_in(tmp_path / "scripts", tmp_path / "porter.socket") / COMMAND
+    for number in (1, 2):
+        done = started(script)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert eventually(lambda: porter.said().count("usage: flwr-clientapp") == number)  # noqa: B023
+    with connected(tmp_path / "porter.socket") as stranger:
+        stranger.sendall(b"nonsense")
+    assert started(script).returncode == 0
+    assert porter.code is None
+
+
+def test_without_a_porter_the_command_is_started_itself(tmp_path: Path) -> None:
+    done = started(stand_in(tmp_path / "scripts", tmp_path / "nobody.socket") / COMMAND)
+    assert done.returncode == 0
+    assert "usage: flwr-clientapp" in done.stdout

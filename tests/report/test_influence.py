@@ -1,0 +1,40 @@
+"""Who has influence: column weights of W, and the hostile told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.experiment.experiment import Experiment
+from coterie.partition import Dirichlet
+from coterie.report.figures_influence import influence_figure
+from coterie.report.learning import influence, learning_matrix
+from coterie.report.onerun import run_content
+from coterie.report.reading import read_run
+
+NAN = float("nan")
+
+
+def test_influence_worked_out_by_hand() -> None:
+    """Two learners: client 1 has 0.5 of client 0's row, client 2 nothing; client 2 took no part."""
+    matrix = np.array([[0.5, 0.5, NAN], [0.25, 0.75, NAN], [NAN, NAN, NAN]])
+    np.testing.assert_allclose(influence(matrix), [0.125, 0.25, 0.0])
+
+
+@pytest.mark.thorough
+def test_the_report_tells_the_hostile_from_the_honest(tmp_path: Path) -> None:
+    found = Experiment(
+        "fedrema", partition=Dirichlet(clients=5, alpha=5.0), rounds=3, share=0.2, attack="copycat:0.4", threads=1
+    ).run(out=tmp_path / "run")
+    content = run_content(read_run(tmp_path / "run"))
+    assert [content["clients"][row] for row in content["hostile"]] == found.summary["hostile"]
+    track = next(one for one in content["learning"] if one["group"] == "classifier")
+    matrices = [learning_matrix([m for m in found.mixes(round) if m.group == "classifier"], 5) for round in (1, 2, 3)]
+    np.testing.assert_allclose(track["influence"], np.mean([influence(one) for one in matrices], axis=0), atol=1e-4)
+    figure = influence_figure(content)
+    assert figure is not None
+    drawn = sorted(bar.get_width() for bar in figure.axes[0].patches)
+    np.testing.assert_allclose(drawn, sorted(content["learning"][0]["influence"]))
+    assert influence_figure({**content, "learning": []}) is None

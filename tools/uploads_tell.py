@@ -1,4 +1,4 @@
-"""What a server can learn from uploads: which classes a client holds, and images. `python tools/uploads_tell.py PICTURE`.
+"""What a server learns from uploads: which classes a client holds, and images. `python tools/uploads_tell.py PICTURE`.
 
 Prints the tables of docs/privacy.md as Markdown and draws its picture. The attacks are simple ones: they show what is
 there to be had, not the most that somebody could get.

@@ -64,6 +64,18 @@ def test_examples_gradients_are_clipped_one_by_one(clip: float) -> None:
     assert torch.allclose(found, wanted / (len(batch.labels) / steps), atol=1e-6)
 
 
+def test_convolutions_gradients_are_clipped_one_by_one() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(4, 3))
+    trainer = private(model=module, classifier="3", clip=0.7)
+    batch = whole_batch(trainer)
+    trainer.gradient(batch)
+    wanted, count = summed_by_hand(copy.deepcopy(module), batch.inputs, batch.labels, 0.7)
+    assert count > 0
+    found = torch.cat([part.grad for part in trainer.parts])
+    assert torch.allclose(found, wanted / (len(batch.labels) / -(-len(batch.labels) // 10)), atol=1e-6)
+
+
 def test_a_frozen_extractor_takes_no_part_in_the_norm() -> None:
     trainer = private(phase=Phase(train="classifier"), clip=0.2)
     batch = whole_batch(trainer)

@@ -67,9 +67,10 @@ class PrivateSteps:
         # Tuples, not tables by name: to take those apart and put them together would take as long as the gradients.
         self._places, self._tensors, self._sums = self._trained()
         self._width = sum(view.numel() for view in self._sums)
-        self._per_example = torch.func.vmap(
-            torch.func.grad(self._objective, has_aux=True), in_dims=(None, 0, 0, 0), randomness="different"
-        )
+        self._flat = all(tensor.ndim < 3 for tensor in self._tensors)
+        of_one: Any = self._objective if self._flat else torch.func.grad(self._objective, has_aux=True)
+        copied = 0 if self._flat else None
+        self._each: Any = torch.func.vmap(of_one, in_dims=(copied, 0, 0, 0), randomness="different")
 
     def _trained(self) -> tuple[list[Place], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What the phase trains, tensor by tensor: where it is, and views of rows and of gradients."""
@@ -119,13 +120,29 @@ class PrivateSteps:
         for start in range(0, len(labels), at_once):
             some = slice(start, start + at_once)
             given = () if features is None else (features[some],)
-            gradients, outputs = self._per_example(self._tensors, inputs[some], given, labels[some])
+            gradients, outputs = self._per_example(inputs[some], given, labels[some])
             seen += outputs
             flat = [each.flatten(1) for each in gradients]
             shares = self._shares(flat)
             for total, each in zip(self._sums, flat, strict=True):
                 total.add_((shares @ each).view(total.shape))
         return torch.cat(seen).flatten(0, 1) if seen else None
+
+    def _per_example(
+        self, x: Tensor, given: tuple[Tensor, ...], labels: Tensor
+    ) -> tuple[Sequence[Tensor], tuple[Tensor, ...]]:
+        """Every example's gradient, `[B, ...]` for each trained tensor, and its outputs.
+
+        Fully connected layers are quicker if each example has a copy of the weights, which costs no memory, and plain
+        backward passes over all; convolutions are not.
+        """
+        if not self._flat:
+            found: tuple[Sequence[Tensor], tuple[Tensor, ...]] = self._each(self._tensors, x, given, labels)
+            return found
+        copies = tuple(tensor.expand(len(labels), *tensor.shape).requires_grad_() for tensor in self._tensors)
+        losses, outputs = self._each(copies, x, given, labels)
+        gradients = torch.autograd.grad(losses.sum(), copies, materialize_grads=True)
+        return gradients, tuple(one.detach() for one in outputs)
 
     def _shares(self, gradients: list[Tensor]) -> Tensor:
         """By how much each example's gradient `[B, ·]` is scaled down: `[B]`. What is not finite becomes zero."""

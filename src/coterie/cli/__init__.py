@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be written there, at exit neither.
+        # Whoever read our output has gone; nothing more can be written there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (CoterieError, CycloptsError, OSError) as error:

@@ -129,7 +129,7 @@ class PFedCS(Method):
         return (tune, train) if self.tune_epochs else (train,)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
-        """The classifier too, as long as it will make teachers."""
+        """The extractor, and the classifier too while teachers are still made of it."""
         return {"model": "all" if self.makes_teachers(federation) else "extractor"}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:

@@ -126,7 +126,7 @@ def _shared_empty(rows: int, width: int) -> Tensor:
 
 
 def shared_job(problem: Problem, method: Method, seed: int, federation: Federation) -> Job:
-    """The job with all data in shared memory; whose federation it is matters not yet."""
+    """The job with all data in shared memory; the federation it is for comes later."""
     parts = (problem.train, problem.validation, problem.test)
     module, weights = without_tensors(problem.module)
     try:

@@ -99,7 +99,11 @@ def test_the_description_says_what_the_model_is_and_names_no_other_site(tmp_path
     _, file = exported(FedRod(balanced=False), tmp_path, class_names=("cat", "dog", "owl"), seed=3)
     _, metadata = load_tensors(file)
     told = json.loads(metadata["coterie"])
+    trained_on = told.pop("trained_on")
+    assert trained_on["samples"] > 0
+    assert len(trained_on["mark"]) == 64  # by which the site's own data are known again
     assert told == {
+        "task": "classification",
         "model": "mlp",
         "shape": [WIDTH],
         "classes": CLASSES,

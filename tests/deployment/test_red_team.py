@@ -111,7 +111,7 @@ TRIED = {
     "test_clocks": {
         "a clock that is off": "test_a_clock_that_is_off_is_named",
     },
-    "test_extend": {
+    "test_agreement_versions": {
         "a stolen site's rows after it left": "test_nothing_of_who_has_left_stays_at_the_server",
     },
 }

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 CELLS = "[...document.querySelectorAll('#run figure')].find((one) => one.textContent.includes('weights W'))"
 VALUES = f"[...{CELLS}.querySelectorAll('rect[data-cell]')].map((cell) => [cell.dataset.cell, cell.dataset.value])"
-FIGURES = 14  # of one run
+FIGURES = 15  # of one run
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.model import MountedModel
+from coterie.client.pooling import GradientFreeMaxPool
 from coterie.core.layout import Layout
 from coterie.core.task import Loss, LossWithSlope
 from coterie.engines.stacked.model import Tensors
@@ -229,7 +230,7 @@ def _append(module: nn.Module, prefix: str, layers: list[Layer]) -> bool:
     elif type(module) is nn.Conv2d and _plain(module):
         layers += [_SideBySide()] if side_by_side is None else []
         layers.append(_Conv(module, prefix))
-    elif type(module) is nn.MaxPool2d and side_by_side is not None and not module.return_indices:
+    elif type(module) in (nn.MaxPool2d, GradientFreeMaxPool) and side_by_side is not None and not module.return_indices:
         layers.append(_MaxPool(module))
     else:
         return type(module) is nn.Identity

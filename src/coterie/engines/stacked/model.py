@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from coterie.client.model import MountedModel
+from coterie.client.pooling import GradientFreeMaxPool
 from coterie.core.layout import BatchNorm, Layout
 
 Tensors = Mapping[str, Tensor]  # name -> [k, *shape]
@@ -134,6 +135,7 @@ _BY_HAND: dict[type[nn.Module], Callable[..., Layer | None]] = {
     nn.ReLU: lambda module, prefix: lambda tensors, x: x.relu(),
     nn.Tanh: lambda module, prefix: lambda tensors, x: x.tanh(),
     nn.MaxPool2d: _same_for_all,
+    GradientFreeMaxPool: _same_for_all,
     nn.AvgPool2d: _same_for_all,
 }
 

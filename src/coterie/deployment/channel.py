@@ -120,7 +120,7 @@ def _send(connection: socket.socket, head: dict[str, Any], content: Packed) -> N
     lengths = {kind: len(buffer) for kind, buffer in content.buffers.items()}
     told = json.dumps({**head, "text": content.text, "buffers": lengths}).encode()
     connection.sendall(len(told).to_bytes(LENGTH) + told)
-    for buffer in content.buffers.values():
+    for buffer in filter(None, content.buffers.values()):  # whoever has read all may be gone when nothing is sent
         connection.sendall(buffer)
 
 

@@ -185,7 +185,7 @@ def test_dropout_differs_from_example_to_example() -> None:
     trainer = private(model="dropout", clip=0.0)
     batch = whole_batch(trainer)
     one = batch._index[:1].repeat(8)
-    outputs = trainer._private.gradient(Batch(trainer.worker, "model", one))  # type: ignore[union-attr]
+    outputs = trainer._private.gradient(Batch(trainer.worker, "model", one))
     assert outputs is not None
     assert len(outputs.unique(dim=0)) > 1
 

@@ -32,11 +32,11 @@ class Killer:
     def install(self) -> None:
         """Count from here on, for the rest of this process's life."""
         opened = io.open
-        builtins.open = io.open = lambda *args, **options: self._open(opened, *args, **options)  # type: ignore
+        builtins.open = io.open = lambda *args, **options: self._open(opened, *args, **options)
         for name in ("replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir"):
             setattr(os, name, self._counted(name, getattr(os, name)))
-        os.fsync = self._fsync(os.fsync)  # type: ignore[assignment]
-        os.ftruncate = self._descriptor("truncate", os.ftruncate)  # type: ignore[assignment]
+        os.fsync = self._fsync(os.fsync)
+        os.ftruncate = self._descriptor("truncate", os.ftruncate)
 
     def reach(self, kind: str, path: str, half: Callable[[], object] | None = None) -> None:
         """An operation is about to happen. `half` does it by half, which is how a kill may leave it."""

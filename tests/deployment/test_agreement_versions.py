@@ -230,7 +230,7 @@ def test_a_schedule_of_new_data_asks_everybody_anew(tmp_path: Path) -> None:
             trial.together.sites["site-b"] = trial.together.site("site-b")
         served(node, purpose, content, seconds)
 
-    trial.network.send = send  # type: ignore[method-assign]
+    trial.network.send = send
     trial.run()
     assert [line["answered"] for line in trial.lines] == [list(SITES)] * 5
     assert trial.server.standing["site-b"].samples == 30

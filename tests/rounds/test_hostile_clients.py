@@ -223,7 +223,7 @@ def test_the_honest_have_numbers_of_their_own() -> None:
 def test_relabelled_clients_are_as_hostile_as_before() -> None:
     first = tiny("pfedsim", clients=CLIENTS, attack="copycat:0.4")
     assert first.partition is not None
-    partition, order = permuted_partition(first.partition)  # type: ignore[arg-type]
+    partition, order = permuted_partition(first.partition)
     one, other = first.run(), tiny("pfedsim", clients=CLIENTS, attack="copycat:0.4", partition=partition).run()
     torch.testing.assert_close(final_rows(other), final_rows(one)[list(order)])
 

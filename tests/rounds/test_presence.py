@@ -217,7 +217,7 @@ def test_without_behaviours_nothing_is_different() -> None:
 def test_relabelled_clients_come_and_go_as_before() -> None:
     text = "dropout:0.2+available:0.8+stragglers:0.3+late:0.3+leave:0.3"
     first = tiny("fedper", clients=CLIENTS, presence=text, rounds=5, join=0.8)
-    partition, order = permuted_partition(first.partition)  # type: ignore[arg-type]
+    partition, order = permuted_partition(first.partition)
     other = tiny("fedper", clients=CLIENTS, presence=text, rounds=5, join=0.8, partition=partition).run()
     torch.testing.assert_close(final_rows(other), final_rows(first.run())[list(order)])
 

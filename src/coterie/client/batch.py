@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from coterie.client.outputs import Outputs
 from coterie.client.views import ClientView
 
 
-class Batch:
+class Batch(Outputs):
     """One batch at one client, as loss terms see it. Everything is computed when first asked for."""
 
     def __init__(self, client: ClientView, slot: str, index: Tensor, features: Tensor | None = None) -> None:
         self._client = client
         self._index = index
         self._features = features
-        self._logits: Tensor | None = None
-        self._apart: Tensor | None = None
         self._inputs: Tensor | None = None
         self.slot = slot
         self.task = client.problem.task
@@ -42,24 +41,6 @@ class Batch:
     def given_features(self) -> Tensor | None:
         """The same, if a frozen extractor made them or somebody has asked for them: `[B, d]`."""
         return self._features
-
-    @property
-    def logits(self) -> Tensor:
-        """The classifier's output on the features: `[B, C]`."""
-        if self._logits is None:
-            self._logits = self.head(self.slot)
-        return self._logits
-
-    @property
-    def classifier_logits(self) -> Tensor:
-        """The same numbers with a gradient for the classifier alone: `[B, C]`."""
-        self._apart = self.head(self.slot, self.features.detach())
-        return self._apart
-
-    @property
-    def computed(self) -> Tensor | None:
-        """The same numbers, if anybody has asked for them: `[B, C]`."""
-        return self._apart if self._logits is None else self._logits
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.batch import Batch
+from coterie.client.outputs import Outputs
 from coterie.client.recipe import Phase, Recipe, phases
 from coterie.client.terms import task_loss
 from coterie.client.views import TrainedPart
@@ -170,7 +171,7 @@ class PrivateSteps:
         return loss.sum(), () if batch.computed is None else (batch.computed,)
 
 
-class Example:
+class Example(Outputs):
     """One example as loss terms see it, inside `vmap`: what `coterie.client.batch.Batch` offers, of a batch of one."""
 
     def __init__(
@@ -186,8 +187,6 @@ class Example:
         self.task = worker.problem.task
         self.labels = labels
         self.inputs, self._features = inputs, features
-        self._logits: Tensor | None = None
-        self._apart: Tensor | None = None
         self._prefix = f"{worker.problem.layout.classifier}."
 
     @property
@@ -202,24 +201,6 @@ class Example:
             }
             self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
         return self._features
-
-    @property
-    def logits(self) -> Tensor:
-        """The classifier's output: `[1, C]`."""
-        if self._logits is None:
-            self._logits = self.head(self.slot)
-        return self._logits
-
-    @property
-    def classifier_logits(self) -> Tensor:
-        """The same numbers with a gradient for the classifier alone: `[1, C]`."""
-        self._apart = self.head(self.slot, self.features.detach())
-        return self._apart
-
-    @property
-    def computed(self) -> Tensor | None:
-        """The same numbers, if anybody has asked for them: `[1, C]`."""
-        return self._apart if self._logits is None else self._logits
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[1, C]`."""

@@ -154,7 +154,7 @@ def check_file(case: Case, folder: Path) -> None:
         check_folder(path, folder / "own")
     else:
         for task in ("classification", "regression"):
-            refused(lambda task=task: check_data(path, task))  # type: ignore[misc]
+            refused(lambda task=task: check_data(path, task))
     must(sorted(one.name for one in folder.iterdir() if one.name != "own") == [kind], "something was written")
 
 

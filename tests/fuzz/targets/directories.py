@@ -155,7 +155,7 @@ def look(run: Path) -> None:
     opened: list[Any] = []
     if refused(lambda: opened.append(open_run(run))) is None:
         for ask in questions:
-            refused(lambda ask=ask: ask(opened[0]))  # type: ignore[misc]
+            refused(lambda ask=ask: ask(opened[0]))
 
 
 def check_whole(run: Path, whole: Path) -> None:

@@ -230,11 +230,15 @@ def _append(module: nn.Module, prefix: str, layers: list[Layer]) -> bool:
     elif type(module) is nn.Conv2d and _plain(module):
         layers += [_SideBySide()] if side_by_side is None else []
         layers.append(_Conv(module, prefix))
-    elif type(module) in (nn.MaxPool2d, GradientFreeMaxPool) and side_by_side is not None and not module.return_indices:
+    elif isinstance(module, nn.MaxPool2d) and _known(module) and side_by_side is not None:
         layers.append(_MaxPool(module))
     else:
         return type(module) is nn.Identity
     return True
+
+
+def _known(module: nn.MaxPool2d) -> bool:
+    return type(module) in (nn.MaxPool2d, GradientFreeMaxPool) and not module.return_indices
 
 
 def _plain(module: nn.Conv2d) -> bool:

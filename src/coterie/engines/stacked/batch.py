@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.client.outputs import Outputs
 from coterie.client.terms import RECEIVED
 from coterie.engines.stacked.model import BatchedNet, Tensors
 from coterie.engines.stacked.stack import Stack
@@ -85,7 +86,7 @@ class StackedBatch:
         return out[0]
 
 
-class OneClient:
+class OneClient(Outputs):
     """What `coterie.client.batch.Batch` offers, inside `vmap`: one client's batch as loss terms see it."""
 
     def __init__(
@@ -105,8 +106,6 @@ class OneClient:
         self.labels, self.inputs = labels, inputs
         self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
         self._features = features
-        self._logits: Tensor | None = None
-        self._apart: Tensor | None = None
 
     @property
     def features(self) -> Tensor:
@@ -115,24 +114,6 @@ class OneClient:
             slot = self._stack.slot_with_extractor(self.slot)
             self._features = self._net.one_features(self._slots[slot], self.inputs)
         return self._features
-
-    @property
-    def logits(self) -> Tensor:
-        """The classifier's output: `[B, C]`."""
-        if self._logits is None:
-            self._logits = self.head(self.slot)
-        return self._logits
-
-    @property
-    def classifier_logits(self) -> Tensor:
-        """The same numbers with a gradient for the classifier alone: `[B, C]`."""
-        self._apart = self.head(self.slot, self.features.detach())
-        return self._apart
-
-    @property
-    def computed(self) -> Tensor | None:
-        """The same numbers, if anybody has asked for them: `[B, C]`."""
-        return self._apart if self._logits is None else self._logits
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[B, C]`."""

@@ -198,7 +198,7 @@ def test_a_broken_package_is_named_and_breaks_nothing_else(site: Path) -> None:
     listed = command("methods")
     assert listed.code == 0
     assert "fedavg " in listed.out
-    assert "cannot be told (TypeError: " in listed.out
+    assert "cannot be told (CoterieError: Mine needs beta" in listed.out
     assert listed.err == (
         "coterie: warning: method 'broken' of broken 1.0 cannot be loaded (ModuleNotFoundError: No module named "
         "'nonesuch'); mend or uninstall that package\n"

@@ -78,15 +78,21 @@ def test_lines_must_be_those_of_all_rounds_in_their_order(run: Path, what: str) 
     assert (run / ROUNDS).read_bytes() == before
 
 
-def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[str] = []
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were put on the disk, in order."""
+    names: list[str] = []
     flush = os.fsync
 
     def note(file: int) -> None:
-        flushed.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        names.append(Path(f"/proc/self/fd/{file}").readlink().name)
         flush(file)
 
     monkeypatch.setattr("os.fsync", note)
+    return names
+
+
+def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path: Path, flushed: list[str]) -> None:
     small(rounds=1).run(tmp_path / "run")
     assert flushed.index(ROUNDS) < flushed.index(f"{CHECKPOINT}.partial")
 
@@ -260,15 +266,7 @@ def test_a_refused_run_is_left_as_it_was(run: Path) -> None:
     assert after == before
 
 
-def test_a_partition_is_on_the_disk_before_its_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[str] = []
-    flush = os.fsync
-
-    def note(file: int) -> None:
-        flushed.append(Path(f"/proc/self/fd/{file}").readlink().name)
-        flush(file)
-
-    monkeypatch.setattr("os.fsync", note)
+def test_a_partition_is_on_the_disk_before_its_run_begins(tmp_path: Path, flushed: list[str]) -> None:
     small(rounds=1).run(tmp_path / "run")
     assert flushed.index(f"{PARTITION}.partial") < flushed.index(f"{CONFIG}.partial")
 

@@ -125,7 +125,7 @@ def test_sizes_are_told_with_noise_or_not_at_all() -> None:
             return torch.full((count,), -100.0)
 
         def chosen(self, count: int, rate: float) -> Tensor:
-            raise NotImplementedError
+            raise AssertionError("a size is told without choosing anybody")
 
     assert told_size(Privacy(privacy="example", size_noise=2.0), 30, Loud()) == 1
     fed = federation()

@@ -44,7 +44,7 @@ class Sight:
     def of_federation(self, federation: Federation) -> Federation:
         """The same state; rows of clients that are read from it are noted."""
         view = copy.copy(federation)
-        view.slots = {name: _watched(slot, self) for name, slot in federation.slots.items()}
+        view.slots = {name: _WatchedSlot(slot, self) for name, slot in federation.slots.items()}
         return view
 
     def mixes(self, actions: Iterable[Action | Peers], layout: Layout) -> None:
@@ -102,19 +102,14 @@ class _WatchedMeasured(Mapping[str, Tensor]):
         return len(self._measured)
 
 
-def _watched(slot: Slot, sight: Sight) -> Slot:
-    """A slot whose rows of clients are noted when they are read."""
-    kind = type(slot)
+class _WatchedSlot(Slot):
+    """The same slot; rows of clients are noted when they are read."""
 
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        """The same slot."""
+    def __init__(self, slot: Slot, sight: Sight) -> None:
+        self.__dict__.update(slot.__dict__)
+        self._slot, self._sight = slot, sight
 
-        def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
-            read = self.columns if columns is None else columns
-            sight.columns = sight.columns | (read & self.own_columns)
-            found: Tensor = super().rows(clients, columns)
-            return found
-
-    view = copy.copy(slot)
-    view.__class__ = Watched
-    return view
+    def rows(self, clients: Tensor, columns: Columns | None = None) -> Tensor:
+        read = self.columns if columns is None else columns
+        self._sight.columns = self._sight.columns | (read & self.own_columns)
+        return self._slot.rows(clients, columns)

@@ -1,4 +1,4 @@
-"""`python -m tools.guide`: what learning together is worth on five kinds of clients; writes `results/guide.json` and `.md`.
+"""`python -m tools.guide`: what learning together is worth on five kinds of clients; writes `results/guide.md`.
 
 The decision guide (`docs/howto/pick-a-method.md`) rests on it. Small data on purpose: it runs in minutes on a laptop.
 Runs are kept in `runs/guide` and never run twice; `--only SITUATION` runs one, `--write` just writes the page.
@@ -66,7 +66,9 @@ SITUATIONS = {
 
 def run(name: str) -> None:
     """Compare all methods on clients of a kind; what has run before is not run again."""
-    experiments = {key: ct.Experiment(one, partition=SITUATIONS[name].partition, **SAME) for key, one in METHODS.items()}
+    experiments = {
+        key: ct.Experiment(one, partition=SITUATIONS[name].partition, **SAME) for key, one in METHODS.items()
+    }
     ct.compare(experiments, seeds=SEEDS, out=RUNS / name, jobs=1)
 
 
@@ -103,12 +105,14 @@ def page(results: dict[str, Any]) -> Iterator[str]:
     heads = [SITUATIONS[name].words.partition(":")[0].partition(",")[0] for name in situations]
     yield "# What learning together is worth, on five kinds of clients"
     yield ""
-    yield "Accuracy in points above training alone (`local`), on each client's own test samples: mean over clients, last round,"
-    yield "mean ± standard deviation over seeds 0, 1 and 2. Bold: all seeds have one sign and the mean exceeds the spread."
+    yield "Accuracy in points above training alone (`local`), on each client's own test samples: mean over clients,"
+    yield "last round, mean ± standard deviation over seeds 0, 1 and 2. Bold: all seeds have one sign and the mean"
+    yield "exceeds the spread."
     yield ""
-    yield f"{results['setting']} Nothing was tuned: options are the defaults but `fedcac:beta=10`, which suits few rounds."
-    yield "So this shows what kind of clients gain from what kind of sharing, on small data; it ranks no methods. FedBN is not"
-    yield "here since the model has no batch norm."
+    yield results["setting"]
+    yield "Nothing was tuned: options are the defaults but `fedcac:beta=10`, which suits few rounds. So this shows what"
+    yield "kind of clients gain from what kind of sharing, on small data; it ranks no methods. FedBN is not here since"
+    yield "the model has no batch norm."
     yield ""
     yield "| clients | made by | alone, % |"
     yield "|---|---|---:|"
@@ -131,7 +135,9 @@ def page(results: dict[str, Any]) -> Iterator[str]:
 
 def write() -> None:
     """Write what has run."""
-    training = f"a quarter of the samples for training, {SAME['rounds']} rounds of {SAME['epochs']} epochs, lr {SAME['lr']}"
+    training = (
+        f"a quarter of the samples for training, {SAME['rounds']} rounds of {SAME['epochs']} epochs, lr {SAME['lr']}"
+    )
     results = {
         "setting": f"Data `digits`, model `mlp`, {training}.",
         "seeds": list(SEEDS),

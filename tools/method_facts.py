@@ -23,8 +23,8 @@ def with_facts(text: str, name: str) -> str:
     """A method's page with what the code says between the two comments, at the head of the section on what travels."""
     told = facts(METHODS[name]())
     block = (
-        f"{BEGIN}\n\nBy the code (`coterie methods {name}`): a client sends *{told.up}* and receives *{told.down}*; of single\n"
-        f"clients the server sees *{told.sees}*; personal are *{told.personal}*.\n\n{END}"
+        f"{BEGIN}\n\nBy the code (`coterie methods {name}`): a client sends *{told.up}* and receives *{told.down}*; "
+        f"of single\nclients the server sees *{told.sees}*; personal are *{told.personal}*.\n\n{END}"
     )
     if BEGIN in text:
         return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, text, flags=re.DOTALL)

@@ -23,7 +23,7 @@ def listed() -> list[Path]:
 
 
 def run(file: Path) -> Any:
-    """The notebook with what its cells show when they are run in order, in an empty folder; a cell's error is one here."""
+    """The notebook with what its cells show when run in order, in an empty folder; a cell's error is one here."""
     notebook = nbformat.read(file, as_version=4)
     with tempfile.TemporaryDirectory(prefix="coterie-notebook-") as folder:
         resources = {"metadata": {"path": folder}}

@@ -99,17 +99,19 @@ def svg(name: str, picture: Drawn) -> str:
     left, narrow = classes * 3 + 6, 3
     side = clients * CELL
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {left + side + 2} {side + 2}" width="{left + side + 2}" '
-        f'height="{side + 2}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-1 -1 {left + side + 2} {side + 2}" '
+        f'width="{left + side + 2}" height="{side + 2}" role="img">',
         f"<title>{METHODS[name].__name__}: who learns (rows) from whom (columns)</title><style>{STYLE}</style>",
         f'<rect class="ground" width="{classes * narrow}" height="{side}"/>',
         f'<rect class="ground" x="{left}" width="{side}" height="{side}"/>',
         f'<g class="classes">{_path(picture.holds > 0, 0, narrow, CELL)}</g><g class="cells">',
     ]
-    for shade in range(1, SHADES + 1):
-        if (level == shade).any():
-            parts.append(f'<g opacity="{shade / SHADES:g}">{_path(level == shade, left, CELL, CELL)}</g>')
-    return "".join([*parts, "</g></svg>\n"])
+    shades = [
+        f'<g opacity="{shade / SHADES:g}">{_path(level == shade, left, CELL, CELL)}</g>'
+        for shade in range(1, SHADES + 1)
+        if (level == shade).any()
+    ]
+    return "".join([*parts, *shades, "</g></svg>\n"])
 
 
 def _path(where: np.ndarray, x: int, width: int, height: int) -> str:

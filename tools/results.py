@@ -1,7 +1,7 @@
 """`python tools/results.py`: write what stands in `results/` into the documentation; `--check` only looks.
 
-`docs/results.md` lists the rebuilt tables with what became of the lead of the proposed method, the README has a line for
-each, and each method's page gets its rows. All stand between two comments; nothing else of the pages is touched.
+`docs/results.md` lists the rebuilt tables with what became of the lead of the proposed method, the README has a line
+for each, and each method's page gets its rows. All stand between two comments; nothing else of the pages is touched.
 """
 
 from __future__ import annotations

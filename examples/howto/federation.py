@@ -1,4 +1,4 @@
-"""A real federation on one machine: a server and three sites, each in processes of its own, over encrypted connections."""
+"""A real federation on one machine: a server and three sites, each in processes of its own, on encrypted lines."""
 
 import re
 import socket
@@ -38,7 +38,9 @@ if __name__ == "__main__":
     coterie("federation", "keys", "wards", "--host", "localhost")
     # At each site: read and accept the terms, make a key; its public half goes to the server.
     for site in SITES:
-        told = coterie("federation", "join", "wards/federation.toml", "--name", site, "--root-certificate", "wards/keys/ca.pem")
+        told = coterie(
+            "federation", "join", "wards/federation.toml", "--name", site, "--root-certificate", "wards/keys/ca.pem"
+        )
         key = re.search(r"--accept (\S+)='(.*)'", told)
         coterie("federation", "keys", "wards", "--accept", f"{key[1]}={key[2]}")
     # Both sides run; the server ends after the last round.

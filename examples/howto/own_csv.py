@@ -1,6 +1,7 @@
 """A table of visits to three clinics: every clinic becomes a client."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 
@@ -8,7 +9,7 @@ import coterie as ct
 
 # A table as it might come from somewhere: a column is the label, one says whose the row is, all others are features.
 draw = np.random.default_rng(0)
-with open("visits.csv", "w", newline="", encoding="utf-8") as file:
+with Path("visits.csv").open("w", newline="", encoding="utf-8") as file:
     table = csv.writer(file)
     table.writerow(["age", "pressure", "outcome", "clinic"])
     for row in range(300):

@@ -10,7 +10,9 @@ class Net(nn.Module):
 
     def __init__(self, shape, classes):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Conv2d(shape[0], 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.trunk = nn.Sequential(
+            nn.Conv2d(shape[0], 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
+        )
         self.head = nn.Linear(8 * 4 * 4, classes)
 
     def forward(self, images):

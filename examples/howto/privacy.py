@@ -1,4 +1,4 @@
-"""Noise with an account of what it buys: the smaller ε, the less anybody learns of one example, and the worse the model."""
+"""Noise with an account of what it buys: the smaller ε, the less is told of an example, and the worse the model."""
 
 import coterie as ct
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.datasets import load_digits
 
 import coterie as ct
@@ -57,4 +58,5 @@ if __name__ == "__main__":
     for site in SITES:
         print(coterie("federation", "model", "--client", site, "--out", f"{site}.safetensors").strip())
         model, data = ct.load_model(f"{site}.safetensors"), np.load(f"{site}.npz")
-        print("  it knows the classes", np.unique(model(ct.from_arrays(data["x"], data["y"]).x).argmax(1)).tolist())
+        right = model(torch.from_numpy(data["x"])).argmax(1) == torch.from_numpy(data["y"])
+        print(f"  it is right on {right.float().mean():.2f} of all its samples, most of which it was trained on")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 MOST_SECONDS = 900  # for a cell, on a busy machine
+# The kernel is spoken to over sockets that are files, not over ports.
+OVER_FILES = Config({"KernelManager": {"transport": "ipc"}})
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -27,15 +30,31 @@ def run(file: Path) -> Any:
     notebook = nbformat.read(file, as_version=4)
     with tempfile.TemporaryDirectory(prefix="coterie-notebook-") as folder:
         resources = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=MOST_SECONDS, resources=resources, record_timing=False)
+        client = NotebookClient(
+            notebook, timeout=MOST_SECONDS, resources=resources, record_timing=False, config=OVER_FILES
+        )
         client.execute()
     notebook.metadata = {"kernelspec": KERNEL}  # nothing of this machine
     for cell in notebook.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
             # Progress and warnings are of this machine and this hour.
-            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+            cell.outputs = list(_joined(one for one in cell.outputs if one.get("name") != "stderr"))
     return notebook
+
+
+def _joined(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Pieces of text that follow each other are one: where they were cut is chance."""
+    before = None
+    for one in outputs:
+        if one.output_type == "stream" and before is not None and before.output_type == "stream":
+            before.text += one.text
+            continue
+        if before is not None:
+            yield before
+        before = one
+    if before is not None:
+        yield before
 
 
 def printed(notebook: Any) -> str:

@@ -21,10 +21,10 @@ from cli_tools import SMALL, Answer, assert_same_run, call
 
 from coterie.compare import pool as parallel
 from coterie.compare import running as comparing
-from coterie.compare.cost import expected_seconds
 from coterie.compare.pool import CannotStartError, Run, obstacle, run_in_parallel
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
+from coterie.experiment.cost import expected_seconds
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedAvg
 from coterie.report.terminal import ComparisonProgress

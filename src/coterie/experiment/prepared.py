@@ -82,11 +82,12 @@ class Prepared:
         return Attendance.of(self.experiment.presence, [self.partition.names[k] for k in self.participants])
 
     def engine(self, problem: Problem) -> Engine:
-        """The experiment's engine for a problem."""
+        """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
         wanted = self.experiment
-        require(wanted.engine != "auto", "engine = auto: is chosen when the experiment runs; name one to have it here")
+        plain = "serial" if wanted.device == "cpu" else "stacked"
+        name = plain if wanted.engine == "auto" else wanted.engine
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
-        return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
+        return make_engine(name, problem, self.method, wanted.seed, about)
 
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""

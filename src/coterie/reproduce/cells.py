@@ -96,7 +96,8 @@ class TableCell:
         Settings that have their defaults do not enter: otherwise every new one would make all results look stale.
         """
         method, rule = type(self.experiment.method), type(self.experiment.partition)
-        usual = {**_defaults(Settings), **_defaults(rule)}
+        # What cells are pinned to is usual for them, whatever the default engine is.
+        usual = {**_defaults(Settings), **_defaults(rule), "engine": PINNED["engine"]}
         told = {key: value for key, value in self.config.items() if key == "method" or value != usual.get(key)}
         told["set"] = {key: value for key, value in self.config["set"].items() if value != _defaults(method).get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]

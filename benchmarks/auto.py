@@ -125,9 +125,7 @@ def read(path: Path) -> list[Repetition]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, add to the file, and say what all in it amounts to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.auto", description=__doc__)
-    parser.add_argument(
-        "--repetitions", type=int, default=10, help="of each shape; odd ones beside a busy loop"
-    )
+    parser.add_argument("--repetitions", type=int, default=10, help="of each shape; odd ones beside a busy loop")
     parser.add_argument("--shapes", nargs="*", default=[], help="only those whose names contain one of these")
     parser.add_argument("--rounds", type=int, default=7, help="timed in each repetition")
     parser.add_argument("--scale", type=float, default=1.0, help="of the clients' samples")

@@ -26,6 +26,7 @@ from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.processes import guards_itself
 from coterie.rounds.listeners import Listener, StopAfter
+from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import eventually, final_rows, tiny, without_times
 
 
@@ -121,7 +122,7 @@ def same(one: Result, other: Result) -> bool:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("name", "join"), [("fedavg", 1.0), ("fedcac", 1.0), ("fedfomo", 0.5), ("scaffold", 0.5)])
 def test_changes_between_rounds_change_no_bit(name: str, join: float, in_turns: list[str]) -> None:
-    settings = {"rounds": 5, "join": join, "clients": 6}
+    settings = {"rounds": 5, "join": join, "partition": with_validation(toy_partition(toy_data(), 6))}
     found = tiny(METHODS[name](), engine="adaptive", workers=2, **settings).run()
     assert {"serial", "processes"} <= set(in_turns)
     assert same(found, in_one_process(name, **settings))

@@ -26,6 +26,7 @@ from coterie.methods import METHODS
 from coterie.partition import Iid
 from coterie.rounds.listeners import Outcome
 from coterie.rounds.report import RoundReport
+from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import final_rows, tiny
 
 ADAPTIVE = Way("adaptive", 1, "contiguous")
@@ -250,7 +251,8 @@ def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_can_be_tried(name: str) -> None:
-    assert set(measure(tiny(METHODS[name](), join=0.5).prepare(), [ADAPTIVE])) == {ADAPTIVE}
+    partition = with_validation(toy_partition(toy_data(), 4))
+    assert set(measure(tiny(METHODS[name](), partition=partition, join=0.5).prepare(), [ADAPTIVE])) == {ADAPTIVE}
 
 
 def test_a_whole_round_is_foreseen_from_pieces() -> None:

@@ -18,6 +18,7 @@ from coterie.engines import Work
 from coterie.experiment.cost import epochs_of
 from coterie.experiment.prepared import Prepared, as_memory
 from coterie.methods import Method
+from coterie.rounds.delivery import Delivery
 from coterie.rounds.sampling import draw_cohort
 
 # Test samples of a piece: more of them would not make the measurement any better.
@@ -97,7 +98,7 @@ class Piece:
             replace(problem, training=replace(problem.training, epochs=1)),
             prepared.method,
             federation,
-            Work(recipe),
+            Work(recipe, peers=Delivery(prepared.method, federation, federation.everyone).peers()),
             tuple(max(-(-len(index) // prepared.experiment.batch), 1) for index in problem.train),
             sum(map(len, problem.test)),
             epochs_of(recipe, prepared.experiment.epochs) / max(epochs_of(recipe, 1), 1),

@@ -139,9 +139,10 @@ class PieceSize:
 def _piece_size(prepared: Prepared, round: Round, way: Way) -> PieceSize:
     ordered = round.by_size()
     middle = ordered[len(ordered) // 2]
-    timing = _apart(Piece.of(prepared, way.memory, [middle], 1), threads=1, workers=1)
+    piece = Piece.of(prepared, way.memory, [middle], 1)
+    timing = _apart(piece, threads=1, workers=1)
     timing()
-    wanted = math.ceil(PIECE / max(timing().batch, 1e-6))
+    wanted = math.ceil(PIECE * piece.epochs / max(timing().batch, 1e-6))
     own = round.batches[round.cohort.index(middle)]
     if wanted <= own:
         return PieceSize((middle,), wanted, wanted)

@@ -230,12 +230,10 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
 
 def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.experiment.settings.require_device", lambda *_: None)  # as if it were here
-    assert Experiment(device="cuda").engine == "stacked"
-    assert Experiment().engine == "serial"
     prepared = Experiment(device="cuda", engine="auto").prepare()
     chosen = with_choice(prepared)
     assert chosen.experiment.engine == "stacked"
-    assert chosen.notes == ("engine auto: stacked, on cuda",)
+    assert chosen.notes == ("engine auto: stacked, usual threads, contiguous (nothing else is possible here)",)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -239,6 +239,12 @@ def test_every_option_on_a_methods_page_says_where_its_default_comes_from(name: 
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_methods_page_begins_with_its_idea_in_three_sentences(name: str) -> None:
+    idea = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8").split("\n\n")[2]
+    assert len(re.findall(r"\.(?:\s|$)", idea)) == 3
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_methods_page_has_a_picture_of_its_w(name: str) -> None:
     text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"\]\(\.\./(pictures/w/[\w-]+\.svg)\)", text)

@@ -64,11 +64,9 @@ SITUATIONS = {
 }
 
 
-def run(name: str) -> None:
-    """Compare all methods on clients of a kind; what has run before is not run again."""
-    experiments = {
-        key: ct.Experiment(one, partition=SITUATIONS[name].partition, **SAME) for key, one in METHODS.items()
-    }
+def run(name: str, methods: Sequence[str]) -> None:
+    """Compare methods on clients of a kind; what has run before is not run again."""
+    experiments = {key: ct.Experiment(METHODS[key], partition=SITUATIONS[name].partition, **SAME) for key in methods}
     ct.compare(experiments, seeds=SEEDS, out=RUNS / name, jobs=1)
 
 
@@ -151,11 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, then write."""
     parser = argparse.ArgumentParser(prog="python -m tools.guide", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=SITUATIONS, help="run this situation alone")
-    parser.add_argument("--write", action="store_true", help="run nothing")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="run these alone")
+    parser.add_argument("--write", action="store_true", help="run nothing, and write what has run in full")
     options = parser.parse_args(arguments)
     for name in () if options.write else (options.only,) if options.only else SITUATIONS:
-        run(name)
-    write()
+        run(name, options.methods)
+    if options.write or options.methods == list(METHODS):
+        write()
     return 0
 
 

@@ -38,8 +38,8 @@ def place_of(path: str) -> str | None:
         return rest
     if folder == "results" and rest.endswith((".md", ".svg", ".png")):
         return f"tables/{rest}"
-    if path.startswith(NOTEBOOKS) and path.endswith(".ipynb"):
-        return f"notebooks/{PurePosixPath(path).stem}.md"
+    if path.startswith(NOTEBOOKS):
+        return f"notebooks/{path.removeprefix(NOTEBOOKS)}".replace(".ipynb", ".md")
     return None
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-NOTE = "*A notebook, with what it showed when it was run: [`{file}`]({link}).*"
+# A link in HTML: the page's own links to notebooks lead to pages.
+NOTE = '*A notebook, with what it showed when it was run: <a href="{link}" download>{file}</a>.*'
 
 
 def page_of_notebook(file: Path, link: str) -> tuple[str, dict[str, bytes]]:
@@ -40,9 +41,10 @@ def _shown(outputs: list[Mapping[str, Any]], name: str, pictures: dict[str, byte
         if "image/png" in data:
             picture = f"{name}-{len(pictures) + 1}.png"
             pictures[picture] = base64.b64decode(_text(data["image/png"]))
-            yield f"![{_text(data.get('text/plain', 'a figure'))}]({picture})"
+            yield f"![a figure of {name}]({picture})"
         elif "text/html" in data:
             html = re.sub(r"<style[^>]*>.*?</style>", "", _text(data["text/html"]), flags=re.DOTALL)
+            html = html.replace("<table style", '<table class="card" style')  # those without a class are the site's own
             yield f'<div class="output">{" ".join(html.split())}</div>'
         else:
             yield f"```text\n{_text(data['text/plain'])}\n```"

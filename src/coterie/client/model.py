@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout, require_classifier
+from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError
 
 
@@ -26,9 +27,9 @@ class MountedModel:
     torch.Size([5, 2])
     """
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = PROCESSOR) -> None:
         self.layout = layout
-        whole = copy.deepcopy(module)
+        whole = copy.deepcopy(module).to(device)
         pool_fast_when_tested(whole)
         self.row = layout.row(whole)
         self.grad = torch.zeros_like(self.row)

@@ -78,7 +78,7 @@ class TrainingScores:
         self._samples += np.bincount(owners, minlength=self._clients)
         for name, values in found.items():
             total = self._totals.setdefault(name, np.zeros(self._clients))
-            total += np.bincount(owners, values.double().cpu().numpy()[real], self._clients)
+            total += np.bincount(owners, values.cpu().double().numpy()[real], self._clients)
 
     def sums(self) -> list[TrainingSums]:
         """Every client's sums; `samples` is 0 for one whose steps put nothing out."""

@@ -211,12 +211,12 @@ class Federation:
         return self.slots[slot]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that changes from round to round, by name."""
+        """Every tensor that changes from round to round, by name, on the processor."""
         yield "rounds_taken", self.rounds_taken
         yield "last_round", self.last_round
         for name, slot in self.slots.items():
-            yield f"slot.{name}.shared", slot.shared
-            yield f"slot.{name}.own", slot.own
+            yield f"slot.{name}.shared", slot.shared.cpu()
+            yield f"slot.{name}.own", slot.own.cpu()
             yield f"dropped.{name}", torch.tensor(slot.dropped)
             for part, tensor in slot.tracks.state():
                 yield f"tracks.{name}.{part}", tensor

@@ -19,7 +19,8 @@ from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
 from coterie.data.share import part_of
-from coterie.engines import Engine, EngineOptions, make_engine
+from coterie.devices import PROCESSOR, has_float64
+from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
@@ -86,6 +87,15 @@ class Prepared:
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
         return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
 
+    @property
+    def row_device(self) -> str:
+        """Where rows are kept and mixed: on the run's device, if server steps can be done there."""
+        wanted = self.experiment
+        own = ENGINES.find(wanted.engine).rows_on_device if wanted.engine != "auto" else False
+        # Defences, attacks and privacy look at rows one by one, and draw noise: work for the processor.
+        plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
+        return wanted.device if own and plain and has_float64(wanted.device) else PROCESSOR
+
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
@@ -123,7 +133,7 @@ class Prepared:
             counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
         federation = Federation(
             layout=layout,
-            initial=layout.row(module),
+            initial=layout.row(module).to(self.row_device),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
             class_counts=counts,
             keys=torch.from_numpy(self.partition.keys)[chosen],

@@ -14,6 +14,7 @@ from coterie import options
 from coterie.core.reducing import reducer_of
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset, from_arrays
+from coterie.devices import named
 from coterie.engines import ENGINES, require_device
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.run_options import RunOptions
@@ -101,6 +102,8 @@ class Settings(RunOptions):
         if self.attack:
             options.made(ATTACKS, self.attack)
         reducer_of(self.defences)
+        if self.engine != "ray":  # a cluster's machines differ from this one
+            object.__setattr__(self, "device", named(self.device))
         if not self.engine:
             object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine != "auto":

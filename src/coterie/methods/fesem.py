@@ -59,7 +59,7 @@ class FeSEM(Method):
         """Last uploads, the centres' compared columns, and who belongs where (−1: not known yet)."""
         federation.add_slot("uploaded", held_by="server", follows="model")
         if federation.layout.classifier_weights:
-            first = self.compared(federation).take(federation.initial).double()
+            first = self.compared(federation).take(federation.initial).cpu().double()
             federation.add_value("centres", first.repeat(self.centres, 1), held_by="server")
         federation.add_value("clusters", torch.full((federation.clients,), -1), per_client=True, held_by="server")
 
@@ -77,7 +77,7 @@ class FeSEM(Method):
         known = federation.taken_part
         points = federation["uploaded"].rows(federation.everyone[known], self.compared(federation))
         clusters = federation.values["clusters"].clone()
-        clusters[known], centres = lloyd(points, federation.values["centres"], self.lloyd_steps)
+        clusters[known], centres = lloyd(points.cpu(), federation.values["centres"], self.lloyd_steps)
         weights = within_groups(clusters, known)
         weights[~known] = known.double() / known.sum()
         yield Mix(weights, source="uploaded", to="everyone")

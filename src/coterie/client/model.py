@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from coterie.client.dropout import drop_repeatably
 from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout, require_classifier
@@ -31,6 +32,8 @@ class MountedModel:
         self.layout = layout
         whole = copy.deepcopy(module).to(device)
         pool_fast_when_tested(whole)
+        if torch.device(device).type != PROCESSOR:
+            drop_repeatably(whole)
         self.row = layout.row(whole)
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)

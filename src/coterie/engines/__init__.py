@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from coterie.client.problem import Problem
+from coterie.devices import PROCESSOR, require_there
 from coterie.engines.base import Engine, EngineOptions, Trained, Work
 from coterie.engines.processes.engine import Processes
 from coterie.engines.ray.engine import RayCluster
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.engine import Stacked
-from coterie.devices import PROCESSOR, require_there
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.registry import Registry, subclasses_of

@@ -35,7 +35,9 @@ class Delivery:
         if self._chosen and federation.defence.reduces:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
-        self._before = {name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()}
+        self._before = {
+            name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()
+        }
         mark = delivery_mark(federation.round + after)
         self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
 

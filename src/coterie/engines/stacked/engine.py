@@ -24,7 +24,8 @@ from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
-from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
+from coterie.engines.stacked.changing import cannot_be_batched
+from coterie.engines.stacked.model import chunks, padded
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, Stack
 from coterie.methods.base import Method
@@ -37,11 +38,13 @@ class Stacked(Engine):
 
     name = "stacked"
     uses_device = True
+    rows_on_device = True
 
     def __init__(self, problem: Problem, method: Method, seed: int, device: str = "cpu") -> None:
-        self.problem, self.method = problem, method
+        self.method = method
         self._ground = Ground.of(problem, seed, device)
-        self._serial = Serial(problem, method, seed)
+        self.problem = self._ground.problem
+        self._serial = Serial(self.problem, method, seed, device)
         self._model_reason = cannot_be_batched(problem.module)
         self._said: set[str] = set()
 
@@ -84,8 +87,6 @@ class Stacked(Engine):
             return "every example's gradient is clipped (privacy = example)"
         if self._model_reason:
             return self._model_reason
-        if self.problem.training.optimizer != "sgd":
-            return f"optimizer '{self.problem.training.optimizer}' (only sgd is stacked)"
         if any(phase.rule is not plain_steps for phase in phases(recipe)):
             return "the method has a step rule of its own"
         return None
@@ -102,7 +103,8 @@ class Stacked(Engine):
         stack = Stack(self._ground, federation, cohort[order])
         training = TrainingScores(self.problem.task, len(cohort))
         measured = self._do(stack, work, back, training)
-        rows = {slot: federation[slot].columns.take(stack.rows(slot)).cpu()[back] for slot in work.slots}
+        place = federation.initial.device
+        rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
         told = training.sums()
         trained = Trained(rows, measured, training=[told[position] for position in back.tolist()])
         if work.test:
@@ -133,7 +135,7 @@ class Stacked(Engine):
             for slot, rows in stack.trained.items():
                 worker.model(slot).row.copy_(rows[position])
             found.append(step.take(worker))
-        return torch.stack(found)
+        return torch.stack(found).cpu()
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
         untuned = _tune_together(stack, self.method.tune(stack.federation)).tolist()
@@ -141,16 +143,16 @@ class Stacked(Engine):
         tests = [self.problem.test[client] for client in stack.clients.tolist()]
         with torch.no_grad():
             for part in chunks(len(tests), max(map(len, tests))):
-                index = padded(tests[part]).to(self._ground.device)
+                index = padded(tests[part])
                 batch = StackedBatch(stack, self.method.tested, index, part)
                 plain = type(self.method).predict is Method.predict
                 outputs = batch.logits if plain else batch.per_client(self.method.predict)
                 flat = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
                 found = {name: values.reshape(index.shape).cpu() for name, values in flat.items()}
-                outputs = outputs.cpu()
+                told = outputs.cpu() if keep_scores else None
                 for row, (test, flag) in enumerate(zip(tests[part], untuned[part], strict=True)):
                     n = len(test)
-                    kept = task.kept(outputs[row, :n]) if keep_scores else None
+                    kept = task.kept(told[row, :n]) if told is not None else None
                     scores.append(Score({name: values[row, :n] for name, values in found.items()}, kept, flag))
         return scores
 

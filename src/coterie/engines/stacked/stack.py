@@ -10,8 +10,10 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
+from coterie.devices import stream_on
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet
+from coterie.rng import stream_seed
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class Ground:
     @classmethod
     def of(cls, problem: Problem, seed: int, device: str) -> Ground:
         """Bring a problem's data to a device."""
-        place = torch.device(device)
+        problem = problem.on(device)
         return cls(
             problem=problem,
             seed=seed,
-            device=place,
-            inputs=problem.inputs.to(place),
-            labels=problem.labels.to(place),
+            device=problem.device,
+            inputs=problem.inputs,
+            labels=problem.labels,
             net=BatchedNet(problem.module, problem.layout),
             by_hand=HandWrittenNet.of(problem.module, problem.layout, problem.task.loss),
         )
@@ -49,6 +51,18 @@ class Stack:
         self.trained: dict[str, Tensor] = {}
         self._received: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
+        self._streams: list[torch.Generator] = []
+
+    @property
+    def streams(self) -> list[torch.Generator]:
+        """Where every client's dropout is drawn from, begun anew with the stack: as at the seat of a worker."""
+        if not self._streams:
+            federation, ground = self.federation, self.ground
+            seeds = [
+                stream_seed(ground.seed, "dropout", federation.round, int(key)) for key in federation.keys[self.clients]
+            ]
+            self._streams = [stream_on(ground.device, seed) for seed in seeds]
+        return self._streams
 
     def received(self, slot: str) -> Tensor:
         """The rows as they were before training here: `[m, P]`."""

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from coterie import devices
+
 NAME = "pretend"
 PROCESSOR_KIND, OTHER_KIND = 1, 12  # DLPack's words for the processor and for devices of others
 EVERYTHING = 1 << 62
@@ -33,11 +35,6 @@ class Traffic:
     there: int = 0
     back: int = 0
     numbers: int = 0
-    watched: bool = False
-
-    @property
-    def all_back(self) -> int:
-        return self.back + self.numbers
 
 
 traffic = Traffic()
@@ -161,7 +158,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "convolution_backward_overrideable": _convolution_backward,
 }
 # PyTorch would let these fill a tensor that grows, which memory under another label cannot.
-for _name in ("abs",):
+for _name in ("abs", "kthvalue"):
     _OWN[_name] = partial(_computed, getattr(torch.ops.aten, _name).default)
 for _name, _kernel in _OWN.items():
     _some.impl(_name, _kernel, "PrivateUse1")
@@ -177,6 +174,18 @@ def counted() -> Iterator[Traffic]:
     finally:
         found.there, found.back = traffic.there - before.there, traffic.back - before.back
         found.numbers = traffic.numbers - before.numbers
+
+
+@contextmanager
+def without_float64() -> Iterator[None]:
+    """A device that has no double precision, as Apple's."""
+    memory.float64 = False
+    devices._has_float64.cache_clear()
+    try:
+        yield
+    finally:
+        memory.float64 = True
+        devices._has_float64.cache_clear()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ that differs from one device to another stands in this module.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ def require_there(device: str) -> None:
     coterie.errors.CoterieError: device = gpu: PyTorch knows no such device; use cpu, cuda, mps or auto
     """
     try:
-        torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError:
+        kind = "meta"  # which computes shapes alone: nothing to train on either
+    if kind == "meta":
         known = ", ".join((PROCESSOR, *KNOWN))
-        raise CoterieError(f"device = {device}: PyTorch knows no such device; use {known} or auto") from None
+        raise CoterieError(f"device = {device}: PyTorch knows no such device; use {known} or auto")
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -55,10 +58,19 @@ def require_there(device: str) -> None:
 def has_float64(device: str | torch.device) -> bool:
     """Whether a device computes in double precision, as server steps do; Apple's does not.
 
-    >>> has_float64("cpu"), has_float64("mps")
-    (True, False)
+    >>> has_float64("cpu")
+    True
     """
-    return torch.device(device).type != "mps"
+    return _has_float64(torch.device(device).type)
+
+
+@lru_cache
+def _has_float64(kind: str) -> bool:
+    try:
+        torch.empty(1, dtype=torch.float64, device=kind)
+    except TypeError:
+        return False
+    return True
 
 
 def exact(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from coterie.core.layout import Layout
 from coterie.core.task import Task
 from coterie.core.training import Training
+from coterie.devices import PROCESSOR
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Problem:
     def on(self, device: str) -> Problem:
         """The same with all samples, and who holds which, on a device."""
         place = torch.device(device)
-        if place.type == self.device.type and place.index in (None, self.device.index):
+        if place.type == self.device.type and (place.type == PROCESSOR or place.index in (None, self.device.index)):
             return self
         train, validation, test = (_moved(parts, place) for parts in (self.train, self.validation, self.test))
         inputs, labels = self.inputs.to(place), self.labels.to(place)

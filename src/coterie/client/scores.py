@@ -45,6 +45,10 @@ class Score:
             torch.cat(kept) if kept else None,
         )
 
+    def on_processor(self) -> Score:
+        """The same, brought back from its device."""
+        return Score.brought_back([self])[0]
+
     @staticmethod
     def brought_back(scores: Sequence[Score]) -> list[Score]:
         """The same on the processor: a device is asked once for each quantity, however many scores there are."""

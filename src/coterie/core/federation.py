@@ -205,6 +205,21 @@ class Federation:
         with torch.no_grad():
             return torch.stack([self.head_output(row, features) for row in rows])
 
+    @property
+    def row_bytes(self) -> int:
+        """How much memory all rows take."""
+        return sum(slot.shared.nbytes + slot.own.nbytes for slot in self.slots.values())
+
+    def put_rows_on(self, device: str) -> None:
+        """Keep rows on a device from now on, and mix them there; everything else stays on the processor.
+
+        What a method reads of rows then lies there too: `.cpu()` brings small parts of it back. Ids, sizes, values,
+        measurements and weights of mixes are on the processor always.
+        """
+        self.initial = self.initial.to(device)
+        for slot in self.slots.values():
+            slot.shared, slot.own = slot.shared.to(device), slot.own.to(device)
+
     def __getitem__(self, slot: str) -> Slot:
         if slot not in self.slots:
             raise unknown("slot", slot, self.slots)

@@ -19,7 +19,7 @@ from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
 from coterie.data.share import part_of
-from coterie.devices import PROCESSOR, has_float64
+from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
@@ -36,6 +36,9 @@ from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
 from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
+
+# What rows may take of a device's free memory: samples, and what training needs, go there too.
+ROWS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,14 +90,17 @@ class Prepared:
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
         return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
 
-    @property
-    def row_device(self) -> str:
-        """Where rows are kept and mixed: on the run's device, if server steps can be done there."""
+    def _place_rows(self, federation: Federation) -> None:
+        """Bring rows to the run's device, if they are to be mixed there: they fit, and server steps can be done."""
         wanted = self.experiment
-        own = ENGINES.find(wanted.engine).rows_on_device if wanted.engine != "auto" else False
-        # Defences, attacks and privacy look at rows one by one, and draw noise: work for the processor.
+        if wanted.device == PROCESSOR or not ENGINES.find(wanted.engine).rows_on_device:
+            return
+        # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
         plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
-        return wanted.device if own and plain and has_float64(wanted.device) else PROCESSOR
+        free = free_bytes(wanted.device)
+        fits = free is None or federation.row_bytes <= ROWS_SHARE * free
+        if plain and fits and has_float64(wanted.device):
+            federation.put_rows_on(wanted.device)
 
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
@@ -116,6 +122,7 @@ class Prepared:
         set_up_defences(self.method, federation)
         set_up_privacy(federation)
         begin_attack(self.hostile if clients is None else None, federation)
+        self._place_rows(federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
@@ -133,7 +140,7 @@ class Prepared:
             counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
         federation = Federation(
             layout=layout,
-            initial=layout.row(module).to(self.row_device),
+            initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
             class_counts=counts,
             keys=torch.from_numpy(self.partition.keys)[chosen],

@@ -62,7 +62,7 @@ class AdaptiveAggregation:
                 for part, own, new, share in zip(model, last, received, blends, strict=True):
                     share.sub_(self.rate * part.grad * (new - own)).clamp_(0, 1)
                 blend()
-            losses.append(sum(torch.stack(found).tolist()) / len(samples))
+            losses.append(sum(torch.stack(found).cpu().tolist()) / len(samples))
             if len(losses) > WINDOW and torch.tensor(losses[-WINDOW:]).std(correction=0) < self.settled:
                 break
 

@@ -59,7 +59,7 @@ class FeSEM(Method):
         """Last uploads, the centres' compared columns, and who belongs where (−1: not known yet)."""
         federation.add_slot("uploaded", held_by="server", follows="model")
         if federation.layout.classifier_weights:
-            first = self.compared(federation).take(federation.initial).cpu().double()
+            first = self.compared(federation).take(federation.initial).double()
             federation.add_value("centres", first.repeat(self.centres, 1), held_by="server")
         federation.add_value("clusters", torch.full((federation.clients,), -1), per_client=True, held_by="server")
 

@@ -98,7 +98,8 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
             if value.ndim:
                 raise RuntimeError(f"{operation}: expected all tensors on the same device, but one is on the processor")
             return value
-        here = _here(value)
+        # What is to be filled may be empty at first, and grow: memory under another label cannot.
+        here = _here(value) if value.numel() else torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
         given[id(here)] = (here, value)
         return here
 
@@ -108,6 +109,9 @@ def _computed(operation: Any, *args: Any, **kwargs: Any) -> Any:
         return given[id(value)][1] if id(value) in given else _there(value)
 
     found = operation(*tree_map(taken, list(args)), **tree_map(taken, kwargs))
+    for here, value in given.values():
+        if here.shape != value.shape:
+            value.data = _there(here)
     return tree_map(put, found)
 
 
@@ -157,9 +161,6 @@ _OWN: dict[str, Callable[..., Any]] = {
     "convolution_overrideable": partial(_computed, torch.ops.aten.convolution.default),
     "convolution_backward_overrideable": _convolution_backward,
 }
-# PyTorch would let these fill a tensor that grows, which memory under another label cannot.
-for _name in ("abs", "kthvalue"):
-    _OWN[_name] = partial(_computed, getattr(torch.ops.aten, _name).default)
 for _name, _kernel in _OWN.items():
     _some.impl(_name, _kernel, "PrivateUse1")
 

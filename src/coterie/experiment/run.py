@@ -19,6 +19,7 @@ from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
 from coterie.experiment.history import History, Line, plain_number, plain_numbers
 from coterie.experiment.kept import ROUNDS
 from coterie.experiment.lines import untested
+from coterie.experiment.memory import ran_out, require_room
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -91,6 +92,7 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
+    require_room(prepared, federation)
     validated = problem.has_validation
     history = History(
         problem.task,
@@ -154,6 +156,10 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 for moment, scores in onboard(prepared, federation).items()
             }
         tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
+    except torch.OutOfMemoryError:
+        trouble = ran_out(prepared, federation)
+        tell.end(Outcome(len(history.lines), error=trouble))
+        raise trouble from None
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise

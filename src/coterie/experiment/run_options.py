@@ -87,7 +87,7 @@ class RunOptions(JointTraining):
         shown="serial",
     )
     device: str = setting(
-        "cpu", "Where engine 'stacked' trains: cpu or cuda (then the default engine is stacked).", "running"
+        "cpu", "Where clients train: cpu, cuda, mps, or auto; but for cpu, the default engine is stacked.", "running"
     )
     workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
     ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")

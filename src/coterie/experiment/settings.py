@@ -56,7 +56,8 @@ class Settings(RunOptions):
     apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
     `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
     as a paper's authors did (`coterie.data.scaling`). `engine` is `serial` unless told otherwise, or `stacked` on
-    another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
+    another `device` than the processor, such as `cuda` or `mps`; `device="auto"` is the best one here, which is what
+    the run then records. `workers` counts the processes of engine `processes` and the
     actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """

@@ -32,7 +32,9 @@ class FollowingSteps:
         peers, rows = worker.peers()
         shares = worker.value("shares")
         known = torch.tensor([*peers, worker.client], device=shares.device)
-        relations = (worker.value("relations") if int(worker.rounds_taken) else shares).clone()
+        relations = (
+            worker.value("relations") if int(worker.federation.rounds_taken[worker.client]) else shares
+        ).clone()
         target = shares[known]
         # Nobody has heard of these yet: what they would weigh goes to the client's own core.
         strangers = torch.ones_like(relations, dtype=torch.bool)

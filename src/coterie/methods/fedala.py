@@ -36,7 +36,7 @@ class AdaptiveAggregation:
     def __call__(self, trainer: TrainerView, _: Batches) -> None:
         """At most once a visit: a model that was trained since is tested as it is."""
         worker = trainer.worker
-        rounds = int(worker.rounds_taken)
+        rounds = int(worker.federation.rounds_taken[worker.client])
         if rounds == 0 or "blended" in worker.notes:
             return
         worker.notes["blended"] = torch.ones(1)

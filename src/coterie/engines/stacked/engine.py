@@ -59,6 +59,8 @@ class Stacked(Engine):
         if reason is None:
             try:
                 trained = self._train(federation, work, cohort)
+            except torch.OutOfMemoryError:
+                raise  # no matter of loss terms
             except RuntimeError as error:
                 # What a loss term does inside `vmap` shows only when it runs.
                 reason = str(error).splitlines()[0]
@@ -77,6 +79,8 @@ class Stacked(Engine):
         if reason is None and not federation.is_uniform:
             try:
                 return self._test(Stack(self._ground, federation, clients), keep_scores)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 self._say(str(error).splitlines()[0])
         return self._serial.test(federation, clients, keep_scores, peers)

@@ -1,12 +1,13 @@
 """Every engine on another device: the processor's results, with next to nothing sent there and back.
 
 The device is a pretend one (`pretend.py`) unless COTERIE_TEST_DEVICE names a real one: `make test-gpu` runs all of this
-on it. A pretend device computes the processor's values, so that runs must agree to the bit; a real one rounds otherwise.
+on it. A pretend device computes what the processor computes, so that runs agree to the bit; others round otherwise.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from coterie.client.dropout import RepeatableDropout
 from coterie.client.scores import Score
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.memory import memory_needs
 from coterie.experiment.result import Result
 from coterie.experiment.resume import resume
 from coterie.methods import METHODS
@@ -232,16 +234,27 @@ def test_auto_is_the_best_device_here(there: str, monkeypatch: pytest.MonkeyPatc
 
 @counted_only
 def test_too_little_memory_says_how_much_is_needed_and_what_would_fit() -> None:
-    stacked = tiny("fedavg", "plain", 40, data=None, engine="stacked", device=DEVICE, batch=64)
+    stacked = tiny("fedavg", "plain", 6, engine="stacked", device=DEVICE, batch=64)
+    prepared = stacked.prepare()
+    together, alone = (memory_needs(prepared, prepared.federation(), engine, 64) for engine in ("stacked", "serial"))
+    assert together.training == 6 * alone.training
     with (
-        pretend.short_of_memory(60_000),
+        pretend.short_of_memory(alone.total),
         pytest.raises(
             CoterieError,
-            match=r"^device = pretend: 0\.06 MB are free, but the run needs about [\d.]+ MB \(samples [\d.]+ MB, "
-            r"(rows [\d.]+ MB, )?40 clients in training [\d.]+ MB\); engine = serial would need about [\d.]+ MB$",
+            match=r"^device = pretend: [\d.]+ MB are free, but the run needs about [\d.]+ MB \(samples [\d.]+ MB, "
+            r"rows [\d.]+ MB, 6 clients in training [\d.]+ MB\); engine = serial would need about [\d.]+ MB$",
         ),
     ):
         stacked.run()
+    with pretend.short_of_memory(alone.total):
+        replace(stacked, engine="serial").run()
+    half = memory_needs(prepared, prepared.federation(), "serial", 32)
+    with (
+        pretend.short_of_memory(half.total),
+        pytest.raises(CoterieError, match=r"a client in training .*; batch = 32 would need about"),
+    ):
+        replace(stacked, engine="serial").run()
     with (
         pretend.short_of_memory(1_000),
         pytest.raises(CoterieError, match=r"0\.001 MB are free.*; use device = cpu$"),

@@ -82,7 +82,7 @@ class StackedBatch:
         net, federation = self.stack.ground.net, self.stack.federation
         slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in (*federation.slots, RECEIVED)}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
-        taken = federation.rounds_taken[self.stack.clients[self.part]].to(self.labels.device)
+        taken = self.stack.rounds_taken[self.part]
 
         def one(
             labels: Tensor,

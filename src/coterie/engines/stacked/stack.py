@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -97,6 +98,11 @@ class Stack:
             self._values[name] = (value[self.clients] if own else value).to(self.ground.device)
         kept = self._values[name]
         return kept[part] if own else kept
+
+    @cached_property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds each client has taken part before: `[m]`."""
+        return self.federation.rounds_taken[self.clients].to(self.ground.device)
 
     def slot_with_extractor(self, slot: str) -> str:
         """The slot itself, or the model's if it holds a classifier alone."""

@@ -25,8 +25,8 @@ def against_processor(repeats: int = 7, scale: float = 1.0) -> Iterator[Figure]:
     if not device:
         return
     cases = {
-        "cnn, batch 100": on_noise("cnn", 100, clients=8, trained=400)(scale),
-        "mlp on digits": on_digits("mlp", clients=20)(scale),
+        "cnn, batch 100": on_noise("cnn", 100, clients=4, trained=600)(scale),
+        "mlp on digits": on_digits(20)(scale),
     }
     for name, experiment in cases.items():
         for engine in ("serial", "stacked"):

@@ -8,7 +8,8 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics oldest bench test-gpu fuzz crash locked lock sbom audit secrets docs clean
+.PHONY: setup demo quick test full lint types numerics oldest bench bench-auto test-gpu fuzz crash locked lock sbom audit \
+	secrets docs clean
 
 setup: $(VENV)/.ready
 
@@ -80,6 +81,11 @@ DEVICE ?= cuda
 test-gpu: setup
 	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n 0 -q tests/engines/test_devices.py tests/deployment/test_devices.py
 	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m benchmarks devices
+
+# Whether engine `auto` gets what the best engine would have given; REPETITIONS=2 for less.
+REPETITIONS ?= 10
+bench-auto: setup
+	$(BIN)/python -m benchmarks.auto --repetitions $(REPETITIONS)
 
 docs: setup
 	$(BIN)/python -m tools.website

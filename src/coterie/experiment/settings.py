@@ -55,10 +55,11 @@ class Settings(RunOptions):
     batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
     apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
     `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
-    as a paper's authors did (`coterie.data.scaling`). `engine` is `serial` unless told otherwise, or `stacked` on
-    another `device` than the processor, such as `cuda` or `mps`; `device="auto"` is the best one here, which is what
-    the run then records. `workers` counts the processes of engine `processes` and the
-    actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
+    as a paper's authors did (`coterie.data.scaling`). `engine="auto"` and `memory="auto"` are chosen before the first
+    round: by trials, except that short runs take `serial`, and other devices than the processor, such as `cuda`, take
+    `stacked`. `device="auto"` is the best one here, which is what the run then records. `workers` counts the processes
+    of engines `processes` and `adaptive` and the actors of engine `ray`; `ray_address` is that of a Ray cluster (empty:
+    a local Ray), `ray_gpus` each actor's GPUs.
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 
@@ -105,8 +106,6 @@ class Settings(RunOptions):
         reducer_of(self.defences)
         if self.engine != "ray":  # a cluster's machines differ from this one
             object.__setattr__(self, "device", named(self.device))
-        if not self.engine:
-            object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine != "auto":
             ENGINES.find(self.engine, besides=["auto"])
         object.__setattr__(self, "engine", absolute(self.engine))

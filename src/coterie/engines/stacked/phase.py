@@ -17,7 +17,7 @@ from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import NOT_TRAINING, Mode, StackedBatch
 from coterie.engines.stacked.changing import InTraining
 from coterie.engines.stacked.last_epoch import LastEpoch
-from coterie.engines.stacked.model import chunks, padded
+from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.optim import StackedPart, stacked_optimiser
 from coterie.engines.stacked.schedule import Schedule
 from coterie.engines.stacked.stack import Stack
@@ -80,8 +80,8 @@ class StackedPhase:
 
         `training`, if given, is told what the models put out for their samples in their last epoch.
         """
-        stack, problem = self.stack, self.stack.ground.problem
-        own = padded([problem.train[client] for client in stack.clients.tolist()])
+        stack = self.stack
+        own = stack.ground.train.of(stack.clients)
         schedule = self._schedule()
         clients = torch.arange(len(own), device=own.device)[:, None]
         samples = own[clients, schedule.positions.to(own.device)]  # [S, m, B]
@@ -131,10 +131,10 @@ class StackedPhase:
     def _schedule(self) -> Schedule:
         """Which samples every client takes in every step."""
         stack, ground = self.stack, self.stack.ground
-        sizes = [len(ground.problem.train[client]) for client in stack.clients.tolist()]
+        sizes = ground.train.sizes[stack.clients].tolist()
         streams = [
-            torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, int(key))
-            for key in stack.federation.keys[stack.clients]
+            torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, key)
+            for key in stack.federation.keys[stack.clients].tolist()
         ]
         batch, skips = ground.problem.training.batch, ground.problem.skip_single_samples
         return Schedule.of(sizes, streams, self.epochs, batch, skips)

@@ -89,6 +89,28 @@ def seed_everything_drawn(device: torch.device, seed: int) -> None:
         _module(device).manual_seed(seed)
 
 
+def drawn_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Where the random numbers stand that layers draw by themselves: the processor's, and the device's own."""
+    own = device.type in KNOWN and _module(device).is_available()
+    return torch.get_rng_state(), _module(device).get_rng_state() if own else None
+
+
+def draw_again(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+    """Let layers draw once more what they have drawn since.
+
+    >>> place = torch.device("cpu")
+    >>> state = drawn_state(place)
+    >>> first = torch.rand(1)
+    >>> draw_again(place, state)
+    >>> bool(torch.rand(1) == first)
+    True
+    """
+    here, there = state
+    torch.set_rng_state(here)
+    if there is not None:
+        _module(device).set_rng_state(there)
+
+
 def stream_on(device: torch.device, seed: int) -> torch.Generator:
     """A stream of random numbers as layers on that device draw them; on the processor where it has none of its own."""
     place = device if device.type in KNOWN else PROCESSOR

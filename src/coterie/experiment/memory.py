@@ -115,7 +115,7 @@ def _way_out(prepared: Prepared, federation: Federation, free: int | None) -> st
 def size_text(count: int) -> str:
     """Bytes in words.
 
-    >>> size_text(1_500_000_000), size_text(2_000_000), size_text(999)
+    >>> size_text(1_500_000_000), size_text(2_000_000), size_text(1_000)
     ('1.5 GB', '2 MB', '0.001 MB')
     """
     return f"{count / 1e9:.2g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

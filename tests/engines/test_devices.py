@@ -157,7 +157,7 @@ class StopAfter(Listener):
 @pytest.mark.parametrize("name", ["fedper", "pfedcs", "scaffold", "fedala"])
 def test_a_run_that_is_carried_on_ends_as_if_it_had_not_stopped(name: str, engine: str, tmp_path: Path) -> None:
     experiment = tiny(name, "norm", CLIENTS, engine=engine, device=DEVICE, join=0.5, checkpoint_every=1)
-    whole = experiment.run()
+    whole = experiment.run(out=tmp_path / "whole")
     experiment.run(out=tmp_path / "run", listeners=[StopAfter(1)])
     carried = resume(tmp_path / "run", experiment=experiment)
     assert len(carried.history.lines) == ROUNDS

@@ -85,11 +85,7 @@ class TorchOptimiser(Optimiser):
     """Any element-wise optimiser of PyTorch's."""
 
     def __init__(self, groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> None:
-        leaves = [{"params": [_leaf(*span) for span in group]} for group in groups]
-        options = {"momentum": settings.momentum} if settings.momentum else {}
-        if settings.optimizer != "rprop":
-            options["weight_decay"] = settings.weight_decay
-        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+        self._inner = torch_optimiser([[leaf_of(*span) for span in group] for group in groups], settings)
 
     def start(self, rates: Sequence[float]) -> None:
         """Drop the optimiser's state."""
@@ -102,6 +98,15 @@ class TorchOptimiser(Optimiser):
         self._inner.step()
 
 
+def torch_optimiser(groups: Sequence[Sequence[nn.Parameter]], settings: Training) -> torch.optim.Optimizer:
+    """PyTorch's optimiser that the settings name, for groups of leaves."""
+    options = {"momentum": settings.momentum} if settings.momentum else {}
+    if settings.optimizer != "rprop":
+        options["weight_decay"] = settings.weight_decay
+    leaves = [{"params": list(group)} for group in groups]
+    return TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+
+
 def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> Optimiser:
     """The optimiser that the settings name."""
     if settings.optimizer == "sgd":
@@ -109,7 +114,7 @@ def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) 
     return TorchOptimiser(groups, settings)
 
 
-def _leaf(row: Tensor, grad: Tensor) -> nn.Parameter:
+def leaf_of(row: Tensor, grad: Tensor) -> nn.Parameter:
     """A flat parameter that shares memory with a span's row and gradient."""
     leaf = nn.Parameter(row)
     leaf.grad = grad

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.core.task import Task
 from coterie.core.task.base import SAMPLES
+from coterie.devices import exact
 
 Seen = list[tuple[Tensor, Tensor]]
 """Outputs `[B, C]` and labels `[B]` of batches, as a client's steps came to them."""
@@ -38,6 +39,8 @@ class TrainingScores:
         self._task, self._clients = task, clients
         self._totals: dict[str, npt.NDArray[np.float64]] = {}
         self._samples = np.zeros(clients, np.int64)
+        # Sums by client that are fetched together in the end, wherever they lie.
+        self._waiting: dict[str, list[tuple[int, Tensor]]] = {}
 
     def take(self, client: int, seen: Seen) -> None:
         """Take what the client at a place of the cohort saw in its last epoch.
@@ -50,7 +53,7 @@ class TrainingScores:
         outputs, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
         self._samples[client] += len(labels)
         for name, values in self._scored(outputs, labels).items():
-            self._total(name)[client] += values.sum(dtype=torch.float64).item()
+            self._waiting.setdefault(name, []).append((client, exact(values).sum()))
 
     def add(
         self,
@@ -67,7 +70,7 @@ class TrainingScores:
         self._samples += np.bincount(owners, minlength=self._clients)
         for name, values in self._scored(outputs, labels).items():
             total = self._total(name)
-            total += np.bincount(owners, values.double().cpu().numpy()[real], self._clients)
+            total += np.bincount(owners, values.cpu().double().numpy()[real], self._clients)
 
     def _scored(self, outputs: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         with torch.no_grad():
@@ -78,6 +81,10 @@ class TrainingScores:
 
     def sums(self) -> list[TrainingSums]:
         """Every client's sums; `samples` is 0 for one whose steps put nothing out."""
+        for name, found in self._waiting.items():
+            clients, values = zip(*found, strict=True)
+            np.add.at(self._total(name), list(clients), torch.stack(values).cpu().numpy())
+        self._waiting = {}
         return [
             {**{name: float(totals[client]) for name, totals in self._totals.items()}, SAMPLES: int(samples)}
             for client, samples in enumerate(self._samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -261,10 +261,11 @@ class _BoundMix:
     """A mix together with the rows it reads and writes."""
 
     def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
+        mix = replace(mix, weights=mix.weights.cpu())
         check_weights(mix.weights)
         self.reducer, self.holds = reducer_of(federation.defence), True
         self.weights = mix.weights.float()
-        self.gate = mix.gate
+        self.gate = None if mix.gate is None else mix.gate.to(federation.initial.device)
         self.group = mix.group if isinstance(mix.group, str) else "columns"
         self.columns = federation.layout.columns(mix.group)
         self.target: Slot = federation[mix.target]
@@ -293,8 +294,10 @@ class _BoundMix:
         if not self.from_upload:
             self.counts = (self.weights != 0).any(0)
             self.read = federation.everyone[self.counts]
-            self.read_weights = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
             require_known(mix.source, self.source, self.read, self.columns)
+        # The one thing that a mix brings to the rows, if they lie on a device.
+        used = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
+        self.used_weights = used.to(federation.initial.device)
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
@@ -357,7 +360,7 @@ class _BoundMix:
         """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
         changes = torch.ones(len(self.clients), dtype=torch.bool)
         if self.gate is not None:
-            changes &= self.gate.any(1)
+            changes &= self.gate.any(1).cpu()
         if not self.from_upload and self.source is self.target:
             own = self.weights.expand(len(self.clients), -1).gather(1, self.clients[:, None])[:, 0]
             changes &= (own != 1) | ((self.weights != 0).sum(1) > 1)
@@ -366,7 +369,7 @@ class _BoundMix:
     def product(self, part: Columns) -> Tensor:
         """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
         rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
-        reduced = self.reducer.reduce(self.weights if self.from_upload else self.read_weights, rows)
+        reduced = self.reducer.reduce(self.used_weights, rows)
         if reduced.counted is not None:
             self.counted = reduced.counted + (0 if self.counted is None else self.counted)
         if self.stays is None:

@@ -24,11 +24,17 @@ class FederationFacts:
     fingerprint: str = ""
     class_names: list[str] = field(default_factory=list)
     version: int = 1
+    device: str = ""  # where a site would train
 
 
-def look(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
-    """Read and check an agreement; with `data`, load that too and see that it fits; with `app`, write its app there."""
-    words = [None if word is None else str(word) for word in (agreement, data, label, app)]
+def look(
+    agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None, device: str = ""
+) -> FederationFacts:
+    """Read and check an agreement; with `data`, load that too and see that it fits; with `app`, write its app there.
+
+    With `device`, see that the site could train on it.
+    """
+    words = [None if word is None else str(word) for word in (agreement, data, label, app, device)]
     done = subprocess.run([sys.executable, "-m", __name__, json.dumps(words)], stdout=subprocess.PIPE, text=True)
     try:
         found = json.loads(done.stdout)
@@ -39,28 +45,34 @@ def look(agreement: Path, data: Path | None = None, label: str = "", app: Path |
     return FederationFacts(**found)
 
 
-def look_here(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
+def look_here(
+    agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None, device: str = ""
+) -> FederationFacts:
     """The same in this process."""
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import write_app
     from coterie.deployment.sitedata import load_site_data
+    from coterie.devices import named, require_there
     from coterie.experiment.config import method_name
 
     agreed = Agreement.read(agreement)
+    if device:
+        require_there(named(device))
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
     if app is not None:
         write_app(app, agreed)
     who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
     names = list(agreed.class_names or map(str, range(agreed.classes)))
     judged = agreed.task.primary.scale.name
-    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version)
+    where = named(device) if device else ""
+    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version, where)
 
 
 def main() -> None:
     """Print the facts as JSON, or what is wrong."""
-    agreement, data, label, app = json.loads(sys.argv[1])
+    agreement, data, label, app, device = json.loads(sys.argv[1])
     try:
-        facts = look_here(Path(agreement), data and Path(data), label, app and Path(app))
+        facts = look_here(Path(agreement), data and Path(data), label, app and Path(app), device)
         print(json.dumps(asdict(facts)))
     except (CoterieError, OSError) as error:
         print(json.dumps({"error": str(error)}))

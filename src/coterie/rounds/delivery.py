@@ -35,7 +35,9 @@ class Delivery:
         if self._chosen and federation.defence.reduces:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
-        self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
+        self._before = {
+            name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()
+        }
         mark = delivery_mark(federation.round + after)
         self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
 
@@ -57,7 +59,7 @@ class Delivery:
         )
         for target, (rows, tracks) in self._before.items():
             slot = self.federation[target]
-            slot.own[self.clients[chosen]] = rows[chosen]
+            slot.write_own(self.clients[chosen], slot.own_columns, rows[chosen.to(rows.device)])
             slot.tracks.put_back(tracks, self.clients[chosen])
 
 

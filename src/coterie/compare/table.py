@@ -23,7 +23,6 @@ from coterie.compare.running import (
     require_jobs,
     require_names,
     whole_hash,
-    worthwhile_jobs,
 )
 from coterie.core.scale import Scale
 from coterie.display import Displayed
@@ -213,6 +212,7 @@ def compare(
     jobs: int = 0,
     columns: Sequence[str] = (),
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
@@ -230,6 +230,9 @@ def compare(
     the runs are long enough to pay for the workers' start; otherwise 1, one run after the other in this process.
     A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
 
+    With `cluster`, the address of a Ray cluster, runs take place on its machines, as many as find room unless `jobs`
+    says otherwise; their files come back to `out`. A run whose machine is lost is carried on by another.
+
     >>> from coterie.partition import Iid
     >>> few = {"partition": Iid(clients=3), "rounds": 1, "epochs": 1}
     >>> pair = {"plain": Experiment("fedavg", **few), "slow": Experiment("fedavg", lr=0.001, **few)}
@@ -240,7 +243,7 @@ def compare(
     require(bool(experiments), "methods: name at least one")
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
-    beside_others = require_jobs(experiments, jobs)
+    beside_others = require_jobs(experiments, jobs, cluster)
     names, folder = require_names(listeners), None if out is None else Path(out)
     if folder is not None:
         experiments, seeds = _with_kept(folder, experiments, seeds)
@@ -261,7 +264,7 @@ def compare(
         chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
     partitions, seconds = checked(experiments, seeds, guess=jobs != 1 and beside_others)
     collector = Collector(partitions, watcher)
-    perform_all(runs, seconds, min(jobs or worthwhile_jobs(runs, seconds), len(runs)), collector)
+    perform_all(runs, seconds, jobs, collector, cluster)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
     comparison = Comparison(tuple(seeds), summaries, tuple(columns), folder, collector.heard)

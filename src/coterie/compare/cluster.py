@@ -6,6 +6,7 @@ of it, so they need no folder in common. Ray pickles between machines, so a clus
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -190,7 +191,8 @@ class _Dispatch:
                     one.inbox.take(message)
                     return
                 case {"summary": summary} if one.run.directory is not None:
-                    whole = RunDirectory(one.run.directory).summary() == summary
+                    arrived = RunDirectory(one.run.directory).summary()
+                    whole = json.dumps(arrived, sort_keys=True) == json.dumps(summary, sort_keys=True)
                     require(whole, f"{one.run.directory} has not arrived whole from {one.where}")
         except (CoterieError, OSError) as error:
             self._fail(one, str(error))

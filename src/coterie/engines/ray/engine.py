@@ -37,8 +37,8 @@ class RayCluster(RemoteEngine):
     as they are until a round's training is over. Results are bit-identical to the serial engine's with one thread
     where all machines have the same processor and PyTorch.
 
-    A cluster may change while a run goes on. Before each round it is looked how many actors find room: a machine that has
-    come is used from then on, and the work of one that is gone is done by the others.
+    A cluster may change while a run goes on. Before each round it is looked how many actors find room: a machine that
+    has come is used from then on, and the work of one that is gone is done by the others.
 
     A `pool` of actors can be shared by engines that are used one after the other; it is theirs to stop then.
 

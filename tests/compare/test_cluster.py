@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_lost_node_costs_no_run_and_none_is_run_twice(
     (line,) = [record.getMessage() for record in caplog.records if "carried on elsewhere" in record.getMessage()]
     lost = line.partition(",")[0]
     told = [round for name, round in watch.rounds if name == lost]
-    again = [round for before, round in zip(told, told[1:], strict=False) if round != before + 1]
+    again = [round for before, round in pairwise(told) if round != before + 1]
     assert len(again) == 1  # it went on where it was, or at most a round or two before
     assert again[0] >= 2
     for name, experiment in many.items():

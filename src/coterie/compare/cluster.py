@@ -35,7 +35,7 @@ log = logging.getLogger("coterie")
 # Seconds after which it is looked again how many machines there are, and which runs others are at.
 LOOK_AGAIN = 5.0
 # Messages of a run that may wait to be read here.
-AHEAD = 16
+AHEAD = 8
 ALIKE = "every node needs the same Coterie, PyTorch and Python"
 
 
@@ -92,11 +92,18 @@ class _Dispatch:
             while len(self._under_way) < self._places() and self._begin_next():
                 pass
             if self._under_way:
-                ready, _ = self._ray.wait(list(self._under_way), num_returns=1, timeout=LOOK_AGAIN)
-                for messages in ready:
+                for messages in self._heard():
                     self._listen(self._under_way[messages])
             elif self._waiting:  # others are at all that are left
                 time.sleep(1)
+
+    def _heard(self) -> list[Any]:
+        """Wait for a message for a while; whoever has one."""
+        first, others = self._ray.wait(list(self._under_way), num_returns=1, timeout=LOOK_AGAIN)
+        if not first or not others:
+            return list(first)
+        more, _ = self._ray.wait(others, num_returns=len(others), timeout=0)
+        return [*first, *more]  # all of them, since one that talks much would keep the others waiting
 
     def stop(self) -> None:
         """End what is under way."""

@@ -17,7 +17,7 @@ from uuid import uuid4
 import torch
 
 from coterie.compare.parcels import Inbox, Outbox
-from coterie.compare.worker import Message, Tell, answer, warnings_told
+from coterie.compare.worker import Message, Tell, answer, failure, warnings_told
 from coterie.experiment.kept import CHECKPOINT
 from coterie.files import LockedError, locked
 from coterie.rounds.listeners import Listener
@@ -52,6 +52,8 @@ def carry_out(task: Message, parcels: Iterable[Message], environment: Mapping[st
             with warnings_told(messages.put):
                 for message in _performed(task, parcels, messages.put):
                     messages.put(message)
+        except Exception as error:  # a full disk on the node, perhaps
+            messages.put(failure(error))
         finally:
             messages.put(None)
 

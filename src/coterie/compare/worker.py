@@ -56,11 +56,16 @@ def answer(task: Message, tell: Tell, listeners: Sequence[Listener] = ()) -> Mes
         directory = None if task["out"] is None else Path(task["out"])
         heard = [_Messenger(tell), *listeners, *task["listeners"]]
         return {"summary": perform(experiment, directory, heard, task["until"])}
-    except (CoterieError, OSError) as error:
-        return {"mistake": " ".join(str(error).split())}
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return {"error": text, "details": traceback.format_exc()}
+        return failure(error)
+
+
+def failure(error: Exception) -> Message:
+    """What is told of an error that is being handled: mistakes are the user's to mend and need no traceback."""
+    if isinstance(error, CoterieError | OSError):
+        return {"mistake": " ".join(str(error).split())}
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": text, "details": traceback.format_exc()}
 
 
 class _Messenger(Listener):

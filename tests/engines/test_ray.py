@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -436,13 +437,21 @@ def test_addresses_are_checked_before_ray_tries_for_minutes(monkeypatch: pytest.
         RaySession(f"127.0.0.1:{free}")
 
 
+def greet(server: socket.socket, answer: bytes) -> None:
+    """Answer one caller, whatever they say, and stay on the line."""
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(answer)
+        time.sleep(5)
+
+
 @pytest.mark.parametrize(("answer", "reason"), [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request\r\n", "is not Ray")])
 def test_what_is_not_ray_is_noticed_within_seconds(answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
     monkeypatch.setattr(sessions, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=lambda: server.accept()[0].sendall(answer) or threading.Event().wait(3)).start()
+        threading.Thread(target=greet, args=(server, answer), daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(
             CoterieError, match=rf"'{address}': no Ray cluster .*{reason}.*'ray start --head' starts one"

@@ -44,8 +44,8 @@ def cluster() -> Iterator[NodesHere]:
 
 
 def small(method: str = "fedavg", **options: Any) -> Experiment:
-    settings = {"rounds": 3, "epochs": 1, "threads": 1, "partition": Iid(clients=4), "checkpoint_every": 1, **options}
-    return Experiment(method=method, **settings)
+    settings = {"rounds": 3, "epochs": 1, "threads": 1, "engine": "serial", "checkpoint_every": 1, **options}
+    return Experiment(method=method, **{"partition": Iid(clients=4), **settings})
 
 
 class KillsInTheMiddle(Watch):

@@ -24,8 +24,8 @@ from coterie.partition import Iid
 
 
 def small(**options: Any) -> Experiment:
-    settings = {"rounds": 3, "epochs": 1, "threads": 1, "partition": Iid(clients=3), "checkpoint_every": 1, **options}
-    return Experiment("fedper", **settings)
+    settings = {"rounds": 3, "epochs": 1, "threads": 1, "engine": "serial", "checkpoint_every": 1, **options}
+    return Experiment("fedper", **{"partition": Iid(clients=3), **settings})
 
 
 def contents(folder: Path) -> dict[str, bytes]:

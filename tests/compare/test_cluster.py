@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from test_cells import Watch
+from test_parcels import same_rows
 
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import Run
@@ -87,7 +88,7 @@ def test_a_lost_node_costs_no_run_and_none_is_run_twice(
     for name, experiment in many.items():
         here = experiment.run(tmp_path / "here" / name).summary
         assert watch.summaries[name]["accuracy"] == here["accuracy"]
-        assert (tmp_path / "far" / name / ROWS).read_bytes() == (tmp_path / "here" / name / ROWS).read_bytes()
+        assert same_rows(tmp_path / "far" / name, tmp_path / "here" / name)
     after = Watch()
     run_on_cluster(runs, cluster.address, 0, after)
     assert after.rounds == []

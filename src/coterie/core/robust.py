@@ -208,7 +208,9 @@ class Influence(Reducer):
 
     A client's influence is the mean over all learners but itself of its weight in their mixes, Σ_{i≠j} W_ij / r.
     Where that is above `limit`, its weights in others' mixes shrink in proportion until it is not, and what learners
-    lose is their own. In a mix that all share, it is the share limit: what is above goes to the others.
+    lose is their own. In a mix that all share, it is the share limit: what is above goes to the others. Learners are
+    the cohort in an exchange; at download they are everybody, whoever downloads at that time: what a client receives
+    does not depend on who is served with it.
     """
 
     limit: float = 0.1
@@ -219,6 +221,11 @@ class Influence(Reducer):
     def lacks(self, contributors: int) -> str:
         """Fewer than 1 / limit cannot all keep it in a mix that all share."""
         return lacking(contributors, self.limit)
+
+    @property
+    def spans_learners(self) -> bool:
+        """Influence is counted over all learners."""
+        return True
 
     def weights(self, mix: Contributions) -> Tensor | None:
         """Weights whose columns keep the limit."""

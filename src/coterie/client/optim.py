@@ -27,6 +27,11 @@ TORCH_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+STEEPEST = 1e30
+"""The largest rate that PyTorch's optimisers are given: they scale it, beyond what float32 holds if it is larger. With
+this one everything diverges already."""
+
+
 class Optimiser(ABC):
     """Moves spans along their gradients; every group of spans has a rate of its own."""
 
@@ -89,13 +94,13 @@ class TorchOptimiser(Optimiser):
         options = {"momentum": settings.momentum} if settings.momentum else {}
         if settings.optimizer != "rprop":
             options["weight_decay"] = settings.weight_decay
-        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=min(settings.lr, STEEPEST), **options)
 
     def start(self, rates: Sequence[float]) -> None:
         """Drop the optimiser's state."""
         self._inner.state.clear()
         for group, rate in zip(self._inner.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"] = min(rate, STEEPEST)
 
     def step(self) -> None:
         """Take a step."""

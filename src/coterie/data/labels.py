@@ -93,7 +93,7 @@ def label_indices(values: Labels, name: str) -> tuple[Ints, tuple[str, ...]]:
     if len(negative):
         first = negative[0]
         raise CoterieError(f"data '{name}': label {values[first]} of sample {first}: labels count from 0")
-    large = np.flatnonzero(values >= BEYOND) if values.dtype.kind in "uf" else ()
+    large = np.flatnonzero(values >= BEYOND) if values.dtype.kind in "uf" else np.zeros(0, np.int64)
     if len(large):
         raise CoterieError(f"data '{name}': label {values[large[0]]} of sample {large[0]}: must be below 2**63")
     return values.astype(np.int64), ()

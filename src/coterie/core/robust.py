@@ -107,15 +107,19 @@ def _middle(upto: Tensor, weights: Tensor) -> Tensor:
 
 def _by_column(weights: Tensor, rows: Tensor, counts: Callable[[Tensor, Tensor], Tensor]) -> Reduced:
     """Reduce every column of `rows [m, c]` on its own by what sorted numbers count for."""
-    ordered, places = rows.double().sort(0)
     different, which = weights.double().unique(dim=0, return_inverse=True)
     values = torch.empty(len(different), rows.shape[1], dtype=torch.float64)
     counted = torch.zeros(len(different), len(rows), dtype=torch.float64)
+    numbers, members = rows.double(), which[:0]
     for number, row in enumerate(different):
-        sorted_weights = row[places]
+        contributors = row.nonzero()[:, 0]
+        if not contributors.equal(members):  # often the same as those of the row before
+            members, (ordered, places) = contributors, numbers[contributors].sort(0)
+        sorted_weights = row[members][places]
         used = counts(sorted_weights.cumsum(0), sorted_weights)
         values[number] = (used * ordered).sum(0)
-        counted[number].index_add_(0, places.flatten(), used.flatten())
+        shares = torch.zeros(len(members), dtype=torch.float64)
+        counted[number, members] = shares.index_add_(0, places.flatten(), used.flatten())
     return Reduced(values[which].to(rows.dtype), counted[which])
 
 

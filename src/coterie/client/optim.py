@@ -27,6 +27,11 @@ TORCH_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+STEEPEST = 1e30
+"""The largest rate that PyTorch's optimisers are given: they scale it, beyond what float32 holds if it is larger. With
+this one everything diverges already."""
+
+
 class Optimiser(ABC):
     """Moves spans along their gradients; every group of spans has a rate of its own."""
 
@@ -91,7 +96,7 @@ class TorchOptimiser(Optimiser):
         """Drop the optimiser's state."""
         self._inner.state.clear()
         for group, rate in zip(self._inner.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"] = min(rate, STEEPEST)
 
     def step(self) -> None:
         """Take a step."""
@@ -104,7 +109,7 @@ def torch_optimiser(groups: Sequence[Sequence[nn.Parameter]], settings: Training
     if settings.optimizer != "rprop":
         options["weight_decay"] = settings.weight_decay
     leaves = [{"params": list(group)} for group in groups]
-    return TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+    return TORCH_OPTIMISERS[settings.optimizer](leaves, lr=min(settings.lr, STEEPEST), **options)
 
 
 def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> Optimiser:

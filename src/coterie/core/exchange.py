@@ -174,11 +174,17 @@ def check_weights(weights: Tensor) -> None:
 
 
 def apply(
-    actions: Iterable[Action], federation: Federation, uploads: Uploads, mark: int, method: str = "the method"
+    actions: Iterable[Action],
+    federation: Federation,
+    uploads: Uploads,
+    mark: int,
+    method: str = "the method",
+    only: Tensor | None = None,
 ) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
 
-    `method` is who the log names as the origin of what cannot be written.
+    `method` is who the log names as the origin of what cannot be written. With `only` (ids `[r]`), a defence sees whole
+    mixes, of which just these clients' rows are then made and written.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
     products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
@@ -187,7 +193,7 @@ def apply(
     listed = list(actions)
     if federation.defence.reduces:
         _require_mixes(listed, federation, method)
-    mixes = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    mixes = [_BoundMix(action, federation, uploads, only) for action in listed if isinstance(action, Mix)]
     bound = [one for one in mixes if one.holds]
     for one in mixes:
         if not one.holds:
@@ -260,7 +266,7 @@ def _written(to: Literal["cohort", "everyone"] | Tensor, cohort: Tensor, everyon
 class _BoundMix:
     """A mix together with the rows it reads and writes."""
 
-    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
+    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads, only: Tensor | None = None) -> None:
         mix = replace(mix, weights=mix.weights.cpu())
         check_weights(mix.weights)
         self.reducer, self.holds = reducer_of(federation.defence), True
@@ -282,14 +288,16 @@ class _BoundMix:
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
         self.clients = _written(mix.to, uploads.cohort, federation.everyone)
-        personal = self.columns <= self.target.own_columns
-        if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
+        fits = rows in (1, len(self.clients)) and self.columns <= self.target.own_columns
+        if not (fits or (rows == 1 and self.to_shared)):
             raise CoterieError(
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
         self.learned_from = learned_from
         self._defend(mix.weights, f"round {federation.round}: {federation.defence.spoken}: the mix of '{self.group}'")
+        if only is not None and not self.to_shared:
+            self._restrict(only)
         self.counts = torch.ones(len(learned_from), dtype=torch.bool)
         if not self.from_upload:
             self.counts = (self.weights != 0).any(0)
@@ -336,6 +344,15 @@ class _BoundMix:
                 self.stays = (1 - total).float()
                 found = found / total.where(total > 0, 1)
             self.weights = found.float()
+
+    def _restrict(self, only: Tensor) -> None:
+        """Keep what is for some of the clients that it was made for."""
+        wanted = torch.isin(self.clients, only)
+        if len(self.weights) == len(self.clients):
+            self.weights = self.weights[wanted]
+            self.stays = None if self.stays is None else self.stays[wanted]
+        self.gate = None if self.gate is None else self.gate[wanted]
+        self.clients = self.clients[wanted]
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Some columns at a time: the sources' rows, and what stands where the result goes."""

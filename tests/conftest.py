@@ -26,6 +26,16 @@ def requires_data(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not present, reason=f"needs COTERIE_DATA with a sub-folder '{name}'")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test whose run is long enough for a trial would depend on the machine's mood: it has to name its engine."""
+
+    def refuse(*_: object) -> None:
+        pytest.fail("this run is long enough to have its engine chosen by trial: name engine= and memory=")
+
+    monkeypatch.setattr("coterie.experiment.choose_engine.measure", refuse)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For bits that are promised on one thread alone: where workers have one thread, so must the main process."""

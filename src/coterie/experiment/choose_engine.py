@@ -47,7 +47,7 @@ def choose(prepared: Prepared, ways: Sequence[Way] | None = None) -> Choice:
     """The fastest way to run a prepared experiment among those it leaves open (or the given ones), and why."""
     ways = ways_of(prepared) if ways is None else ways
     if len(ways) == 1:
-        return Choice(ways[0], "nothing else is possible here")
+        return Choice(ways[0], "nothing else is left open")
     if (guess := expected_seconds(prepared)) < SHORT:
         plain = plain_way(prepared.experiment)
         return Choice(plain, f"the run is short (about {guess:.1g} s, going by its sizes), so nothing was measured")

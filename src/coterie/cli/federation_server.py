@@ -180,9 +180,11 @@ def _serve(
 
     for site in link.forget_unless(facts.sites):
         tell(f"{site} has left: all that the SuperLink kept is forgotten")
-    resumes, audit = link.database.exists(), Audit(link.audit)
+    audit = Audit(link.audit)
     tell("starting the SuperLink")
     with link:
+        for run in link.stopped:
+            tell(f"the former run {run} is stopped")
         app = link.folder / APP
         shutil.rmtree(app, ignore_errors=True)
         shutil.copytree(packed, app)
@@ -194,9 +196,6 @@ def _serve(
             for site in fresh:
                 tell(f"the key of {site} is registered")
                 audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
-        for run in link.live_runs() if resumes else []:
-            tell(f"stopping the former run {run}")
-            link.stop_run(run)
         mark = app_hash(packed_app(app))
         tell(f"sites run the app {mark} and no other")
         audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)

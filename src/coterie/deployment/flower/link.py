@@ -33,13 +33,14 @@ from coterie.deployment.flower.processes import (
     require_free,
     write_secret,
 )
-from coterie.errors import PassingError, require
+from coterie.errors import CoterieError, PassingError, require
 from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
 START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
 REGISTERED = "registered.json"
+UNSETTLED = ".unsettled"  # is there while what the SuperLink knows and what we know that it knows may differ
 
 
 class Link:
@@ -58,6 +59,7 @@ class Link:
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
         self._commands: Commands | None = None
+        self.stopped: list[str] = []  # runs of before, which had not ended when this was started
 
     def __enter__(self) -> Self:
         self.start()
@@ -134,7 +136,11 @@ class Link:
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", pairs(config)] if config else [])]
 
     def start(self) -> None:
-        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened."""
+        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened.
+
+        Runs of before that have not ended are stopped before there is a SuperExec, which would take them up: two apps
+        would write to one folder then, and the death of the one would be taken for the other's.
+        """
         self._lock = Lock(self.folder / "lock", "a server")
         try:
             require_free(self.host, self.port)
@@ -147,14 +153,26 @@ class Link:
             raise
 
     def _start(self) -> None:
+        if (self.folder / UNSETTLED).exists():
+            self._forget()
         if not self.database.exists():
             (self.folder / REGISTERED).unlink(missing_ok=True)
+            (self.folder / UNSETTLED).touch()
         superlink = self._spawn("superlink", self.command())
         _await(superlink, "SuperLink", self._healthy)
+        self.stopped = [] if (self.folder / UNSETTLED).exists() else self._stop_former()
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
+
+    def _stop_former(self) -> list[str]:
+        with self._together():
+            found = self.live_runs()
+            for run in found:
+                self.stop_run(run)
+        return found
 
     def open(self) -> None:
         """Start the front, which lets the keys through that are accepted now."""
+        (self.folder / UNSETTLED).unlink(missing_ok=True)
         front = self._spawn("front", self.front_command())
         _await(front, "front", lambda: READY in front.said())
 
@@ -207,8 +225,13 @@ class Link:
         with self._together():
             gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
             self._keep(kept)
+            if fresh:
+                # Flower takes no key twice: whoever is ended after Flower knows a key and before it is written down
+                # that it does could never register it again.
+                (self.folder / UNSETTLED).touch()
             for site in fresh:
                 self._register(site, public_keys[site])
+            (self.folder / UNSETTLED).unlink(missing_ok=True)
         return fresh, gone
 
     def forget_unless(self, sites: Collection[str]) -> list[str]:
@@ -216,9 +239,14 @@ class Link:
         anybody: messages of theirs may be in it. Keys are registered anew.
         """
         gone = sorted({about["site"] for about in self._registered().values()} - set(sites))
-        for path in self.folder.glob(f"{self.database.name}*") if gone else ():
-            path.unlink()
+        if gone:
+            self._forget()
         return gone
+
+    def _forget(self) -> None:
+        """Remove all that the SuperLink kept."""
+        for path in self.folder.glob(f"{self.database.name}*"):
+            path.unlink()
 
     def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
         """Unregister all nodes but some; the names of the others."""
@@ -233,12 +261,13 @@ class Link:
     def _register(self, site: str, public_key: Path) -> None:
         mark = hashlib.sha256(public_key.read_bytes()).hexdigest()
         answer = self.flower(*self.register_command(site)[1:], check=False)
-        require(
-            "Public key already in use" not in str(answer.get("error-message")),
-            f"site {site}: its key was shut out before, and Flower takes no key twice; have the site make another "
-            f"('coterie federation join --new-key'), or remove {self.database}, with which the SuperLink forgets all "
-            "keys and runs (the federation's own checkpoint stays)",
-        )
+        if "Public key already in use" in str(answer.get("error-message")):
+            (self.folder / UNSETTLED).unlink(missing_ok=True)  # nothing was registered
+            raise CoterieError(
+                f"site {site}: its key was shut out before, and Flower takes no key twice; have the site make another "
+                f"('coterie federation join --new-key'), or remove {self.database}, with which the SuperLink forgets "
+                "all keys and runs (the federation's own checkpoint stays)"
+            )
         require(bool(answer.get("success")), f"site {site} cannot be registered: {_message(answer)}")
         self._keep(self._registered() | {mark: {"site": site, "node": str(answer["node-id"])}})
 

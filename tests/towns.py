@@ -71,10 +71,12 @@ class Town:
         (line,) = [line for line in words.splitlines() if "--accept" in line]
         self.run(line.replace("coterie ", "", 1).replace("DIR", "fed"))
 
-    def connect(self, site: str, server: str = "", before: tuple[str, ...] = ()) -> None:
-        """Start a site's client."""
-        server = server or f"127.0.0.1:{self.port}"
-        self.start(site, f"federation client fed --name {site} --data {site}.npz --server {server}", before)
+    def connect(
+        self, site: str, server: str = "", before: tuple[str, ...] = (), more: str = "", name: str = ""
+    ) -> None:
+        """Start a site's client, as a command of the site's name or another."""
+        words = f"--name {site} --data {site}.npz --server {server or f'127.0.0.1:{self.port}'} {more}"
+        self.start(name or site, f"federation client fed {words}", before)
 
     def status(self) -> dict[str, Any]:
         path = self.server / "status.json"

@@ -21,11 +21,12 @@ import coterie as ct
 from coterie.data import Dataset
 from coterie.deployment.account import ACCOUNT
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.faults import FAULTS
 from coterie.deployment.flower.audit import AUDIT
-from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.node import Node
 from coterie.deployment.store import Store
+from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
 from coterie.experiment.directory import LOG, load_tensors
 from coterie.experiment.kept import CHECKPOINT
@@ -33,6 +34,7 @@ from coterie.rounds.delivery import as_delivered
 from coterie.rounds.privacy import spent
 from coterie.testing.together import Together, simulated
 from grounds import DOOMED, LIMIT, SITES, Ground, rounds, wait_for
+from hostile_apps import write_hostile_app
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 pytestmark = pytest.mark.real
@@ -49,6 +51,8 @@ TERMS: dict[str, dict[str, Any]] = {
     "defended": {"method": "fedper", "defence": "median"},
     "private": {"method": "fedper", "privacy": "client", "privacy_noise": 4.0, "privacy_clip": 0.5},
     "tampered": {"method": "fedrema", "least_sites": 2},
+    "claims": {"method": "fedavg", "rounds": 1, "least_sites": 1, "gather": 20.0},
+    "nonsense": {"method": "fedper"},
     "killed": {"method": "pfedsim", "sites": WITH_THE_DOOMED, "least_sites": 2},
 }
 
@@ -75,8 +79,8 @@ def begun(ground: Ground, request: pytest.FixtureRequest) -> Runs:
     for name in names:
         terms = dict(TERMS[name])
         agreement = ground.agreement(f"run-{name}", terms.pop("method", name), **terms)
-        if name == "tampered":
-            tamper(ground.folder / "apps" / agreement.name, agreement)
+        if name in ("tampered", "claims", "nonsense"):
+            write_hostile_app(name, ground.folder / "apps" / agreement.name, agreement)
         found[name] = Begun(agreement, ground.start(agreement)[1])
     if "killed" in names:
         # Flower takes a minute to give it up, which passes while others are looked at.
@@ -190,40 +194,6 @@ def test_sites_add_the_noise_that_was_agreed_and_keep_an_account(ground: Ground,
     assert not torch.allclose(shared, serial["model"].shared, atol=deviation), "noise that nobody can derive"
 
 
-TAMPERING = '''
-from coterie.deployment.flower import client as flower
-from coterie.deployment.packed import Packed
-
-honest = flower.as_records
-
-
-def tampered(packed):
-    """Site b sends one number too many in the first round."""
-    if '"round": 1' in packed.text and packed.buffers:
-        packed = Packed({"float32": packed.buffers["float32"] + bytes(4)}, packed.text)
-    return honest(packed)
-
-
-asked = flower.answer_of
-
-
-def answer_of(resident, request):
-    if resident.parent.name == "site-b":
-        flower.as_records = tampered
-    return asked(resident, request)
-
-
-flower.answer_of = answer_of
-'''
-
-
-def tamper(app: Path, agreement: Agreement) -> None:
-    """Write an app whose client lies at one site."""
-    write_app(app, agreement)
-    client = app / "coterie_app" / "client.py"
-    client.write_text(client.read_text() + TAMPERING)
-
-
 @SLOW
 @pytest.mark.parametrize("name", ["tampered"])
 def test_a_tampered_payload_is_refused_and_named(ground: Ground, begun: Runs, name: str, tmp_path: Path) -> None:
@@ -238,6 +208,35 @@ def test_a_tampered_payload_is_refused_and_named(ground: Ground, begun: Runs, na
     together.round()
     together.finish()
     assert_same_as_in_one_process(ground, together)
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["claims"])
+def test_who_claims_another_name_or_a_size_beyond_the_agreed_changes_nothing(
+    ground: Ground, begun: Runs, name: str
+) -> None:
+    agreement, directory = begun(name)
+    (line,) = ground.finish(directory)
+    assert line["asked"] == line["answered"] == ["site-a"]
+    trained_on, _, _ = own_split(agreement, ground.data["site-a"], 0)
+    standing = json.loads(load_tensors(directory / CHECKPOINT)[1]["standing"])
+    assert {site: known["samples"] for site, known in standing.items()} == {"site-a": len(trained_on)}
+    log = (directory / LOG).read_text()
+    assert "the node with the key of site-c says it is site-a" in log
+    assert "site site-b says it has 1,000,000,000,000 training samples; most_samples is 1,000,000" in log
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["nonsense"])
+def test_a_server_that_asks_for_nonsense_hears_numbers_and_nothing_else(ground: Ground, begun: Runs, name: str) -> None:
+    _, directory = begun(name)
+    (answers,) = ground.finish(directory)
+    assert answers.keys() == set(SITES)
+    for site, told in answers.items():
+        assert len(told) > 10
+        assert {code for code, _ in told} <= set(FAULTS), site
+        assert {reason for _, reason in told} <= {None, ""}, site
+        assert ground.nodes[site].resident.code is None
 
 
 def count(node: Node, words: str) -> int:

@@ -96,6 +96,9 @@ TRIED = {
     },
     "test_real": {
         "eight busy loops": "test_a_machine_that_is_far_too_busy_still_finishes",
+        "another's name, a size of 10^12": "test_who_claims_another_name_or_a_size_beyond_the_agreed_changes_nothing",
+        "nonsense asked of sites": "test_a_server_that_asks_for_nonsense_hears_numbers_and_nothing_else",
+        "a payload of another size": "test_a_tampered_payload_is_refused_and_named",
         "a run that waits to be taken up": "test_a_killed_server_resumes_and_a_restarted_site_goes_on",
         "a site that weighs too much": "test_what_bounds_one_site_does_the_same_in_a_simulation",
     },

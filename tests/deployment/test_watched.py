@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import coterie as ct
+from coterie.experiment.directory import load_tensors
+from coterie.experiment.kept import CHECKPOINT
 from support import PATIENCE, eventually
 from towns import Town, few_digits
 
@@ -104,3 +107,19 @@ def test_control_is_closed_without_keys_too(town: Town) -> None:
 
 def test_a_signal_ends_a_server_that_has_nothing_left_to_do(town: Town) -> None:
     assert town.end("server") == 143
+
+
+def test_a_round_that_is_taken_back_is_done_again_with_the_same_bits(town: Town) -> None:
+    """The server has ended; its sites have not, and find it again."""
+    before = load_tensors(town.server / CHECKPOINT)[0]
+    assert "rounds that are kept: 1, 2;" in town.run("federation rollback fed")
+    town.run("federation rollback fed 1")
+    assert (town.status()["state"], town.status()["round"]) == ("waiting", 1)
+    town.start("server", f"federation server fed --insecure --port {town.port}")
+    assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
+    assert town.ended("server") == 0, town.said("server")
+    assert "resumed after round 1" in log_of(town)
+    assert [line["answered"] for line in town.rounds()] == [list(SITES)] * 2
+    after = load_tensors(town.server / CHECKPOINT)[0]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

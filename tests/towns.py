@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie.data import Dataset, load
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.flower.folder import write_folder
+from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
 from coterie.deployment.flower.processes import free_port
 from support import PATIENCE
 
@@ -64,6 +68,17 @@ class Town:
         """End a command politely."""
         self._running[name].send_signal(signal.SIGTERM)
         return self._running[name].wait(PATIENCE)
+
+    def agree(self, agreement: Agreement, hosts: Sequence[str]) -> None:
+        """All that is to be done before the start, as the commands would do it, without theirs."""
+        fed = self.folder / "fed"
+        write_folder(fed, agreement)
+        make_keys(fed / "keys", hosts)
+        for site in agreement.sites:
+            own = fed / "sites" / site
+            own.mkdir(parents=True)
+            accept_key(Keys(fed / "keys"), site, make_site_key(own / "key"))
+            shutil.copy(fed / "federation.toml", own)
 
     def join(self, site: str, *more: str) -> None:
         """Accept the agreement, and have the key accepted."""

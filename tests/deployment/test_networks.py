@@ -41,7 +41,7 @@ PORT = 8000
 SLOW_LINE = 99  # the last number of the address by which site-b reaches the server
 HALF_OPEN = 75.0  # seconds: Flower gives a silent node up after a minute
 WALLED = 10  # rounds
-AT_FIRST, LATER = 600, 10  # seconds that a round waits for a site that is silent
+AT_FIRST, LATER = 600.0, 10.0  # seconds that a round waits for a site that is silent
 PREFIX = "coterie-test"
 
 
@@ -124,12 +124,10 @@ def network() -> Iterator[Network]:
 def test_lines_that_break_in_every_way_change_nothing(network: Network, tmp_path: Path) -> None:
     data = few_digits(*SITES, side=16)
     town = Town(tmp_path, data)
-    terms = "--method scaffold --model mlp --rounds 22 --epochs 1 --batch 16 --lr 0.05"
-    waiting = f"--least-sites 2 --gather {PATIENCE:g} --deadline {AT_FIRST} --patience {LIMIT:g} --checkpoints 3"
-    town.run(f"federation init fed --sites {','.join(SITES)} --shape 1,16,16 --classes 10 {terms} {waiting}")
-    town.run(f"federation keys fed --host 10.77.0.1 --host 10.77.0.{SLOW_LINE}")
-    for site in SITES:
-        town.join(site)
+    training = {"method": "scaffold", "model": "mlp", "rounds": 22, "epochs": 1, "batch": 16, "lr": 0.05}
+    waiting = {"least_sites": 2, "gather": PATIENCE, "deadline": AT_FIRST, "patience": LIMIT, "checkpoints": 3}
+    agreement = Agreement(name="fed", sites=SITES, shape=(1, 16, 16), classes=10, **training, **waiting)
+    town.agree(agreement, ["10.77.0.1", f"10.77.0.{SLOW_LINE}"])
     marker = tmp_path / "something-large-goes-up"
     words = [f"10.77.0.{SLOW_LINE}", str(PORT), "10.77.0.1", str(PORT), str(marker)]
     script = Path(__file__).parents[1] / "slowline.py"
@@ -184,8 +182,8 @@ def hurry(town: Town) -> None:
     """Let rounds wait less for who is silent; the server reads its file again while it runs."""
     path = town.folder / "fed" / "federation.toml"
     text = path.read_text()
-    assert text.count(f"deadline = {AT_FIRST}.0\n") == 1
-    path.write_text(text.replace(f"deadline = {AT_FIRST}.0\n", f"deadline = {LATER}.0\n"))
+    assert text.count(f"deadline = {AT_FIRST}\n") == 1
+    path.write_text(text.replace(f"deadline = {AT_FIRST}\n", f"deadline = {LATER}\n"))
 
 
 def replayed(town: Town, data: dict[str, Dataset], folder: Path) -> None:

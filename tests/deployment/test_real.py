@@ -76,12 +76,13 @@ def begun(ground: Ground, request: pytest.FixtureRequest) -> Runs:
     if "killed" in names:
         ground.nodes[DOOMED] = ground.node(DOOMED)
         ground.nodes[DOOMED].start()
-    for name in names:
-        terms = dict(TERMS[name])
-        agreement = ground.agreement(f"run-{name}", terms.pop("method", name), **terms)
-        if name in ("tampered", "claims", "nonsense"):
-            write_hostile_app(name, ground.folder / "apps" / agreement.name, agreement)
-        found[name] = Begun(agreement, ground.start(agreement)[1])
+    with ground.link.together():
+        for name in names:
+            terms = dict(TERMS[name])
+            agreement = ground.agreement(f"run-{name}", terms.pop("method", name), **terms)
+            if name in ("tampered", "claims", "nonsense"):
+                write_hostile_app(name, ground.folder / "apps" / agreement.name, agreement)
+            found[name] = Begun(agreement, ground.start(agreement)[1])
     if "killed" in names:
         # Flower takes a minute to give it up, which passes while others are looked at.
         node = ground.nodes[DOOMED]

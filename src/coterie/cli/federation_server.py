@@ -188,19 +188,20 @@ def _serve(
         app = link.folder / APP
         shutil.rmtree(app, ignore_errors=True)
         shutil.copytree(packed, app)
-        if link.keys is not None:
-            fresh, gone = link.admit(link.keys.accepted(facts.sites))
-            for name in gone:
-                tell(f"{name} is shut out")
-                audit.note("shut out", who=name)
-            for site in fresh:
-                tell(f"the key of {site} is registered")
-                audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
-        mark = app_hash(packed_app(app))
-        tell(f"sites run the app {mark} and no other")
-        audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
-        follower.begin()
-        run = link.run(app, config)
+        with link.together():
+            if link.keys is not None:
+                fresh, gone = link.admit(link.keys.accepted(facts.sites))
+                for name in gone:
+                    tell(f"{name} is shut out")
+                    audit.note("shut out", who=name)
+                for site in fresh:
+                    tell(f"the key of {site} is registered")
+                    audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
+            mark = app_hash(packed_app(app))
+            tell(f"sites run the app {mark} and no other")
+            audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
+            follower.begin()
+            run = link.run(app, config)
         link.open()
         tell(f"the front is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")

@@ -164,7 +164,7 @@ class Link:
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
 
     def _stop_former(self) -> list[str]:
-        with self._together():
+        with self.together():
             found = self.live_runs()
             for run in found:
                 self.stop_run(run)
@@ -222,7 +222,7 @@ class Link:
         known = self._registered()
         kept = {mark: about for mark, about in known.items() if about["site"] == marks.get(mark)}
         fresh = [site for mark, site in marks.items() if mark not in kept]
-        with self._together():
+        with self.together():
             gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
             self._keep(kept)
             if fresh:
@@ -292,7 +292,7 @@ class Link:
     def flower(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What `flwr …` answers."""
         if self._commands is None:
-            with self._together():
+            with self.together():
                 return self.flower(*words, check=check)
         said = self._commands.printed([*words, "--format", "json"])
         try:
@@ -304,8 +304,11 @@ class Link:
         return answer
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Flower's commands within share one process."""
+    def together(self) -> Iterator[None]:
+        """Flower's commands within share one process: starting that takes longer than the commands."""
+        if self._commands is not None:
+            yield
+            return
         with Commands(environment(self.home), self.folder) as self._commands:
             try:
                 yield

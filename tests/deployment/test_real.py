@@ -70,7 +70,7 @@ Runs = Callable[[str], Begun]
 @pytest.fixture(scope="module")
 def begun(ground: Ground, request: pytest.FixtureRequest) -> Runs:
     """The runs that tests of this session look at, all of them begun."""
-    calls = [getattr(item, "callspec", None) for item in request.session.items if item.fspath == request.fspath]
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     names = dict.fromkeys(str(call.params["name"]) for call in calls if call is not None and "name" in call.params)
     found = {}
     if "killed" in names:
@@ -83,6 +83,8 @@ def begun(ground: Ground, request: pytest.FixtureRequest) -> Runs:
             if name in ("tampered", "claims", "nonsense"):
                 write_hostile_app(name, ground.folder / "apps" / agreement.name, agreement)
             found[name] = Begun(agreement, ground.start(agreement)[1])
+            # Flower gives up on an app that takes half a minute to start, and starts it again: one after the other.
+            wait_for(found[name].directory.exists, found[name].directory)
     if "killed" in names:
         # Flower takes a minute to give it up, which passes while others are looked at.
         node = ground.nodes[DOOMED]

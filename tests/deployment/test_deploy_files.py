@@ -24,7 +24,7 @@ UNITS = {name: DEPLOY / "systemd" / f"coterie-{name}@.service" for name in ("ser
 DROP_IN = DEPLOY / "systemd" / "site-key-credential.conf"
 PROGRAM = "/opt/coterie/bin/coterie"
 SPECIFIERS = {"%i": "digits", "%S": "/var/lib", "%d": "/run/credentials"}
-STOPPING = 3 * 15  # seconds in which a command ends its three processes, by force if need be
+STOPPING = 5 * 15  # seconds in which a command ends its processes, by force if need be
 
 
 def settings(unit: Path) -> list[tuple[str, str]]:

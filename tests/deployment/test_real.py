@@ -83,7 +83,7 @@ def begun(ground: Ground, request: pytest.FixtureRequest) -> Runs:
             if name in ("tampered", "claims", "nonsense"):
                 write_hostile_app(name, ground.folder / "apps" / agreement.name, agreement)
             found[name] = Begun(agreement, ground.start(agreement)[1])
-            # Flower gives up on an app that takes half a minute to start, and starts it again: one after the other.
+            # One after the other: many apps that load PyTorch at the same time keep each other from it.
             wait_for(found[name].directory.exists, found[name].directory)
     if "killed" in names:
         # Flower takes a minute to give it up, which passes while others are looked at.
@@ -266,11 +266,10 @@ def test_a_resident_that_is_killed_with_a_task_in_hand_is_asked_again(ground: Gr
 @SLOW
 def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
     """No round is over by its deadline. Nobody is asked twice, nothing is done again, and the numbers are the same."""
-    agreement = ground.agreement("busy", "fedper", deadline=1.0, patience=LIMIT)
-    _, directory = ground.start(agreement)
-    wait_for((directory / LOG).exists, directory)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
     try:
+        agreement = ground.agreement("busy", "fedper", deadline=1.0, patience=LIMIT)
+        _, directory = ground.start(agreement)
         ground.finish(directory)
     finally:
         for loop in busy:

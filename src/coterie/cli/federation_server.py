@@ -86,7 +86,8 @@ def _version_command(
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP
         print_commands(
-            {"the SuperLink": link.command(), "its SuperExec": link.executor_command()}
+            {"the porter": link.porter_command(), "the SuperLink": link.command()}
+            | {"its SuperExec": link.executor_command()}
             | {f"the key of {site}": link.register_command(site) for site in accepted}
             | {"the front": link.front_command(), "the run": link.run_command(app, config)},
             link.home,

@@ -1,9 +1,13 @@
-"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them."""
+"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them.
+
+The SuperExec starts the server's app by a porter, so that it is there at once however busy the machine is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import ssl
 import sys
 import time
@@ -20,6 +24,8 @@ from coterie.deployment.flower.bell import BELL
 from coterie.deployment.flower.commands import Commands
 from coterie.deployment.flower.front import READY, front_words
 from coterie.deployment.flower.keys import Keys, make_keys
+from coterie.deployment.flower.porter import READY as CALLED
+from coterie.deployment.flower.porter import SERVER_APP, porter_words, stand_in, surroundings
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -56,6 +62,8 @@ class Link:
         self.inner = free_port()  # of the SuperLink
         self.home = self.folder / "flower"
         self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "front")}
+        self.logs["porter"] = self.logs["superexec"]  # what an app says is found in one place
+        self.porter, self.scripts = self.folder / ".porter.socket", self.folder / ".commands"
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
         self._commands: Commands | None = None
@@ -121,6 +129,10 @@ class Link:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         return ["flower-superexec", *trust, "--runtime-api-address", self.superlink, *secret]
 
+    def porter_command(self) -> list[str]:
+        """The command of the porter, which is found where `PATH` of the SuperExec begins with the folder of scripts."""
+        return [sys.executable, "-m", *porter_words(self.porter, SERVER_APP)]
+
     def front_command(self) -> list[str]:
         """The command of the front."""
         words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.bell)
@@ -158,8 +170,10 @@ class Link:
         if not self.database.exists():
             (self.folder / REGISTERED).unlink(missing_ok=True)
             (self.folder / UNSETTLED).touch()
+        porter = self._spawn("porter", self.porter_command())
         superlink = self._spawn("superlink", self.command())
         _await(superlink, "SuperLink", self._healthy)
+        _await(porter, "porter", lambda: CALLED in porter.said())
         self.stopped = [] if (self.folder / UNSETTLED).exists() else self._stop_former()
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
 
@@ -187,21 +201,25 @@ class Link:
         settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.superlink, **trust}}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         write_secret(self.secret)
+        stand_in(self.scripts, self.porter, SERVER_APP)
 
     def process(self, name: str) -> Process:
-        """One of the processes: superlink, superexec or front."""
+        """One of the processes: porter, superlink, superexec or front."""
         return self._processes[name]
 
     def ended(self) -> str | None:
-        """The first process that has ended by itself, if any: its name, its last words and its log."""
+        """The first process that has ended by itself, if any: its name, its last words and its log.
+
+        Whoever the porter has started lives on without it, and without a porter there is another way to start.
+        """
         for name, process in self._processes.items():
-            if process.code is not None:
+            if process.code is not None and name != "porter":
                 return f"the {name} ended with code {process.code} ({process.last_words()}); see {process.log}"
         return None
 
     def stop(self) -> None:
         """End everything politely."""
-        for name in ("front", "superexec", "superlink"):
+        for name in ("front", "superexec", "porter", "superlink"):
             if name in self._processes:
                 self._processes.pop(name).terminate()
         self._release()
@@ -316,8 +334,13 @@ class Link:
                 self._commands = None
 
     def _spawn(self, name: str, words: list[str]) -> Process:
-        command = words if name == "front" else [flower_command(words[0]), *words[1:]]
-        process = Process(command, self.logs[name], environment(self.home), self.folder, self._lock)
+        command = words if words[0] == sys.executable else [flower_command(words[0]), *words[1:]]
+        around = environment(self.home)
+        if name == "porter":
+            around |= surroundings()
+        if name == "superexec":
+            around["PATH"] = os.pathsep.join([str(self.scripts), around["PATH"]])
+        process = Process(command, self.logs[name], around, self.folder, self._lock)
         self._processes[name] = process
         return process
 

@@ -33,7 +33,15 @@ def block_width(rows: int) -> int:
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it."""
+    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort = torch.tensor([3, 5])
+    >>> rows = ClientRows(federation, cohort, {"model": federation["model"].rows(cohort) + 1})
+    >>> (rows.after(group="classifier") - rows.before(group="classifier")).mean().round().item()
+    1.0
+    """
 
     federation: Federation
     cohort: Tensor  # [m] client ids
@@ -65,6 +73,13 @@ class Uploads:
     """What the clients of this round sent: their trained rows (declared columns only) and their measurements.
 
     `federation` is the server's view: rows and values that have not travelled cannot be read from it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort, columns = torch.tensor([3, 5]), federation.layout.columns("classifier")
+    >>> uploads = Uploads(federation, cohort, {"model": federation["model"].rows(cohort)}, {"model": columns})
+    >>> uploads.rows("classifier").shape, uploads.sizes.shape
+    (torch.Size([2, 650]), torch.Size([2]))
     """
 
     federation: Federation
@@ -99,6 +114,11 @@ class Mix:
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
     client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
     zero are not read.
+
+    >>> everybody_alike = Mix(torch.tensor([[0.25, 0.75]]), "extractor")
+    >>> each_their_own = Mix(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "classifier", target="teacher")
+    >>> each_their_own.source, each_their_own.to
+    ('upload', 'cohort')
     """
 
     weights: Tensor
@@ -115,6 +135,10 @@ class Peers:
     """Whose uploaded models clients download besides their own (`ClientView.peers`); `of(client)` gives their ids.
 
     It is asked for one client at a time, and only where somebody trains.
+
+    >>> neighbours = Peers(lambda client: [client - 1, client + 1])
+    >>> neighbours.of(3)
+    [2, 4]
     """
 
     of: Callable[[int], Sequence[int]]
@@ -122,7 +146,11 @@ class Peers:
 
 @dataclass(frozen=True)
 class Drop:
-    """A slot that has served its purpose: nothing of it is owed to anybody any longer."""
+    """A slot that has served its purpose: nothing of it is owed to anybody any longer.
+
+    >>> Drop("teacher")
+    Drop(slot='teacher')
+    """
 
     slot: str
 
@@ -133,6 +161,9 @@ class Put:
 
     With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns, unless it is not
     finite: then the old value stays, and the log says so.
+
+    >>> prototypes = Put("prototypes", torch.zeros(10, 64))
+    >>> trained_on_the_server = Put("model", torch.zeros(1, 650), group="classifier")
     """
 
     name: str

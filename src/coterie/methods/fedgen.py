@@ -74,6 +74,9 @@ class FedGen(Method):
     which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
     Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
     sizes are.
+
+    >>> FedGen(alpha=1.0, beta=1.0).alpha
+    1.0
     """
 
     alpha: float = 10.0

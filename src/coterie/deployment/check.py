@@ -63,12 +63,19 @@ def look_here(
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
     if app is not None:
         write_app(app, agreed)
-    who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    names = list(agreed.class_names or map(str, range(agreed.classes)))
-    judged = agreed.task.primary.scale.name
-    where = named(device) if device else ""
-    facts = (samples, judged, agreed.fingerprint, names, agreed.version)
-    return FederationFacts(*who, *facts, where, promised(agreed.promise))
+    return FederationFacts(
+        name=agreed.name,
+        sites=list(agreed.sites),
+        rounds=agreed.rounds,
+        method=method_name(agreed.kind),
+        samples=samples,
+        metric=agreed.task.primary.scale.name,
+        fingerprint=agreed.fingerprint,
+        class_names=list(agreed.class_names or map(str, range(agreed.classes))),
+        version=agreed.version,
+        device=named(device) if device else "",
+        privacy=promised(agreed.promise),
+    )
 
 
 def promised(promise: Privacy) -> str:

@@ -85,6 +85,7 @@ def smaller(words: list[str]) -> list[str]:
     [
         "README.md",
         "docs/index.md",
+        "docs/devices.md",
         "docs/listeners.md",
         "docs/notebooks.md",
         "docs/runs.md",

@@ -213,18 +213,33 @@ class Federation:
         with torch.no_grad():
             return torch.stack([self.head_output(row, features) for row in rows])
 
+    @property
+    def row_bytes(self) -> int:
+        """How much memory all rows take."""
+        return sum(slot.shared.nbytes + slot.own.nbytes for slot in self.slots.values())
+
+    def put_rows_on(self, device: str) -> None:
+        """Keep rows on a device from now on, and mix them there; everything else stays on the processor.
+
+        What a method reads of rows then lies there too: `.cpu()` brings small parts of it back. Ids, sizes, values,
+        measurements and weights of mixes are on the processor always.
+        """
+        self.initial = self.initial.to(device)
+        for slot in self.slots.values():
+            slot.shared, slot.own = slot.shared.to(device), slot.own.to(device)
+
     def __getitem__(self, slot: str) -> Slot:
         if slot not in self.slots:
             raise unknown("slot", slot, self.slots)
         return self.slots[slot]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that changes from round to round, by name."""
+        """Every tensor that changes from round to round, by name, on the processor."""
         yield "rounds_taken", self.rounds_taken
         yield "last_round", self.last_round
         for name, slot in self.slots.items():
-            yield f"slot.{name}.shared", slot.shared
-            yield f"slot.{name}.own", slot.own
+            yield f"slot.{name}.shared", slot.shared.cpu()
+            yield f"slot.{name}.own", slot.own.cpu()
             yield f"dropped.{name}", torch.tensor(slot.dropped)
             for part, tensor in slot.tracks.state():
                 yield f"tracks.{name}.{part}", tensor

@@ -66,7 +66,7 @@ class Slot:
         if common:
             common.within(wanted).put(out, common.within(self.shared_columns).take(self.shared))
         if own:
-            own.within(wanted).put(out, own.within(self.own_columns).take(self.own)[clients])
+            own.within(wanted).put(out, own.within(self.own_columns).take(self.own)[clients.to(out.device)])
         return out
 
     def copy_row(self, client: int, out: Tensor) -> None:
@@ -86,7 +86,7 @@ class Slot:
 
     def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
         """Write `values [m, |columns|]` into the personal columns of the given clients."""
-        offset = 0
+        offset, clients = 0, clients.to(self.own.device)
         for start, stop in columns.within(self.own_columns).spans:
             self.own[clients, start:stop] = values[:, offset : offset + stop - start]
             offset += stop - start

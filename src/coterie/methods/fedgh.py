@@ -77,7 +77,7 @@ class FedGH(Method):
         means = uploads.measured["class_means"][torch.argsort(federation.keys[uploads.cohort])]
         known = means.isfinite().all(2)  # NaN: a class that the client does not have
         row = federation["model"].rows(federation.everyone[:1], federation.layout.columns("classifier"))[0]
-        row = self.trained_head(federation, row, means[known], known.nonzero()[:, 1])
+        row = self.trained_head(federation, row.cpu(), means[known], known.nonzero()[:, 1])
         yield Put("model", row[None], group="classifier")
 
     def trained_head(self, federation: Federation, row: Tensor, features: Tensor, labels: Tensor) -> Tensor:

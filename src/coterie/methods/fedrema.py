@@ -121,7 +121,7 @@ class FedReMa(Method):
 
         Symmetric if the features are shared.
         """
-        federation, rows = uploads.federation, uploads.rows("classifier")
+        federation, rows = uploads.federation, uploads.rows("classifier").cpu()
         shape = (self.num_probes, federation.feature_width)
         if self.probe == "shared":
             stream = torch_stream(federation.seed, "probe", federation.round)

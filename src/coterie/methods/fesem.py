@@ -80,7 +80,7 @@ class FeSEM(Method):
         known = federation.taken_part
         points = federation["uploaded"].rows(federation.everyone[known], self.compared(federation))
         clusters = federation.values["clusters"].clone()
-        clusters[known], centres = lloyd(points, federation.values["centres"], self.lloyd_steps)
+        clusters[known], centres = lloyd(points.cpu(), federation.values["centres"], self.lloyd_steps)
         weights = within_groups(clusters, known)
         weights[~known] = known.double() / known.sum()
         yield Mix(weights, source="uploaded", to="everyone")

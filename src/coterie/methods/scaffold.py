@@ -80,7 +80,7 @@ class SCAFFOLD(Method):
 def new_controls(rows: ClientRows) -> Tensor:
     """c_k − c + (w_t − w_k)/(S·η): `[m, |parameters|]`; a client without a step keeps its c_k."""
     federation = rows.federation
-    steps = federation.steps(rows.cohort)
+    steps = federation.steps(rows.cohort).to(federation.initial.device)
     rate = federation.training.rate(federation.round, federation.rounds)
     drift = rows.before(group="parameters") - rows.after(group="parameters")
     mean_gradient = drift / (steps.clamp(min=1) * rate)[:, None]

@@ -91,7 +91,6 @@ def smaller(words: list[str]) -> list[str]:
         "docs/runs.md",
         "docs/plugins.md",
         "docs/reports.md",
-        "docs/tasks.md",
         "docs/cli.md",
     ],
 )

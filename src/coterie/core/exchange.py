@@ -14,6 +14,7 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
 from coterie.core.slots import Slot, require_known
+from coterie.core.threads import for_each
 from coterie.errors import CoterieError
 
 log = logging.getLogger("coterie")
@@ -174,11 +175,17 @@ def check_weights(weights: Tensor) -> None:
 
 
 def apply(
-    actions: Iterable[Action], federation: Federation, uploads: Uploads, mark: int, method: str = "the method"
+    actions: Iterable[Action],
+    federation: Federation,
+    uploads: Uploads,
+    mark: int,
+    method: str = "the method",
+    threads: int = 1,
 ) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
 
-    `method` is who the log names as the origin of what cannot be written.
+    `method` is who the log names as the origin of what cannot be written. With several `threads`, each mixes blocks of
+    columns of its own, the very products that one would compute: whoever does them, the bits are the same.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
     products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
@@ -200,10 +207,15 @@ def apply(
     union = Columns()
     for one in bound:
         union = union | one.columns
-    for block in union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1))):
+
+    def carry_out(block: Columns) -> None:
         results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
         for one, part, values in results:
             one.write(part, values)
+
+    blocks = union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1)))
+    # What a defence counts up from block to block, it counts in their order.
+    for_each(carry_out, list(blocks), 1 if federation.defence.reduces else threads)
     for one in bound:
         one.target.dropped = False  # whatever was said before, it is of use again
         one.target.tracks.wrote(one.columns, one.receivers, mark)

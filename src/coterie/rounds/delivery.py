@@ -23,10 +23,12 @@ def delivers(method: Method) -> bool:
 class Delivery:
     """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides.
 
-    It is for the round under way; `after` says that this is over and has had its exchange.
+    It is for the round under way; `after` says that this is over and has had its exchange. So many `threads` mix.
     """
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor, after: bool = False) -> None:
+    def __init__(
+        self, method: Method, federation: Federation, clients: Tensor, after: bool = False, threads: int = 1
+    ) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
         made = list(method.deliver(view, clients)) if delivers(method) else []
@@ -37,7 +39,7 @@ class Delivery:
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
         mark = delivery_mark(federation.round + after)
-        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
+        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark, threads=threads)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -62,9 +64,9 @@ class Delivery:
 
 
 @contextmanager
-def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
+def as_delivered(method: Method, federation: Federation, clients: Tensor, threads: int = 1) -> Iterator[Delivery]:
     """Between rounds: while inside, `clients` hold what they would download; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients, after=True)
+    delivery = Delivery(method, federation, clients, after=True, threads=threads)
     try:
         yield delivery
     finally:

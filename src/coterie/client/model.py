@@ -11,9 +11,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from coterie.client.dropout import drop_repeatably
 from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout, require_classifier
+from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError
 
 
@@ -26,10 +28,12 @@ class MountedModel:
     torch.Size([5, 2])
     """
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str = PROCESSOR) -> None:
         self.layout = layout
-        whole = copy.deepcopy(module)
+        whole = copy.deepcopy(module).to(device)
         pool_fast_when_tested(whole)
+        if torch.device(device).type != PROCESSOR:
+            drop_repeatably(whole)
         self.row = layout.row(whole)
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)

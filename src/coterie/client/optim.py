@@ -27,6 +27,11 @@ TORCH_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+STEEPEST = 1e30
+"""The largest rate that PyTorch's optimisers are given: they scale it, beyond what float32 holds if it is larger. With
+this one everything diverges already."""
+
+
 class Optimiser(ABC):
     """Moves spans along their gradients; every group of spans has a rate of its own."""
 
@@ -128,21 +133,26 @@ class TorchOptimiser(Optimiser):
     """Any element-wise optimiser of PyTorch's."""
 
     def __init__(self, groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> None:
-        leaves = [{"params": [_leaf(*span) for span in group]} for group in groups]
-        options = {"momentum": settings.momentum} if settings.momentum else {}
-        if settings.optimizer != "rprop":
-            options["weight_decay"] = settings.weight_decay
-        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+        self._inner = torch_optimiser([[leaf_of(*span) for span in group] for group in groups], settings)
 
     def start(self, rates: Sequence[float]) -> None:
         """Drop the optimiser's state."""
         self._inner.state.clear()
         for group, rate in zip(self._inner.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"] = min(rate, STEEPEST)
 
     def step(self) -> None:
         """Take a step."""
         self._inner.step()
+
+
+def torch_optimiser(groups: Sequence[Sequence[nn.Parameter]], settings: Training) -> torch.optim.Optimizer:
+    """PyTorch's optimiser that the settings name, for groups of leaves."""
+    options = {"momentum": settings.momentum} if settings.momentum else {}
+    if settings.optimizer != "rprop":
+        options["weight_decay"] = settings.weight_decay
+    leaves = [{"params": list(group)} for group in groups]
+    return TORCH_OPTIMISERS[settings.optimizer](leaves, lr=min(settings.lr, STEEPEST), **options)
 
 
 def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> Optimiser:
@@ -152,7 +162,7 @@ def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) 
     return TorchOptimiser(groups, settings)
 
 
-def _leaf(row: Tensor, grad: Tensor) -> nn.Parameter:
+def leaf_of(row: Tensor, grad: Tensor) -> nn.Parameter:
     """A flat parameter that shares memory with a span's row and gradient."""
     leaf = nn.Parameter(row)
     leaf.grad = grad

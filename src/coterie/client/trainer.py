@@ -79,7 +79,7 @@ class Trainer:
             if self._seen is not None:
                 self._seen.clear()
             for part in (
-                torch.randperm(len(own), generator=stream).split(problem.training.batch)
+                torch.randperm(len(own), generator=stream).to(worker.device).split(problem.training.batch)
                 if self._private is None
                 else self._private.samples(len(own))
             ):

@@ -131,7 +131,7 @@ class Rounds:
         if len(uploads.cohort):
             name, mark = type(method).__name__, exchange_mark(federation.round)
             threads = self.engine.mixing_threads
-            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads)
+            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
         clock.lap("exchange")
         if wanted:
             self.latest = report.received = self.evaluate_received()

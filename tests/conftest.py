@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before PyTorch is loaded, here and in every process that a test starts: small models run fastest on one thread,
 # rounding then does not depend on the machine's cores, and tests that run side by side do not fight for them.
@@ -13,6 +14,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from grounds import Ground
 
 # Tests that start several processes themselves: one worker runs them all, one after the other.
 CROWDED = ("real", "ray", "processes")
@@ -45,6 +49,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """A server and three sites, which all tests of real processes share: starting them is what takes long."""
+    from grounds import built
+
+    with built(tmp_path_factory.mktemp("ground")) as found:
+        yield found
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What is cached goes to a folder of this session, which its workers share: never to the user's own caches."""
     # Tests that are run in the background of a shell would hand down that Ctrl-C is ignored.
@@ -59,13 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Crowded tests are one group, before pytest-xdist looks for groups; examples that check methods are long."""
+    """Crowded tests are one group unless they name another, before pytest-xdist looks for groups; examples that check
+    methods are long.
+    """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name.startswith("coterie.testing"):
             item.add_marker(pytest.mark.thorough)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if any(item.get_closest_marker(name) for name in CROWDED):
+            named = item.get_closest_marker("xdist_group") is not None
+            if not named and any(item.get_closest_marker(name) for name in CROWDED):
                 item.add_marker(pytest.mark.xdist_group("crowded"))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coterie.experiment.cost import expected_seconds
-from coterie.experiment.engine_measurements import ENOUGH, Measurement, Measurements, workload_of
+from coterie.experiment.engine_measurements import ENOUGH, EngineTimes, Measurements, workload_of
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.settings import Settings
 from coterie.experiment.trials import measure, typical
@@ -60,11 +60,11 @@ def choose(prepared: Prepared, ways: Sequence[Way] | None = None) -> Choice:
             log.debug("engine auto: a trial failed", exc_info=error)
             return Choice(ways[0], f"nothing could be measured ({type(error).__name__}: {error})")
         kept.add(seconds)
-        known = [*known, Measurement(0.0, seconds)]
+        known = [*known, EngineTimes(0.0, seconds)]
     return _fastest(known, kept.workload)
 
 
-def _fastest(known: Sequence[Measurement], workload: str) -> Choice:
+def _fastest(known: Sequence[EngineTimes], workload: str) -> Choice:
     """The way that is the fastest by some measurements, those that all of them have compared."""
     shared = set.intersection(*(set(one.seconds) for one in known))
     together = typical([{way: one.seconds[way] for way in known[-1].seconds if way in shared} for one in known])

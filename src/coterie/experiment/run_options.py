@@ -86,7 +86,9 @@ class RunOptions(JointTraining):
         "ray (a cluster).",
         "running",
     )
-    device: str = setting("cpu", "Where engine 'stacked' trains: cpu or cuda (then auto is stacked).", "running")
+    device: str = setting(
+        "cpu", "Where clients train: cpu, cuda, mps or auto (but for cpu, engine auto is stacked).", "running"
+    )
     workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
     ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")
     ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")

@@ -243,7 +243,7 @@ def test_trials_measure_every_way_and_leave_no_trace() -> None:
 
 
 def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
-    own_rule = tiny("perfedavg").prepare()
+    own_rule = tiny("per-fedavg").prepare()
     assert set(measure(own_rule, [ADAPTIVE, STACKED])) == {ADAPTIVE}
 
 

@@ -27,6 +27,7 @@ from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import rows_of, tiny, warnings_in
 
 DEVICE = os.environ.get("COTERIE_TEST_DEVICE", pretend.NAME)
@@ -41,8 +42,9 @@ counted_only = pytest.mark.skipif(not PRETENDED, reason="transfers are counted o
 
 
 def run(method: Any, engine: str, device: str = DEVICE, model: Any = "plain", **options: Any) -> Result:
-    validation = 0.2 if method == "fedfomo" else None
-    return tiny(method, model, CLIENTS, engine=engine, device=device, validation=validation, **options).run()
+    if method == "fedfomo":
+        options["partition"] = with_validation(toy_partition(toy_data(), CLIENTS))
+    return tiny(method, model, CLIENTS, engine=engine, device=device, **options).run()
 
 
 def state_of(result: Result) -> dict[str, Tensor]:

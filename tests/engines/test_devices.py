@@ -162,7 +162,7 @@ def test_a_run_that_is_carried_on_ends_as_if_it_had_not_stopped(name: str, engin
     carried = resume(tmp_path / "run", experiment=experiment)
     assert len(carried.history.lines) == ROUNDS
     assert carried.federation["model"].own.device.type == torch.device(DEVICE).type
-    assert_alike(carried, whole, tolerance=0.0)
+    assert_alike(carried, whole)
 
 
 def test_what_a_run_gives_is_on_the_processor() -> None:

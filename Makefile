@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics oldest bench bench-auto test-gpu fuzz crash locked lock sbom audit \
+.PHONY: setup demo quick test full real lint types numerics oldest bench bench-auto test-gpu fuzz crash locked lock sbom audit \
 	secrets docs clean
 
 setup: $(VENV)/.ready
@@ -36,6 +36,10 @@ test: lint types
 
 full: test numerics
 	$(PYTEST) -m slow
+
+# Federations of real processes, several at a time: each mostly waits for its own.
+real: setup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m real
 
 numerics: setup
 	$(BIN)/python tools/numerics.py

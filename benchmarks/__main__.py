@@ -38,7 +38,7 @@ GROUPS: dict[str, list[tuple[Run, dict[str, Any]]]] = {
     "deployment": [(deployment.our_side, {"repeats": 2, "methods": ("fedavg",)})],
     "devices": [(devices.against_processor, {"repeats": 2, "scale": 0.1})],
     "privacy": [(privacy.step_against_opacus, {"repeats": 2, "scale": 0.1})],
-    "ray": [(ray.against_serial, {"repeats": 2, "scale": 0.1})],
+    "ray": [(ray.against_others, {"repeats": 2, "scale": 0.1})],
     "design": [(dataloader_design.against_dataloaders, {"repeats": 3, "scale": 0.1})],
     "growth": [
         (growth.server_seconds, {"repeats": 3, "counts": (20, 40)}),

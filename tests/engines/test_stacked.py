@@ -310,7 +310,7 @@ def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch
     prepared = Experiment(device="cuda", engine="auto").prepare()
     chosen = with_choice(prepared)
     assert chosen.experiment.engine == "stacked"
-    assert chosen.notes == ("engine auto: stacked, usual threads, contiguous (nothing else is possible here)",)
+    assert chosen.notes == ("engine auto: stacked, usual threads, contiguous (nothing else is left open)",)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -62,7 +62,7 @@ class Worker:
         self._streams: dict[str, torch.Generator] = {}
         # What step rules found out about the client in the seat, for later phases and for measurements.
         self.notes: dict[str, Tensor] = {}
-        self.optimisers: dict[object, Optimiser] = {}
+        self.optimisers: dict[object, Optimiser | None] = {}
 
     def seat(self, federation: Federation, client: int, peers: Sequence[int] = ()) -> None:
         """Let a client take the seat: whatever is used of its slots (and of its peers') is read from the federation."""

@@ -42,6 +42,14 @@ class Federation:
     rounds in which a client's upload counted: rows of those without any are not evidence of anything; `last_round
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedper").prepare().federation()
+    >>> two = federation.everyone[:2]
+    >>> federation["model"].rows(two, federation.layout.columns("classifier")).shape
+    torch.Size([2, 650])
+    >>> federation.add_slot("velocity", "parameters", shared="parameters", fill=0.0, held_by="server").width
+    4810
     """
 
     layout: Layout

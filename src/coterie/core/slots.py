@@ -23,6 +23,13 @@ class Slot:
     Memory follows what is personal: a slot whose columns are all shared costs one row. `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
     *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
+
+    >>> import torch
+    >>> slot = Slot(torch.zeros(5), clients=3, columns=Columns.of((0, 5)), shared=Columns.of((0, 4)))
+    >>> slot.write_own(torch.tensor([2]), Columns.of((4, 5)), torch.tensor([[7.0]]))
+    >>> slot.rows(torch.tensor([0, 2]))
+    tensor([[0., 0., 0., 0., 0.],
+            [0., 0., 0., 0., 7.]])
     """
 
     def __init__(

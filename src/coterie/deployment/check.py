@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from coterie.core.privacy import Privacy
 from coterie.errors import CoterieError
 
 
@@ -25,6 +26,7 @@ class FederationFacts:
     class_names: list[str] = field(default_factory=list)
     version: int = 1
     device: str = ""  # where a site would train
+    privacy: str = ""  # what is promised, in words
 
 
 def look(
@@ -61,11 +63,35 @@ def look_here(
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
     if app is not None:
         write_app(app, agreed)
-    who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    names = list(agreed.class_names or map(str, range(agreed.classes)))
-    judged = agreed.task.primary.scale.name
-    where = named(device) if device else ""
-    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version, where)
+    return FederationFacts(
+        name=agreed.name,
+        sites=list(agreed.sites),
+        rounds=agreed.rounds,
+        method=method_name(agreed.kind),
+        samples=samples,
+        metric=agreed.task.primary.scale.name,
+        fingerprint=agreed.fingerprint,
+        class_names=list(agreed.class_names or map(str, range(agreed.classes))),
+        version=agreed.version,
+        device=named(device) if device else "",
+        privacy=promised(agreed.promise),
+    )
+
+
+def promised(promise: Privacy) -> str:
+    """What an agreement promises about privacy, in words.
+
+    >>> from coterie.core.privacy import Privacy
+    >>> promised(Privacy())
+    'none is promised, what this site sends has no noise'
+    >>> promised(Privacy(privacy="client", privacy_noise=4.0, privacy_clip=0.5, epsilon=8.0))
+    'noise here for each client, 4 times the clip of 0.5; a budget of ε = 8 (δ = 1e-05)'
+    """
+    if promise.privacy is None or promise.privacy_noise == 0:
+        return "none is promised, what this site sends has no noise"
+    budget = "no budget" if promise.epsilon is None else f"a budget of ε = {promise.epsilon:g}"
+    noise = f"{promise.privacy_noise:g} times the clip of {promise.privacy_clip:g}"
+    return f"noise here for each {promise.privacy}, {noise}; {budget} (δ = {promise.delta:g})"
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ class Prepared:
     feature_width: int
     class_counts: Indices  # [K, C] training samples of all the partition's clients
     notes: tuple[str, ...] = ()  # what the run's log should say
+    stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
 
     @property
@@ -70,7 +71,7 @@ class Prepared:
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
-        if clients is None and self.hostile is not None:
+        if clients is None and self.hostile is not None and not self.stands_in:
             return replace(found, labels=self.hostile.labels(found))
         return found
 
@@ -140,7 +141,7 @@ class Prepared:
         layout, module = self.problem_base.layout, self.problem_base.module
         counts = torch.from_numpy(self.class_counts)[chosen]
         if clients is None and self.hostile is not None:
-            counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
+            counts = self.hostile.class_counts(counts, self.problem_base.task)
         federation = Federation(
             layout=layout,
             initial=layout.row(module),

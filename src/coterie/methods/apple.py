@@ -98,6 +98,9 @@ class APPLE(Method):
 
     Tested: w_k as the client's last training left it, at both moments. In the first round all cores are equal and
     there is nothing to download.
+
+    >>> APPLE(mu=0.5)
+    APPLE(mu=0.5, lr_relations=0.001, horizon=0.2)
     """
 
     mu: float = 0.1

@@ -99,6 +99,9 @@ class FedALA(FedAvg):
 
     Tested: ŵ at the moment `received` (every client aggregates with the newest w on a copy, also one that sat
     out), w_k at `trained`.
+
+    >>> FedALA(share=0.5)
+    FedALA(eta=1.0, share=0.5, adapted='classifier', settled=0.1)
     """
 
     eta: float = 1.0

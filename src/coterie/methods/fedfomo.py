@@ -76,6 +76,9 @@ class FedFomo(Method):
 
     Tested: the client's own model as its last training left it, at both moments. In the first round there is
     nothing to download. A client that sits out keeps its model, which others may still download.
+
+    >>> FedFomo(models=3)
+    FedFomo(models=3)
     """
 
     models: int = 5

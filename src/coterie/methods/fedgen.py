@@ -74,6 +74,9 @@ class FedGen(Method):
     which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
     Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
     sizes are.
+
+    >>> FedGen(alpha=1.0, beta=1.0).alpha
+    1.0
     """
 
     alpha: float = 10.0
@@ -95,7 +98,7 @@ class FedGen(Method):
         for option in ("noise", "hidden", "steps"):
             require(getattr(self, option) >= 1, f"{option} = {getattr(self, option)}: must be at least 1")
         require(0 < self.decay <= 1, f"decay = {self.decay}: must lie in (0, 1]")
-        require(self.server_lr > 0, f"server_lr = {self.server_lr}: must be greater than 0")
+        require(0 < self.server_lr <= 1e30, f"server_lr = {self.server_lr}: must be above 0 and at most 1e30")
         require(self.server_batch >= 2, f"server_batch = {self.server_batch}: must be at least 2 (batch norm)")
 
     def check(self, federation: Federation) -> None:

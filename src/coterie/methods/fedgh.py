@@ -33,6 +33,9 @@ class FedGH(Method):
 
     Tested as received: (θ_k, φ); as trained: (θ_k, φ_k). A client that sits a round out keeps θ_k and gets the
     newest φ. Everybody starts from the common initial model. `server_epochs=0` leaves φ as it was.
+
+    >>> FedGH(server_lr=0.1)
+    FedGH(server_lr=0.1, server_epochs=1, server_batch=None)
     """
 
     server_lr: float = 0.01

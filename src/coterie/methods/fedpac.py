@@ -58,6 +58,9 @@ class FedPAC(Method):
     weights below 10⁻³ set to zero and the rest renormalised. Tested: the mean extractor with the client's own
     combination. There are no prototypes in round 1, nor for a class that nobody has sent yet. All of it is about
     the cohort: an unsampled client keeps its classifier. Batch-norm statistics stay local.
+
+    >>> FedPAC(head_epochs=2)
+    FedPAC(lam=1.0, head_epochs=2, head_lr=0.1)
     """
 
     lam: float = 1.0

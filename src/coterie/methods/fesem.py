@@ -32,6 +32,9 @@ class FeSEM(Method):
     centre. All centres start at the common initial model, so that rule makes the first ones too. Unsampled clients
     count with their last uploaded model, receive their centre all the same, and a client that never took part
     receives the mean of everybody's. Batch-norm statistics are averaged with the rest.
+
+    >>> FeSEM(centres=3)
+    FeSEM(centres=3, lloyd_steps=5, mu=0.0)
     """
 
     centres: int = 5

@@ -76,6 +76,9 @@ class PerFedAvg(FedAvg):
     and an epoch is still one pass. β is the run's lr unless given (the paper takes α = 0.01, β = 0.001); the
     run's schedule scales both. Tested: the model after `tune_epochs` of plain training at rate α at the client,
     at both moments; clients that sit out are tested with the newest global model, tuned likewise.
+
+    >>> PerFedAvg(alpha=0.05)
+    PerFedAvg(alpha=0.05, beta=None, variant='FO', delta=0.001, tune_epochs=1)
     """
 
     alpha: float = 0.01

@@ -31,6 +31,9 @@ class SCAFFOLD(Method):
     corrections do not cancel). The estimate of c_k holds for plain SGD only: other optimisers, momentum and
     clipping are refused. Clients send c_k⁺ itself; they receive w and c. A client that sits out keeps its c_k.
     Tested: the global model.
+
+    >>> SCAFFOLD(weights="size")
+    SCAFFOLD(server_lr=1.0, weights='size')
     """
 
     server_lr: float = 1.0

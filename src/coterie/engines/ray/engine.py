@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
 
+log = logging.getLogger("coterie")
+
 
 class RayCluster(RemoteEngine):
     """Clients train at `workers` Ray actors (0: one per CPU of the cluster), each with a CPU and a share of a GPU.
@@ -37,6 +40,9 @@ class RayCluster(RemoteEngine):
     most is left. A lost actor is replaced, and its unfinished clients are trained again: the federation's rows stay
     as they are until a round's training is over. Results are bit-identical to the serial engine's with one thread
     where all machines have the same processor and PyTorch.
+
+    A cluster may change while a run goes on. Before each round it is looked how many actors find room: a machine that
+    has come is used from then on, and the work of one that is gone is done by the others.
 
     A `pool` of actors can be shared by engines that are used one after the other; it is theirs to stop then.
 
@@ -92,6 +98,8 @@ class RayCluster(RemoteEngine):
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
     ) -> list[tuple[Positions, Done]]:
         pool, cargo = self._ready(federation)
+        if call.action == "train":
+            self._fit(pool)
         cargo.begin(call)
 
         def collect(task: Positions, trained: Rows) -> None:
@@ -125,18 +133,34 @@ class RayCluster(RemoteEngine):
         self.pool = ActorPool(self._session, size, self._gpus, self._device)
         return self.pool
 
+    def _fit(self, pool: ActorPool) -> None:
+        """Have as many actors as the cluster has room for now, if they are ours."""
+        if self._session is None:
+            return
+        room = max(self._room_for_actors(self._session), 1)
+        size = min(self._workers or room, room, len(self._problem.train))
+        if size != pool.size:
+            log.info("engine = 'ray': %d actors instead of %d, since the cluster has changed", size, pool.size)
+            pool.resize(size)
+            self._homes = homes_by_size([len(index) for index in self._problem.train], size)
+
     def _actors(self, session: RaySession) -> int:
         """How many actors there are to be, at most as many as the cluster has room for."""
         cpus, gpus = int(session.total("CPU")), session.total("GPU")
         require(cpus >= 1, "engine = 'ray': the cluster has no CPUs")
-        room = cpus
-        if self._gpus:
-            # Several actors may share a GPU, an actor of several GPUs has them for itself.
-            room = min(cpus, int(gpus) * int(1 / self._gpus) if self._gpus <= 1 else int(gpus / self._gpus))
-            require(room >= 1, f"ray_gpus = {self._gpus:g}: the cluster has {gpus:g} GPUs")
+        room = self._room_for_actors(session)
+        require(room >= 1, f"ray_gpus = {self._gpus:g}: the cluster has {gpus:g} GPUs")
         wanted = self._workers or room
         require(wanted <= room, f"workers = {wanted}: the cluster has room for {room} (CPUs: {cpus}, GPUs: {gpus:g})")
         return wanted
+
+    def _room_for_actors(self, session: RaySession) -> int:
+        cpus = int(session.total("CPU"))
+        if not self._gpus:
+            return cpus
+        # Several actors may share a GPU, an actor of several GPUs has them for itself.
+        gpus = session.total("GPU")
+        return min(cpus, int(gpus) * int(1 / self._gpus) if self._gpus <= 1 else int(gpus / self._gpus))
 
 
 def homes_by_size(sizes: Sequence[int], actors: int) -> list[int]:

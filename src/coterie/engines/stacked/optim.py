@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.client.optim import leaf_of, torch_optimiser
+from coterie.client.optim import STEEPEST, leaf_of, torch_optimiser
 from coterie.core.training import Training
 
 
@@ -72,7 +72,7 @@ class StackedTorch(StackedOptimiser):
         leaves = [leaf_of(part.rows[:k], torch.zeros_like(part.rows[:k])) for part in self._parts]
         made = torch_optimiser([[leaf] for leaf in leaves], self._settings)
         for group, part in zip(made.param_groups, self._parts, strict=True):
-            group["lr"] = part.rate
+            group["lr"] = min(part.rate, STEEPEST)
         if before is not None:
             for group, leaf in zip(before.param_groups, leaves, strict=True):
                 old = group["params"][0]

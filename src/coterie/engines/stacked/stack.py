@@ -1,4 +1,4 @@
-"""Clients in a row: what the stacked engine holds of them while they train together."""
+"""Clients side by side: what the stacked engine holds of them while they train together."""
 
 from __future__ import annotations
 

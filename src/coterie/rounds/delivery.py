@@ -39,7 +39,9 @@ class Delivery:
         if self._chosen and federation.defence.reduces:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
-        self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
+        self._before = {
+            name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()
+        }
         mark = delivery_mark(federation.round + after)
         uploads, only = Uploads(view, learners, {}, {}), clients if spans else None
         self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only)
@@ -62,7 +64,7 @@ class Delivery:
         )
         for target, (rows, tracks) in self._before.items():
             slot = self.federation[target]
-            slot.own[self.clients[chosen]] = rows[chosen]
+            slot.write_own(self.clients[chosen], slot.own_columns, rows[chosen.to(rows.device)])
             slot.tracks.put_back(tracks, self.clients[chosen])
 
 

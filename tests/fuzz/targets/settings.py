@@ -29,11 +29,11 @@ NAMES = {
     "partition": ("iid", "dirichlet", "pathological", "by_client", "quantity", "dominant", "quantile", "nowhere.npz"),
     "model": ("mlp", "lenet5", "cnn"),
     "task": ("classification", "regression"),
-    "engine": ("serial", "stacked", "processes", "ray"),
+    "engine": ("auto", "serial", "stacked", "processes", "adaptive", "ray"),
     "optimizer": ("sgd", "adam", "rprop"),
     "schedule": ("constant", "cosine", "exponential"),
     "stats": ("mean", "local"),
-    "memory": ("contiguous", "channels_last"),
+    "memory": ("auto", "contiguous", "channels_last"),
     "protocol": ("pfedcs", "fedrema", "fedtc"),
 }
 SPOKEN = {

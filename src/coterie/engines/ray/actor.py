@@ -21,6 +21,7 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
+from coterie.devices import named
 from coterie.engines.ray.session import note
 from coterie.engines.remote.worker import (
     Call,
@@ -72,7 +73,7 @@ class Actor:
 
     def __init__(self, device: str = "cpu") -> None:
         torch.set_num_threads(1)
-        self._device = device
+        self._device = named(device)
         self._seat: TaskWorker | None = None
 
     def know(self, files: Sequence[PluginFile]) -> None:

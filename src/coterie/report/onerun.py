@@ -22,7 +22,7 @@ from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
-from coterie.report.terminal import missing_lines
+from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
@@ -50,13 +50,14 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
         "sizes": list(run.sizes),
         **_class_content(run, classes, why_no_classes),
         "training": training_curve(run),
-        "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
+        "final": {moment: rounded(run.last_scores(moment)) for moment in MOMENTS if run.rounds(moment)},
         "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "origin": origin(run),
         "notes": list(run.partition.notes) if run.partition else [],
+        "tested": _sampled(run),
         "wrong": [*problems, *_went_wrong(run)],
     }
 
@@ -73,6 +74,12 @@ def basic_content(run: RunRecord) -> Content:
         "curves": curves(run),
         "cost": _cost(run),
     }
+
+
+def _sampled(run: RunRecord) -> list[str]:
+    """That a sample of the clients was tested in each round, if so, and how far off its means may be."""
+    told = run.history.sampled()
+    return [" ".join(line.strip() for line in sampled_lines(told))] if told else []
 
 
 def _hostile(run: RunRecord) -> list[int]:

@@ -42,6 +42,7 @@ function oneRun(parent, run) {
   learning(parent, run);
   if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
   parent.append(make('h2', {}, 'How it was run'));
+  listed(parent, 'How clients were tested', run.tested, 'card');
   listed(parent, 'Notes on the partition', run.notes, 'card');
   if (run.origin.length) parent.append(make('div', { class: 'card' }, make('h3', {}, 'Where it comes from'), table(run.origin)));
   parent.append(make('details', { class: 'card' }, make('summary', {}, 'Configuration'), make('div', { class: 'columns' }, table([...run.options.map(([key, value]) => [`set.${key}`, value]), ...run.config]))));

@@ -41,7 +41,7 @@ from coterie.experiment.kept import (
     Tensors,
     mixes_name,
 )
-from coterie.files import PARTIAL, at_path, flush_to_disk, link_whole, write_whole
+from coterie.files import PARTIAL, at_path, flush_to_disk, json_text, link_whole, write_whole
 from coterie.options import references_in
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, short_name, split_reference, stand_in
@@ -139,7 +139,7 @@ class RunDirectory(KeptRun):
 
     def write_about(self, about: About) -> None:
         """Describe the run as a whole."""
-        write_whole(self.path / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        write_whole(self.path / ABOUT, json_text(about).encode())
 
     def add_session(self, session: About, settings: Config) -> None:
         """Note that a process works on the run from here on, and with which settings."""
@@ -272,11 +272,11 @@ class RunDirectory(KeptRun):
         flush_to_disk(self.path / ROUNDS)
         self._save_state(ROWS, federation, tested, lines)
         (self.path / PREVIOUS).unlink(missing_ok=True)
-        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / SUMMARY, json_text(summary).encode())
 
     def stop(self, summary: Mapping[str, Any]) -> None:
         """Record that the run was stopped before its end, with its summary until then."""
-        write_whole(self.path / STOPPED, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / STOPPED, json_text(summary).encode())
 
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""

@@ -53,7 +53,8 @@ class Prepared:
     @property
     def participants(self) -> list[int]:
         """The clients that take part in training, in the partition's order."""
-        return [k for k in range(self.partition.clients) if k not in set(self.partition.held_out)]
+        held_out = set(self.partition.held_out)
+        return [k for k in range(self.partition.clients) if k not in held_out]
 
     def problem(self, clients: list[int] | None = None) -> Problem:
         """The problem of some of the partition's clients (those that take part, by default)."""
@@ -206,8 +207,8 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
             validation=default.validation if experiment.validation is None else experiment.validation,
         )
         partition = experiment.partition(data, seed, split)
-    for name, test in zip(partition.names, partition.test, strict=True):
-        require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
+    untested = next((name for name, own in zip(partition.names, partition.test, strict=True) if not len(own)), None)
+    require(untested is None, f"client '{untested}' has no test samples; give it more samples or leave it out")
     if experiment.held_out:
         partition = partition.with_held_out(experiment.held_out, seed)
     return partition

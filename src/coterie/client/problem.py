@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.layout import Layout
+from coterie.core.pixels import Inputs
 from coterie.core.task import Task
 from coterie.core.training import Training
 
@@ -18,7 +19,7 @@ class Problem:
 
     module: nn.Module
     layout: Layout
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     train: tuple[Tensor, ...]  # K index vectors
     validation: tuple[Tensor, ...]

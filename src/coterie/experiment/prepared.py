@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
@@ -256,10 +257,3 @@ def initial_model(
 def _own_classifier(path: str) -> str:
     require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
     return path
-
-
-def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:
-    """Images `[N, channels, height, width]` in a memory format; batches cut from them keep it."""
-    if memory == "contiguous" or inputs.ndim != 4:
-        return inputs
-    return inputs.contiguous(memory_format=torch.channels_last)

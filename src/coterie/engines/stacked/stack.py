@@ -10,6 +10,7 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
+from coterie.core.pixels import Inputs
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet
 
@@ -21,7 +22,7 @@ class Ground:
     problem: Problem
     seed: int
     device: torch.device
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     net: BatchedNet
     by_hand: HandWrittenNet | None

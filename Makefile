@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics oldest bench fuzz crash locked lock sbom audit secrets docs clean
+.PHONY: setup demo quick test full lint types numerics oldest bench bench-auto fuzz crash locked lock sbom audit secrets docs clean
 
 setup: $(VENV)/.ready
 
@@ -74,6 +74,11 @@ secrets: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# Whether engine `auto` gets what the best engine would have given; REPETITIONS=2 for less.
+REPETITIONS ?= 10
+bench-auto: setup
+	$(BIN)/python -m benchmarks.auto --repetitions $(REPETITIONS)
 
 docs: setup
 	$(BIN)/python -m tools.website

@@ -183,7 +183,8 @@ def chosen(prepared: Prepared) -> Setting:
             del os.environ["XDG_CACHE_HOME"]
             if before is not None:
                 os.environ["XDG_CACHE_HOME"] = before
-    return Setting(choice.engine, choice.threads, choice.memory)
+    assert choice.memory != "auto"
+    return Setting(choice.engine, choice.threads or torch.get_num_threads(), choice.memory)
 
 
 def formats(prepared: Prepared) -> tuple[MemoryFormat, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 
 
 def cores() -> int:
@@ -28,6 +31,30 @@ def most_threads() -> int:
     True
     """
     return max(256, 4 * cores())
+
+
+def main_can_be_imported() -> bool:
+    """Whether worker processes may import the main script: there is none, or it guards what it does.
+
+    They import it as it is. What stands there without `if __name__ == "__main__":` would happen once more in each.
+    """
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None:
+        return True
+    try:
+        return guards_itself(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
+def guards_itself(source: str) -> bool:
+    """Whether the text of a script asks whether it is the main one.
+
+    >>> guards_itself("if __name__ == '__main__':\\n    main()"), guards_itself("main()")
+    (True, False)
+    """
+    tests = [node.test for node in ast.parse(source).body if isinstance(node, ast.If)]
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from cli_tools import SMALL, Answer, assert_same_run, call
 
 from coterie.compare import pool as parallel
 from coterie.compare import running as comparing
-from coterie.compare.cost import expected_seconds
 from coterie.compare.pool import CannotStartError, Run, obstacle, run_in_parallel
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
+from coterie.experiment.cost import expected_seconds
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedAvg
 from coterie.report.terminal import ComparisonProgress
@@ -160,12 +160,12 @@ def test_the_longest_runs_begin_first(jobs_used: list[tuple[int, list[str]]]) ->
 @pytest.mark.parametrize(
     ("experiment", "jobs"),
     [
-        (Experiment("local", rounds=10_000), 3),
+        (Experiment("local", rounds=10_000, engine="serial"), 3),
         (Experiment("local", rounds=10_000, engine="stacked"), 3),
-        (Experiment("local", rounds=10_000, threads=2), 2),
-        (Experiment("local", rounds=10_000, threads=3), 1),
+        (Experiment("local", rounds=10_000, engine="serial", threads=2), 2),
+        (Experiment("local", rounds=10_000, engine="serial", threads=3), 1),
         (Experiment("local", rounds=10_000, engine="processes"), 1),
-        (tiny("local", rounds=100_000), 1),  # with objects of its own
+        (tiny("local", rounds=100_000, engine="serial"), 1),  # with objects of its own
         (Experiment("local", rounds=1), 1),  # over before a worker has started
     ],
 )
@@ -175,8 +175,8 @@ def test_jobs_are_chosen(experiment: Experiment, jobs: int, jobs_used: list[tupl
 
 
 def test_a_single_run_has_a_single_job(jobs_used: list[tuple[int, list[str]]]) -> None:
-    compare({"one": Experiment("local", rounds=10_000)}, [0])
-    compare({"one": Experiment("local", rounds=10_000)}, [0], jobs=2)
+    compare({"one": Experiment("local", rounds=10_000, engine="serial")}, [0])
+    compare({"one": Experiment("local", rounds=10_000, engine="serial")}, [0], jobs=2)
     assert [used for used, _ in jobs_used] == [1, 1]
 
 

@@ -162,3 +162,20 @@ def test_what_cannot_be_is_refused_in_words() -> None:
 def test_a_summary_says_what_it_is_judged_by() -> None:
     assert judged_scale({"accuracy": {}}) == ACCURACY
     assert judged_scale({"task": Regression().described()}) == Scale("mae", higher_is_better=False)
+
+
+@pytest.mark.parametrize("classes", [2, 7, 10, 15, 16, 17, 100])
+@pytest.mark.parametrize("samples", [1, 3, 63, 64, 500])
+def test_cross_entropy_without_gradients_is_what_it_is_with_them(classes: int, samples: int) -> None:
+    draw = torch.Generator().manual_seed(classes)
+    outputs = 4 * torch.randn(samples, classes, generator=draw)
+    labels = torch.randint(classes, (samples,), generator=draw)
+    with torch.no_grad():
+        found = CrossEntropy()(outputs, labels)
+    expected = [
+        math.log(sum(math.exp(z - own[y]) for z in own))
+        for own, y in zip(outputs.tolist(), labels.tolist(), strict=True)
+    ]
+    assert found.shape == (samples,)
+    torch.testing.assert_close(found, CrossEntropy()(outputs, labels), atol=2e-6, rtol=0)
+    torch.testing.assert_close(found, torch.tensor(expected), atol=2e-6, rtol=1e-6)

@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold
 
 from coterie.data import load
+from coterie.data.readers import digits
 from coterie.data.readers.digits import FORM_STARTS
 from coterie.partition import ByClient
 
@@ -97,3 +98,11 @@ def test_inputs_and_labels_are_scikit_learn_s() -> None:
     bunch = load_digits()
     assert torch.equal(DIGITS.inputs[:, 0], torch.from_numpy(bunch.images).float() / 16 * 2 - 1)
     assert torch.bincount(DIGITS.labels).tolist() == np.bincount(bunch.target).tolist()
+
+
+@pytest.mark.thorough
+def test_the_file_is_read_as_scikit_learn_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = digits._table()
+    monkeypatch.setattr(digits, "find_spec", lambda _: None)  # where another version keeps it elsewhere
+    assert np.array_equal(digits._table(), found)
+    assert found.shape == (1797, 65)

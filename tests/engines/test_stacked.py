@@ -19,7 +19,7 @@ from coterie.core.layout import Layout
 from coterie.engines import Serial, Stacked, Work
 from coterie.engines.stacked.model import BatchedNet
 from coterie.engines.stacked.phase import StackedPhase
-from coterie.engines.stacked.stack import Ground, Stack
+from coterie.engines.stacked.stack import Ground, PaddedIndices, Stack
 from coterie.errors import CoterieError
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
@@ -230,12 +230,10 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
 
 def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.experiment.settings.require_device", lambda *_: None)  # as if it were here
-    assert Experiment(device="cuda").engine == "stacked"
-    assert Experiment().engine == "serial"
     prepared = Experiment(device="cuda", engine="auto").prepare()
     chosen = with_choice(prepared)
     assert chosen.experiment.engine == "stacked"
-    assert chosen.notes == ("engine auto: stacked, on cuda",)
+    assert chosen.notes == ("engine auto: stacked, usual threads, contiguous (nothing else is possible here)",)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -244,3 +242,16 @@ def test_a_device_that_is_not_here_is_named() -> None:
         Experiment(device="cuda")
     with pytest.raises(CoterieError, match=r"device = cuda: engine 'processes' trains on the processor"):
         Experiment(device="cuda", engine="processes")
+
+
+def test_padded_samples_are_those_of_the_clients_asked_for() -> None:
+    own = [torch.tensor([5, 6, 7]), torch.tensor([8]), torch.tensor([9, 4])]
+    indices = PaddedIndices(own)
+    asked = torch.tensor([2, 1])
+    for clients in (asked, torch.tensor([0, 2]), torch.tensor([0, 2]), asked):
+        found = indices.of(clients)
+        for row, client in zip(found.tolist(), clients.tolist(), strict=True):
+            held = own[client].tolist()
+            assert row == held + [0] * (found.shape[1] - len(held))
+    asked[0] = 0  # what was asked for before may change afterwards
+    assert indices.of(torch.tensor([2, 1])).tolist() == [[9, 4], [8, 0]]

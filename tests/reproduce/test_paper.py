@@ -6,6 +6,7 @@ import pytest
 from tests.reproduce.toy import TOML, toy_table
 
 from coterie.errors import CoterieError
+from coterie.reproduce import cells
 from coterie.reproduce.cells import Amount, TableCell, cells_of
 from coterie.reproduce.paper import PaperTable, paper_tables
 
@@ -108,6 +109,12 @@ def test_a_cell_is_known_by_what_is_unusual_about_it(monkeypatch: pytest.MonkeyP
     grown = {**later.config, "share": 1.0, "device": "cpu"}
     monkeypatch.setitem(later.__dict__, "config", grown)
     assert later.digest == digest
+    # Cells are pinned to their engine, so another default changes nothing.
+    same = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
+    usual = cells._defaults
+    with monkeypatch.context() as later_version:
+        later_version.setattr(cells, "_defaults", lambda cls: {**usual(cls), "engine": "auto"})
+        assert same.digest == digest
     for key, value in (("lr", 0.123), ("alpha", 0.7), ("share", 0.5), ("seed", 3)):
         other = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
         monkeypatch.setitem(other.__dict__, "config", {**cell.config, key: value})

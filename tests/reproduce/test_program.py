@@ -50,6 +50,20 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rebuilt, Path]:
     return Rebuilt(table, Results(table, folder / "results")), folder
 
 
+def test_cells_that_two_programs_finish_are_all_kept(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
+    found, _ = rebuilt
+    (first, one), (second, two), *_ = found.results.cells.items()
+    cells = [
+        TableCell(found.table, found.table.row(own["row"]), found.table.column(own["column"]), own["seed"])
+        for own in (one, two)
+    ]
+    here, there = Results(found.table, tmp_path), Results(found.table, tmp_path)
+    here.add(cells[0], one)
+    there.add(cells[1], two)
+    assert set(Results(found.table, tmp_path).cells) == {first, second}
+    assert [path.name for path in tmp_path.iterdir()] == [f"{found.table.key}.json"]
+
+
 def test_the_number_shown_is_the_run_s_at_the_paper_s_moment(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
     half = found.parts[0]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, roc_auc_score
 
-from coterie.client.scores import Score
+from coterie.client.scores import Score, sums_of
 from coterie.core.scale import ACCURACY
-from coterie.core.task import Classification
+from coterie.core.task import Classification, Regression
+from coterie.core.task.base import Sums
 from coterie.errors import CoterieError
 from coterie.experiment.history import History, as_line
 from coterie.partition import Partition
@@ -51,6 +52,41 @@ def test_evaluations_count_samples() -> None:
     assert found.judged.tolist() == [0.75, 0.0]
     assert found.loss.tolist() == [1.0, 3.0]
     assert found.sizes.tolist() == [4, 1]
+
+
+def test_sums_of_many_clients_are_those_of_each_alone() -> None:
+    draw = torch.Generator().manual_seed(1)
+    losses = [torch.rand(size, generator=draw) for size in (3, 0, 128, 1)]
+    scores = [Score({"correct": own > 0.5, "loss": own}) for own in losses]
+    expected = [
+        {"correct": sum(x > 0.5 for x in own.tolist()), "loss": sum(own.tolist()), "samples": len(own)}
+        for own in losses
+    ]
+    found = sums_of(scores)
+    assert found == expected == [score.sums() for score in scores]
+    assert all(type(own["correct"]) is int and type(own["samples"]) is int for own in found)
+    assert sums_of([]) == []
+
+
+def test_a_loss_that_is_not_finite_is_its_own_clients_alone() -> None:
+    right = torch.tensor([True, False])
+    scores = [Score({"correct": right, "loss": torch.tensor([1.0, last])}) for last in (np.inf, 3.0, np.nan)]
+    found = Evaluation.of(Classification(2), scores)
+    assert found.loss[1] == 2.0
+    assert found.loss[0] == np.inf
+    assert np.isnan(found.loss[2])
+    assert found.judged.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_metrics_with_a_value_of_their_own_are_asked_client_by_client() -> None:
+    sums: list[Sums] = [
+        {"squared_error": 8.0, "absolute_error": 4.0, "label": 0.0, "squared_label": 2.0, "loss": 8.0, "samples": 2},
+        {"squared_error": 0.0, "absolute_error": 0.0, "label": 0.0, "squared_label": 0.0, "loss": 0.0, "samples": 0},
+    ]
+    found = Evaluation.of_sums(Regression(), sums)
+    assert found.values["rmse"][0] == 2.0
+    assert found.values["mae"][0] == 2.0
+    assert all(np.isnan(own[1]) for own in found.values.values())
 
 
 def test_updated_replaces_some_clients_and_leaves_the_original() -> None:

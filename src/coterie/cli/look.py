@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from coterie.cli.app import ABOUT, LOOK, app
-from coterie.cli.arguments import OUTPUT, AsJson, Columns, Sets
-from coterie.cli.settings import option
+from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Seed, Sets
+from coterie.cli.settings import GivenSettings, option
 from coterie.version import VERSION
 
 
@@ -29,6 +29,23 @@ def check(
     from coterie.cli.check import check_command
 
     check_command(method, only or [], set or [])
+
+
+@app.command(group=LOOK)
+def engines(
+    method: Annotated[str | None, Parameter(help="The method of a run; none: list the engines.")] = None,
+    /,
+    *,
+    set: Sets = None,
+    config: ConfigFile = None,
+    json: AsJson = False,
+    settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
+    seed: Seed = None,
+) -> None:
+    """List the engines, or show which one a run with these options would get, and what was measured."""
+    from coterie.cli.engines import engines_command
+
+    engines_command(method, config, settings.given() | ({} if seed is None else {"seed": seed}), set or [], json)
 
 
 @app.command(group=LOOK)

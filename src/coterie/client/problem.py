@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from coterie.client.scores import LARGEST_TEST_BATCH, TEST_BATCH, TEST_NUMBERS
 from coterie.core.layout import Layout
 from coterie.core.pixels import Inputs
 from coterie.core.task import Task
@@ -32,6 +34,11 @@ class Problem:
     def has_validation(self) -> bool:
         """Whether any client has validation samples."""
         return any(map(len, self.validation))
+
+    @property
+    def test_batch(self) -> int:
+        """How many samples are tested at a time."""
+        return min(LARGEST_TEST_BATCH, max(TEST_BATCH, TEST_NUMBERS // max(1, math.prod(self.inputs.shape[1:]))))
 
     def scored_with_validation(self) -> Problem:
         """The same for an engine that is to score validation samples too: each client's follow those of its test."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ TUNING_DIVERGED = (
 
 # Large enough to be efficient, small enough that several workers share the samples of a single model.
 TEST_BATCH = 128
+# Samples of few numbers are tested more at a time, up to as many as this and as make so many numbers.
+LARGEST_TEST_BATCH, TEST_NUMBERS = 1024, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,19 @@ class Score:
 
     def sums(self) -> dict[str, int | float]:
         """Every quantity's sum, counts as whole numbers, and how many samples there are."""
-        sums = {
-            name: values.sum(dtype=None if values.dtype == torch.bool else torch.float64).item()
-            for name, values in self.quantities.items()
-        }
-        sums[SAMPLES] = self.losses.shape[0]
-        return sums
+        return sums_of([self])[0]
+
+
+def sums_of(scores: Sequence[Score]) -> list[dict[str, int | float]]:
+    """The sums of each of several scores, all added up together."""
+    if not scores:
+        return []
+    sizes = [score.losses.shape[0] for score in scores]
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    columns: list[list[int | float]] = []
+    for name in scores[0].quantities:
+        values = torch.cat([score.quantities[name] for score in scores])
+        totals = np.bincount(owners, values.double().numpy(), len(sizes))
+        columns.append((totals.astype(np.int64) if values.dtype == torch.bool else totals).tolist())
+    names = (*scores[0].quantities, SAMPLES)
+    return [dict(zip(names, own, strict=True)) for own in zip(*columns, sizes, strict=True)]

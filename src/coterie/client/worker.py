@@ -13,7 +13,7 @@ from coterie.client.model import MountedModel
 from coterie.client.optim import Optimiser
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe
-from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.scores import Score
 from coterie.client.terms import RECEIVED
 from coterie.client.views import BatchView
 from coterie.core.columns import Columns
@@ -147,7 +147,7 @@ class Worker:
         was_training = trunk.training
         trunk.eval()
         with torch.no_grad():
-            parts = [trunk(self.problem.inputs[part]) for part in index.split(TEST_BATCH)]
+            parts = [trunk(self.problem.inputs[part]) for part in index.split(self.problem.test_batch)]
         trunk.train(was_training)
         return torch.cat(parts)
 
@@ -157,7 +157,7 @@ class Worker:
             self._models[slot].mode(False)
         task, parts = self.problem.task, []
         with torch.no_grad():
-            for part in index.split(TEST_BATCH):
+            for part in index.split(self.problem.test_batch):
                 batch = Batch(self, self.method.tested, part)
                 outputs = self.method.predict(batch)
                 parts.append(Score(task.scores(outputs, batch.labels), task.kept(outputs) if keep_scores else None))

@@ -108,7 +108,7 @@ def obstacle(experiment: Experiment) -> str | None:
     >>> obstacle(Experiment(engine="processes"))
     "engine 'processes' shares the cores out by itself"
     """
-    if experiment.engine not in ("serial", "stacked"):
+    if experiment.engine not in ("auto", "serial", "stacked"):
         return f"engine '{experiment.engine}' shares the cores out by itself"
     own = "it uses Python objects of its own (data, model, partition or method)"
     method, rule, model = type(experiment.method), type(experiment.partition), experiment.model

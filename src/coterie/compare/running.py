@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie.compare.cell import Summary
-from coterie.compare.cost import expected_seconds
 from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError, require
+from coterie.experiment.cost import expected_seconds
 from coterie.experiment.experiment import Experiment
 from coterie.processes import cores
 from coterie.registry import absolute

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from coterie.compare.engine_choice import OneEngine
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names, worthwhile_jobs
 from coterie.compare.table import run_folder
@@ -101,6 +102,7 @@ class Trials:
         refuse_strangers(out)
         self._seeds, self._out, self._watch, self._jobs = seeds, out, watch, jobs
         self._listeners = require_names(listeners)
+        self._engine = OneEngine(seeds, jobs, out)
         self._seconds: dict[str, float] = {}
         self._partitions: dict[int, str] = {}
         self._scale: Scale | None = None
@@ -122,6 +124,8 @@ class Trials:
     def add(self, experiments: Mapping[str, Experiment]) -> None:
         """Take in settings that were not there, after a look at whether they can run."""
         tried = {name: validating(experiment) for name, experiment in experiments.items()}
+        require_jobs(tried, self._jobs)
+        tried = self._engine.settle(tried)
         beside_others = require_jobs(tried, self._jobs)
         if self._scale is None:
             first = replace(next(iter(tried.values())), seed=self._seeds[0]).prepare()

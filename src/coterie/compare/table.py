@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.compare.cell import Summary, require_same_run
 from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
+from coterie.compare.engine_choice import OneEngine
 from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import (
@@ -228,6 +229,7 @@ def compare(
     (unless the experiment says otherwise): the results are those of `threads=1`, bit for bit. 0 chooses: as many as
     the cores hold if all experiments can be described by a configuration, the engine is `serial` or `stacked`, and
     the runs are long enough to pay for the workers' start; otherwise 1, one run after the other in this process.
+    Engine `auto` is chosen once, by the first experiment, for all methods and seeds.
     A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
 
     >>> from coterie.partition import Iid
@@ -240,10 +242,12 @@ def compare(
     require(bool(experiments), "methods: name at least one")
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
-    beside_others = require_jobs(experiments, jobs)
+    require_jobs(experiments, jobs)
     names, folder = require_names(listeners), None if out is None else Path(out)
     if folder is not None:
         experiments, seeds = _with_kept(folder, experiments, seeds)
+    experiments = OneEngine(seeds, jobs, folder).settle(experiments)
+    beside_others = require_jobs(experiments, jobs)
     runs = [
         Run(
             name,

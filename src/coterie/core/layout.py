@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Entry:
     is_buffer: bool
     channels_last: bool = False
 
-    @property
+    @cached_property
     def columns(self) -> Columns:
         """The tensor's columns."""
         return Columns.of((self.start, self.stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from coterie.client.problem import Problem
+from coterie.engines.adaptive.engine import Adaptive
 from coterie.engines.base import Engine, EngineOptions, Trained, Work
 from coterie.engines.processes.engine import Processes
 from coterie.engines.ray.engine import RayCluster
@@ -16,7 +17,13 @@ from coterie.registry import Registry, subclasses_of
 
 NO_OPTIONS = EngineOptions()
 
-_OWN: dict[str, type[Engine]] = {"processes": Processes, "ray": RayCluster, "serial": Serial, "stacked": Stacked}
+_OWN: dict[str, type[Engine]] = {
+    "adaptive": Adaptive,
+    "processes": Processes,
+    "ray": RayCluster,
+    "serial": Serial,
+    "stacked": Stacked,
+}
 
 ENGINES: Registry[type[Engine]] = Registry("engine", "coterie.engines", _OWN, subclasses_of(Engine))
 """Every engine by name: a class that extends `Engine`."""
@@ -52,6 +59,7 @@ def require_device(device: str, engine: str) -> None:
 
 __all__ = [
     "ENGINES",
+    "Adaptive",
     "Engine",
     "EngineOptions",
     "Processes",

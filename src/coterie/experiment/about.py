@@ -83,7 +83,7 @@ def effective(prepared: Prepared) -> Config:
         "partition_seed": experiment.seed if experiment.partition_seed is None else experiment.partition_seed,
         "model_seed": experiment.seed if experiment.model_seed is None else experiment.model_seed,
     }
-    if experiment.engine == "processes":
+    if experiment.engine in ("adaptive", "processes"):
         found["workers"] = experiment.workers or cores()
     return {**config, **found, "set": {**config["set"], **prepared.method.resolved(prepared.bare_federation())}}
 

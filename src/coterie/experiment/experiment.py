@@ -60,11 +60,10 @@ class Experiment(Settings, Displayed):
         {'rounds': 5}
         """
         values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
-        usual = {"engine": "serial" if self.device == "cpu" else "stacked"}
         return {
             name: value
             for name, (value, default) in values.items()
-            if name not in ("method", *WHAT) and value != usual.get(name, default)
+            if name not in ("method", *WHAT) and value != default
         }
 
     @typed

@@ -120,6 +120,9 @@ def plain_numbers(values: Floats) -> list[float | None]:
     >>> plain_numbers(np.array([0.5, np.nan]))
     [0.5, None]
     """
+    if np.isfinite(values).all():
+        found: list[float | None] = values.tolist()
+        return found
     return [plain_number(value) for value in values.tolist()]
 
 

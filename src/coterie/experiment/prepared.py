@@ -50,6 +50,7 @@ class Prepared:
     feature_width: int
     class_counts: Indices  # [K, C] training samples of all the partition's clients
     notes: tuple[str, ...] = ()  # what the run's log should say
+    forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
 
     @property
     def participants(self) -> list[int]:
@@ -83,16 +84,18 @@ class Prepared:
         return Attendance.of(self.experiment.presence, [self.partition.names[k] for k in self.participants])
 
     def engine(self, problem: Problem) -> Engine:
-        """The experiment's engine for a problem."""
+        """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
         wanted = self.experiment
+        plain = "serial" if wanted.device == "cpu" else "stacked"
+        name = plain if wanted.engine == "auto" else wanted.engine
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
-        return make_engine(wanted.engine, problem, self.method, wanted.seed, about)
+        return make_engine(name, problem, self.method, wanted.seed, about)
 
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
         if layout.memory == memory:
-            return self
+            return replace(self, experiment=replace(self.experiment, memory=memory))
         other = Layout(base.module, layout.classifier, layout.stats, memory)
         inputs = as_memory(self.data.inputs, memory)
         return replace(
@@ -167,7 +170,7 @@ def prepare(experiment: Settings) -> Prepared:
     problem = Problem(
         module=module,
         layout=layout,
-        inputs=as_memory(data.inputs, experiment.memory),
+        inputs=as_memory(data.inputs, layout.memory),
         labels=data.labels,
         train=(),
         validation=(),
@@ -236,7 +239,8 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
         )
     if experiment.norm == "group":
         module = with_group_norm(module)
-    return module, Layout(module, classifier, experiment.stats or method.stats, experiment.memory)
+    memory = "contiguous" if experiment.memory == "auto" else experiment.memory
+    return module, Layout(module, classifier, experiment.stats or method.stats, memory)
 
 
 def initial_model(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.client.problem import Problem
-from coterie.client.scores import TEST_BATCH
 from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied
@@ -202,7 +201,7 @@ class Result(Displayed):
         problem = replace(self.prepared.problem(), inputs=inputs, labels=labels)
         with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
             worker.problem = problem
-            parts = torch.arange(len(inputs)).split(TEST_BATCH)
+            parts = torch.arange(len(inputs)).split(problem.test_batch)
             method = self.prepared.method
             return torch.cat([method.predict(Batch(worker, method.tested, part)) for part in parts])
 

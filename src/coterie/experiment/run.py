@@ -13,7 +13,7 @@ from coterie.engines import ENGINES, Engine
 from coterie.errors import require, said
 from coterie.experiment.about import about_run, effective, session
 from coterie.experiment.alone import alone
-from coterie.experiment.choose_engine import with_choice
+from coterie.experiment.choose_engine import Reconsider, with_choice
 from coterie.experiment.config import complete, method_name
 from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
 from coterie.experiment.history import History, Line, plain_number, plain_numbers
@@ -115,7 +115,8 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         moved=history.bytes()["total"],
     )
     recorder = Recorder(prepared, history, directory)
-    tell = Listeners((recorder, *listeners))
+    watching = () if prepared.forecast is None else (Reconsider(*prepared.forecast),)
+    tell = Listeners((recorder, *watching, *listeners))
     if experiment.optimizer != "sgd":
         _load_optimisers()
     try:

@@ -6,7 +6,7 @@ Free of PyTorch: the command line's help is made from them. `Settings` says whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from coterie.core.training import JointTraining, MemoryFormat
 from coterie.errors import require
@@ -64,8 +64,8 @@ class RunOptions(JointTraining):
     partition_seed: int | None = setting(
         None, "A seed of its own for the partition: rule, split and newcomers.", "partition", shown=RUNS_SEED
     )
-    memory: MemoryFormat = setting(
-        "contiguous", "Order of images and convolutions in memory: contiguous or channels_last.", "running"
+    memory: MemoryFormat | Literal["auto"] = setting(
+        "auto", "Order of images and convolutions in memory: contiguous, channels_last, auto (by trial).", "running"
     )
     presence: str = setting(
         "",
@@ -81,14 +81,12 @@ class RunOptions(JointTraining):
         shown="nobody is",
     )
     engine: str = setting(
-        "",
-        "serial, processes (one a core), stacked (one batch), ray (a cluster), auto (by trial).",
+        "auto",
+        "auto (by trial; short runs: serial), serial, processes (one a core), adaptive (either), stacked (one batch), "
+        "ray (a cluster).",
         "running",
-        shown="serial",
     )
-    device: str = setting(
-        "cpu", "Where engine 'stacked' trains: cpu or cuda (then the default engine is stacked).", "running"
-    )
+    device: str = setting("cpu", "Where engine 'stacked' trains: cpu or cuda (then auto is stacked).", "running")
     workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
     ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")
     ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")

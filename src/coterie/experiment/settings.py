@@ -54,9 +54,10 @@ class Settings(RunOptions):
     batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
     apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
     `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
-    as a paper's authors did (`coterie.data.scaling`). `engine` is `serial` unless told otherwise, or `stacked` on
-    another `device` than the processor, such as `cuda`. `workers` counts the processes of engine `processes` and the
-    actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
+    as a paper's authors did (`coterie.data.scaling`). `engine="auto"` and `memory="auto"` are chosen before the first
+    round: by trials, except that short runs take `serial`, and other devices than the processor, such as `cuda`, take
+    `stacked`. `workers` counts the processes of engines `processes` and `adaptive` and the actors of engine `ray`;
+    `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 
@@ -101,8 +102,6 @@ class Settings(RunOptions):
         if self.attack:
             options.made(ATTACKS, self.attack)
         reducer_of(self.defences)
-        if not self.engine:
-            object.__setattr__(self, "engine", "serial" if self.device == "cpu" else "stacked")
         if self.engine != "auto":
             ENGINES.find(self.engine, besides=["auto"])
         object.__setattr__(self, "engine", absolute(self.engine))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.compare.cell import finished
-from coterie.compare.cost import expected_seconds
+from coterie.experiment.cost import expected_seconds
 from coterie.experiment.directory import RunDirectory
 from coterie.reproduce.cells import TableCell
 from coterie.rounds.listeners import StopAfter

@@ -22,7 +22,8 @@ from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
 
 PARTITIONS = Path(__file__).parent / "partitions"
 """The papers' own partitions, where they are known."""
-# How cells run unless a table says otherwise: several at a time, each on one core, and always with the same bits.
+# How cells run unless a table says otherwise: several at a time, each on one core, and always with the same bits. It is
+# the same choice for all methods and seeds, and for every machine and day: cells of one table come together over weeks.
 PINNED = {"engine": "serial", "threads": 1, "memory": "contiguous", "record_every": 0}
 
 
@@ -96,7 +97,8 @@ class TableCell:
         Settings that have their defaults do not enter: otherwise every new one would make all results look stale.
         """
         method, rule = type(self.experiment.method), type(self.experiment.partition)
-        usual = {**_defaults(Settings), **_defaults(rule)}
+        # What cells are pinned to is usual for them, whatever the default engine is.
+        usual = {**_defaults(Settings), **_defaults(rule), "engine": PINNED["engine"], "memory": PINNED["memory"]}
         told = {key: value for key, value in self.config.items() if key == "method" or value != usual.get(key)}
         told["set"] = {key: value for key, value in self.config["set"].items() if value != _defaults(method).get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]

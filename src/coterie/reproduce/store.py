@@ -14,7 +14,7 @@ from coterie.errors import CoterieError
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import ROWS
 from coterie.experiment.reports import Reports
-from coterie.files import require_format, write_whole
+from coterie.files import locked, require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Measure, PaperTable
 
@@ -76,16 +76,22 @@ class Results:
 
     def __init__(self, table: PaperTable, folder: Path) -> None:
         self.table, self.path = table, folder / f"{table.key}.json"
-        self.cells: dict[str, Record] = {}
-        if self.path.is_file():
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            require_format(f"results = {self.path}", content.get("format"), FORMAT, "run the table again")
-            self.cells = content["cells"]
+        self.cells = self._read()
+
+    def _read(self) -> dict[str, Record]:
+        if not self.path.is_file():
+            return {}
+        content = json.loads(self.path.read_text(encoding="utf-8"))
+        require_format(f"results = {self.path}", content.get("format"), FORMAT, "run the table again")
+        cells: dict[str, Record] = content["cells"]
+        return cells
 
     def add(self, cell: TableCell, record: Record) -> None:
-        """Take in a finished cell, and write all down."""
-        self.cells[cell.digest] = record
-        self.write()
+        """Take in a finished cell beside those that others have finished since, and write all down."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.with_suffix(".lock"), wait=True):
+            self.cells = {**self._read(), cell.digest: record}
+            self.write()
 
     def write(self) -> None:
         """Write the file."""

@@ -50,6 +50,8 @@ class Delivery:
 
     def undo(self, clients: Tensor | None = None) -> None:
         """Give (some of) the clients back what they held before."""
+        if not self._before:
+            return
         chosen = (
             torch.ones_like(self.clients, dtype=torch.bool) if clients is None else torch.isin(self.clients, clients)
         )

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from coterie.client.scores import Score
+from coterie.client.scores import Score, sums_of
 from coterie.core.scale import Scale
-from coterie.core.task import Task
-from coterie.core.task.base import LOSS, SAMPLES
+from coterie.core.task import Metric, Task
+from coterie.core.task.base import LOSS, SAMPLES, Sums
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -87,16 +87,14 @@ class Evaluation:
             return replace(
                 cls.of(task, [tested for tested, _ in parts]), validation=cls.of(task, [held for _, held in parts])
             )
-        return cls.of_sums(task, [score.sums() for score in scores])
+        return cls.of_sums(task, sums_of(scores))
 
     @classmethod
-    def of_sums(cls, task: Task, sums: Sequence[Mapping[str, int | float]]) -> Evaluation:
+    def of_sums(cls, task: Task, sums: Sequence[Sums]) -> Evaluation:
         """The evaluation that sums over each client's samples amount to; without samples there is no number."""
-        values = {
-            metric.scale.name: np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
-            for metric in task.metrics
-        }
-        return cls(task.primary.scale, values, np.array([own[SAMPLES] for own in sums], np.int64))
+        sizes = np.array([own[SAMPLES] for own in sums], np.int64)
+        values = {metric.scale.name: _values(metric, sums, sizes) for metric in task.metrics}
+        return cls(task.primary.scale, values, sizes)
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Tensor, Evaluation]]) -> Evaluation:
@@ -189,6 +187,16 @@ def sampling_error(values: Floats, of: int, sizes: Integers | None = None) -> fl
     return float(math.sqrt((off**2).sum() / (count - 1) / count * (1 - count / of)))
 
 
+def _values(metric: Metric, sums: Sequence[Sums], sizes: Integers) -> Floats:
+    """What each client's sums amount to, `[K]`; means, which most metrics are, of all clients at once."""
+    if type(metric).value is not Metric.value:
+        return np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
+    quantity = metric.quantity
+    totals = np.array([own.get(quantity) for own in sums], np.float64)  # none, where nothing is known, becomes NaN
+    with np.errstate(invalid="ignore"):  # without samples it is 0 / 0, and there is no number
+        return totals / sizes
+
+
 def mean_over_clients(values: Floats, sizes: Integers | None = None) -> float:
     """The mean of the clients' `values [K]`, by `sizes [K]` if given; clients without a number do not count.
 
@@ -238,4 +246,4 @@ class Finished:
     def of(cls, task: Task, scores: Sequence[Score], labels: Sequence[Tensor]) -> Finished:
         """By every client's scores of its test samples, whose labels are given."""
         quality = task.quality([score.kept for score in scores], labels)
-        return cls(task.final_metrics([score.sums() for score in scores], quality), quality)
+        return cls(task.final_metrics(sums_of(scores), quality), quality)

@@ -88,7 +88,8 @@ class Rounds:
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
-        missing, private = asked[~torch.isin(asked, cohort)], federation.privacy.privacy is not None
+        missing = asked[:0] if asked is cohort else asked[~torch.isin(asked, cohort)]
+        private = federation.privacy.privacy is not None
         report = RoundReport(federation.round, cohort.tolist(), missing=missing.tolist(), private=private)
         last = federation.round == federation.rounds
         wanted = federation.round % self.evaluate_every == 0 or last
@@ -113,10 +114,11 @@ class Rounds:
                 report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
         losses = self._losses(cohort, trained.scores)
-        collected = nothing_collected(federation)
         if len(cohort):
             sent = method.uploads(federation)
             collected = collect(federation, work.recipe, sent, cohort, trained, losses, self.hostile)
+        else:
+            collected = nothing_collected(federation)
         uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
         delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
         clock.lap("exchange")

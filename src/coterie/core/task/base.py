@@ -20,6 +20,7 @@ Sums = Mapping[str, int | float | None]
 
 SAMPLES = "samples"
 LOSS = "loss"
+LOSS_SCALE = Scale(LOSS, higher_is_better=False)
 
 
 class Loss(ABC):
@@ -75,7 +76,7 @@ class MeanLoss(Metric):
     @property
     def scale(self) -> Scale:
         """The smaller the better."""
-        return Scale(LOSS, higher_is_better=False)
+        return LOSS_SCALE
 
     def quantities(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Nothing beyond the loss, which every task sums up."""

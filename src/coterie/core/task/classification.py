@@ -15,6 +15,9 @@ from coterie.core.task.base import Loss, LossWithSlope, MeanLoss, Metric, Sums, 
 from coterie.core.task.quality import quality_of
 from coterie.errors import CoterieError, require
 
+# How many numbers PyTorch's vectors hold on this processor, where that is known.
+LANES = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 0)
+
 
 @dataclass(frozen=True)
 class CrossEntropy(LossWithSlope):
@@ -22,6 +25,10 @@ class CrossEntropy(LossWithSlope):
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of every sample: `[B]`."""
+        if not torch.is_grad_enabled() and outputs.shape[1] < LANES and len(outputs) >= 4 * LANES:
+            # The same numbers, sample beside sample: PyTorch takes rows shorter than its vectors number by number,
+            # which is seven times slower (2,000 samples of 10 classes).
+            return functional.cross_entropy(outputs.t()[None], labels[None], reduction="none")[0]
         return functional.cross_entropy(outputs, labels, reduction="none")
 
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -8,15 +8,38 @@ forms, and no more is known of them.
 
 from __future__ import annotations
 
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from coterie.data.dataset import Dataset
 
+SHAPE = (8, 8)
 HIGHEST = 16
 """Pixels count inked dots: 0..16."""
 FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
 """The first sample of each form."""
+
+
+def _table() -> npt.NDArray[np.float64]:
+    """The pixels of every sample, then its label: `[N, 65]`.
+
+    The file is read where scikit-learn keeps it: to import scikit-learn for it takes longer than a short run.
+    """
+    package = find_spec("sklearn")
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            with gzip.open(path, "rt", encoding="ascii") as file:
+                return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits as load_bunch
+
+    bunch = load_bunch()
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def load_digits() -> Dataset:
@@ -26,11 +49,9 @@ def load_digits() -> Dataset:
     >>> len(data), data.shape, data.classes, data.owner_names[:2]
     (1797, (1, 8, 8), 10, ('form-0', 'form-1'))
     """
-    from sklearn.datasets import load_digits as load_bunch  # slow to import, and needed for this set only
-
-    bunch = load_bunch()
-    pixels = np.asarray(bunch.images, dtype=np.float32)[:, None]
-    labels = np.asarray(bunch.target, dtype=np.int64)
+    table = _table()
+    pixels = table[:, :-1].astype(np.float32).reshape(-1, 1, *SHAPE)
+    labels = table[:, -1].astype(np.int64)
     forms = np.searchsorted(FORM_STARTS, np.arange(len(labels)), side="right") - 1
     return Dataset(
         "digits",

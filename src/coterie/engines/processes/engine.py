@@ -55,6 +55,10 @@ class Processes(RemoteEngine):
         """The engine with what the run says about it."""
         return cls(problem, method, seed, options.workers)
 
+    def prepare(self, federation: Federation) -> bool:
+        """Have the workers get ready for a federation while other things go on; whether all of them are."""
+        return self.pool.prepare(self._bind(federation).job)
+
     def close(self) -> None:
         """End the workers."""
         if self._owns_pool:

@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 import torch.multiprocessing
 
-from coterie.engines.remote.queue import DEATHS, TaskQueue
+from coterie.engines.remote.queue import DEATHS, Pace, TaskQueue, WorkersFailError
 from coterie.engines.remote.worker import Answer, Call, Done, Failed, Job, Positions, Ready, Refused, serve
 from coterie.errors import CoterieError
 from coterie.processes import interrupts_held_back
@@ -28,11 +28,14 @@ GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
 
 @dataclass
 class _WorkerProcess:
-    """A worker process. It `starts`, is `joining` while it takes on a job, then `idle` or `busy` with a task."""
+    """A worker process. It `starts`, is `joining` while it takes on a job, then `idle` or `busy` with a task.
+
+    One that has `joined` knows the job, and nothing yet of its calls.
+    """
 
     process: BaseProcess
     connection: Connection
-    stage: Literal["starting", "joining", "idle", "busy"] = "starting"
+    stage: Literal["starting", "joining", "joined", "idle", "busy"] = "starting"
     job: Job | None = None
     task: Positions = ()
 
@@ -59,9 +62,12 @@ class ProcessPool:
         try:
             self._failures = 0
             for member in list(self._members):
-                if member.job is job and member.stage == "idle":
+                if member.stage == "joined" and member.job is job:
+                    member.stage = "idle"
+                    self._tell(member, everything(), queue)
+                elif member.stage == "idle" and member.job is job:
                     self._tell(member, call, queue)
-                elif member.stage == "idle":
+                elif member.stage in ("joined", "idle"):
                     self._introduce(member, job, queue)
             while not queue.finished:
                 self._complete()
@@ -71,6 +77,23 @@ class ProcessPool:
         except BaseException:
             self.stop()
             raise
+
+    def prepare(self, job: Job) -> bool:
+        """Have the workers start and take on a job while other things go on; whether all of them have.
+
+        Nothing is waited for: ask again later. After an error all workers are stopped.
+        """
+        nothing = TaskQueue((), str, Pace(), self.size)
+        try:
+            self._complete()
+            for member in self._heard(timeout=0):
+                self._listen(member, job, None, nothing)
+        except BaseException:
+            self.stop()
+            raise
+        return len(self._members) == self.size and all(
+            member.job is job and member.stage in ("joined", "idle") for member in self._members
+        )
 
     def stop(self) -> None:
         """End all workers, busy or not: they own nothing."""
@@ -96,14 +119,17 @@ class ProcessPool:
                 member.stage, member.task = "busy", task
                 self._tell(member, task, queue)
 
-    def _heard(self) -> list[_WorkerProcess]:
-        """Wait until something happens; the workers that said something or died."""
+    def _heard(self, timeout: float | None = None) -> list[_WorkerProcess]:
+        """Wait until something happens (or so many seconds); the workers that said something or died."""
         handles: list[Connection | int] = [member.connection for member in self._members]
         handles += [member.process.sentinel for member in self._members]
-        happened = wait(handles)
+        happened = wait(handles, timeout)
         return [m for m in self._members if m.connection in happened or m.process.sentinel in happened]
 
-    def _listen(self, member: _WorkerProcess, job: Job, everything: Callable[[], Call], queue: TaskQueue) -> None:
+    def _listen(
+        self, member: _WorkerProcess, job: Job, everything: Callable[[], Call] | None, queue: TaskQueue
+    ) -> None:
+        """Take in what a worker said; one that has joined is told `everything`, if there is a call."""
         try:
             # What a worker said before it died still counts.
             answer: Answer | None = member.connection.recv() if member.connection.poll() else None
@@ -114,6 +140,8 @@ class ProcessPool:
         elif isinstance(answer, Ready):
             if member.stage == "starting" or member.job is not job:
                 self._introduce(member, job, queue)
+            elif everything is None:
+                member.stage = "joined"
             else:
                 member.stage = "idle"
                 self._tell(member, everything(), queue)
@@ -158,18 +186,18 @@ class ProcessPool:
             return
         self._failures += 1
         if code == UNGUARDED:
-            raise CoterieError(f"engine = 'processes': workers import the script; {GUARD}, {WAY_OUT}")
+            raise WorkersFailError(f"engine = 'processes': workers import the script; {GUARD}, {WAY_OUT}")
         if member.stage != "idle" and (code is None or code >= 0):
-            raise CoterieError(
+            raise WorkersFailError(
                 f"engine = 'processes': a worker process could not start ({ending}; see above); {GUARD}, {WAY_OUT}"
             )
         if self._failures == DEATHS:
-            raise CoterieError(f"engine = 'processes': worker processes keep dying ({ending}); {WAY_OUT[3:]}")
+            raise WorkersFailError(f"engine = 'processes': worker processes keep dying ({ending}); {WAY_OUT[3:]}")
 
 
 def cannot_import(reason: str, engine: str = "processes") -> CoterieError:
     """The error for classes that exist in the main process alone."""
-    return CoterieError(
+    return WorkersFailError(
         f"engine = '{engine}': the workers cannot import the method or the model ({reason}); put its class into a "
         f"module of its own (a .py file) and import it, {WAY_OUT}"
     )
@@ -197,7 +225,9 @@ def _start() -> _WorkerProcess:
         with interrupts_held_back():
             process.start()
     except AssertionError as error:  # multiprocessing's own check of daemonic processes
-        raise CoterieError(f"engine = 'processes': workers cannot start here ({error}); use engine='serial'") from None
+        raise WorkersFailError(
+            f"engine = 'processes': workers cannot start here ({error}); use engine='serial'"
+        ) from None
     finally:
         theirs.close()
     return _WorkerProcess(cast(BaseProcess, process), ours)

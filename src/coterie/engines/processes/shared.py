@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.engines.processes.pool import cannot_import
+from coterie.engines.remote.queue import WorkersFailError
 from coterie.engines.remote.worker import Job, described, without_tensors
-from coterie.errors import CoterieError
 from coterie.methods.base import Method
 
 
@@ -101,6 +102,19 @@ class Bound:
         return self._changes.of(self.federation.values)
 
 
+def shared_memory_lacks(problem: Problem, federation: Federation) -> str:
+    """Why there is too little shared memory for a federation and its data; empty if there is enough, or who knows."""
+    slots = [tensor for slot in federation.slots.values() for tensor in (slot.shared, slot.own)]
+    tensors = [problem.inputs, problem.labels, *problem.train, *problem.validation, *problem.test, *slots]
+    needed = sum(tensor.nbytes for tensor in tensors if not tensor.is_shared())
+    needed += sum(slot.width for slot in federation.slots.values()) * federation.clients * torch.float32.itemsize
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return ""
+    return "" if needed < free else f"shared memory has room for {free / 2**20:.0f} MB of {needed / 2**20:.0f}"
+
+
 @contextmanager
 def _shared_memory() -> Iterator[None]:
     """Says what to do when shared memory runs out."""
@@ -108,7 +122,7 @@ def _shared_memory() -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise CoterieError(
+        raise WorkersFailError(
             f"engine = 'processes': there is too little shared memory ({reason}); enlarge /dev/shm (docker run "
             "--shm-size), or use engine='serial'"
         ) from error

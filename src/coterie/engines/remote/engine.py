@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.client.recipe import phases
-from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.scores import Score
 from coterie.client.training_scores import TrainingSums
 from coterie.core.federation import Federation
 from coterie.core.task.base import SAMPLES
@@ -80,8 +80,8 @@ class RemoteEngine(Engine):
         call = Call(action, federation.round, tuple(chosen), dict(peers), keep_scores=keep_scores)
         if not together:
             return _by_client(self._perform(federation, call, sizes, self._test_pace, {}), sizes)[1]
-        total = sum(sizes)
-        batches = [min(TEST_BATCH, total - start) for start in range(0, total, TEST_BATCH)]
+        total, at_once = sum(sizes), self._problem.test_batch
+        batches = [min(at_once, total - start) for start in range(0, total, at_once)]
         results = self._perform(federation, call, batches, self._test_pace, {})
         return Score.joined(_by_client(results, batches)[1]).split(sizes)
 

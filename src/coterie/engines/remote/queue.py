@@ -15,6 +15,10 @@ SHORTEST = 0.002
 DEATHS = 3
 
 
+class WorkersFailError(CoterieError):
+    """Workers cannot start or keep dying. The work itself may be fine: it can be done in this process."""
+
+
 class Pace:
     """Seconds a sample takes, as measured so far."""
 
@@ -109,7 +113,7 @@ class TaskQueue:
         for position in task:
             self._deaths[position] = self._deaths.get(position, 0) + 1
             if self._deaths[position] == DEATHS:
-                raise CoterieError(
+                raise WorkersFailError(
                     f"{self.named(position)}: {DEATHS} worker processes died at it (the last by {ending}); "
                     "is there enough memory? fewer workers need less, engine='serial' shows the cause"
                 )

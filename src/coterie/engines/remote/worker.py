@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from coterie.client.problem import Problem
-from coterie.client.scores import TEST_BATCH, Score
+from coterie.client.scores import Score
 from coterie.client.training_scores import Seen, TrainingScores, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
@@ -240,7 +240,8 @@ class TaskWorker:
         for position in task:
             self._position = position
             if call.action == "batches":
-                batch = self._test_samples()[position * TEST_BATCH : (position + 1) * TEST_BATCH]
+                size = self._problem.test_batch
+                batch = self._test_samples()[position * size : (position + 1) * size]
                 scores.append(self._worker.test(batch, call.keep_scores))
             else:
                 scores += do_test(

@@ -36,7 +36,8 @@ class StackedBatch:
     def inputs(self) -> Tensor:
         """The samples: `[k, B, ...]`."""
         if self._inputs is None:
-            self._inputs = self.stack.ground.inputs[self.index]
+            # Whole samples are copied this way; indexing would pick their numbers one by one.
+            self._inputs = self.stack.ground.inputs.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
         return self._inputs
 
     def tensors(self, slot: str) -> Tensors:

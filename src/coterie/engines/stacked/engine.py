@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
-from coterie.engines.stacked.model import cannot_be_batched, chunks, padded
+from coterie.engines.stacked.model import cannot_be_batched, chunks
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, Stack
 from coterie.methods.base import Method
@@ -96,8 +97,7 @@ class Stacked(Engine):
             log.warning("stacked engine: clients are trained one by one instead, since %s", reason)
 
     def _train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
-        sizes = torch.tensor([len(self.problem.train[client]) for client in cohort.tolist()])
-        order = torch.argsort(sizes, descending=True, stable=True)
+        order = torch.argsort(self._ground.train.sizes[cohort], descending=True, stable=True)
         back = torch.argsort(order)
         stack = Stack(self._ground, federation, cohort[order])
         training = TrainingScores(self.problem.task, len(cohort))
@@ -136,22 +136,22 @@ class Stacked(Engine):
         return torch.stack(found)
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
-        untuned = _tune_together(stack, self.method.tune(stack.federation)).tolist()
-        task, scores = self.problem.task, list[Score]()
-        tests = [self.problem.test[client] for client in stack.clients.tolist()]
+        untuned = _tune_together(stack, self.method.tune(stack.federation))
+        task, ground, scores = self.problem.task, self._ground, list[Score]()
+        sizes = ground.test.sizes[stack.clients]
+        plain = type(self.method).predict is Method.predict
         with torch.no_grad():
-            for part in chunks(len(tests), max(map(len, tests))):
-                index = padded(tests[part]).to(self._ground.device)
+            for part in chunks(len(sizes), int(sizes.max())):
+                index = ground.test.of(stack.clients[part]).to(ground.device)
                 batch = StackedBatch(stack, self.method.tested, index, part)
-                plain = type(self.method).predict is Method.predict
                 outputs = batch.logits if plain else batch.per_client(self.method.predict)
-                flat = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
-                found = {name: values.reshape(index.shape).cpu() for name, values in flat.items()}
-                outputs = outputs.cpu()
-                for row, (test, flag) in enumerate(zip(tests[part], untuned[part], strict=True)):
-                    n = len(test)
-                    kept = task.kept(outputs[row, :n]) if keep_scores else None
-                    scores.append(Score({name: values[row, :n] for name, values in found.items()}, kept, flag))
+                real = torch.arange(index.shape[1]) < sizes[part, None]  # what is not padding
+                found = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
+                quantities = {name: values.reshape(index.shape).cpu()[real] for name, values in found.items()}
+                kept = task.kept(outputs.cpu()[real]) if keep_scores else None
+                scores += Score(quantities, kept).split(sizes[part].tolist())
+        for place in untuned.nonzero().flatten().tolist():
+            scores[place] = replace(scores[place], untuned=True)
         return scores
 
 

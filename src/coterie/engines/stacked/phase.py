@@ -18,7 +18,7 @@ from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.last_epoch import LastEpoch
-from coterie.engines.stacked.model import chunks, padded
+from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.schedule import Schedule
 from coterie.engines.stacked.stack import Stack
 from coterie.rng import torch_stream
@@ -35,7 +35,7 @@ class StackedPart:
     span: slice
     rate: float
     rows: Tensor  # [m, n], changed in place
-    velocity: Tensor  # [m, n]
+    velocity: Tensor | None  # [m, n], if there is momentum
 
 
 class StackedPhase:
@@ -81,15 +81,16 @@ class StackedPhase:
             for start, stop in spans:
                 span = rows[:, start:stop]
                 part = span.contiguous() if self.by_hand else span
-                yield StackedPart(slot, slice(start, stop), self.factor * rate, part, torch.zeros_like(part))
+                velocity = torch.zeros_like(part) if problem.training.momentum else None
+                yield StackedPart(slot, slice(start, stop), self.factor * rate, part, velocity)
 
     def run(self, training: TrainingScores | None = None) -> None:
         """Every step of every client, as many clients at a time as still have steps to take.
 
         `training`, if given, is told what the models put out for their samples in their last epoch.
         """
-        stack, problem = self.stack, self.stack.ground.problem
-        own = padded([problem.train[client] for client in stack.clients.tolist()])
+        stack = self.stack
+        own = stack.ground.train.of(stack.clients)
         schedule = self._schedule()
         samples = own[torch.arange(len(own))[:, None], schedule.positions].to(stack.ground.device)  # [S, m, B]
         told = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
@@ -136,10 +137,10 @@ class StackedPhase:
     def _schedule(self) -> Schedule:
         """Which samples every client takes in every step."""
         stack, ground = self.stack, self.stack.ground
-        sizes = [len(ground.problem.train[client]) for client in stack.clients.tolist()]
+        sizes = ground.train.sizes[stack.clients].tolist()
         streams = [
-            torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, int(key))
-            for key in stack.federation.keys[stack.clients]
+            torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, key)
+            for key in stack.federation.keys[stack.clients].tolist()
         ]
         return Schedule.of(sizes, streams, self.epochs, ground.problem.training.batch)
 
@@ -208,7 +209,7 @@ class StackedPhase:
         for part, grad in zip(self.parts, grads, strict=True):
             rows = part.rows[:k]
             direction = grad.add(rows, alpha=settings.weight_decay) if settings.weight_decay else grad
-            if settings.momentum:
+            if part.velocity is not None:
                 direction = part.velocity[:k].mul_(settings.momentum).add_(direction)
             rows.add_(direction, alpha=-part.rate)
 

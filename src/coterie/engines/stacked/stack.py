@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,32 @@ from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
 from coterie.core.pixels import Inputs
 from coterie.engines.stacked.backward import HandWrittenNet
-from coterie.engines.stacked.model import BatchedNet
+from coterie.engines.stacked.model import BatchedNet, padded
+
+
+class PaddedIndices:
+    """Which samples each client has, of the clients that are asked for, as a matrix.
+
+    The last answer is kept: where everybody takes part in every round, it is the next one too.
+
+    >>> indices = PaddedIndices([torch.tensor([5, 6]), torch.tensor([7])])
+    >>> indices.of(torch.tensor([1, 0]))
+    tensor([[7, 0],
+            [5, 6]])
+    >>> indices.sizes.tolist()
+    [2, 1]
+    """
+
+    def __init__(self, samples: Sequence[Tensor]) -> None:
+        self._samples = samples
+        self.sizes = torch.tensor([len(own) for own in samples], dtype=torch.int64)
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def of(self, clients: Tensor) -> Tensor:
+        """The clients' samples, filled up with zeros: `[m, longest]`."""
+        if self._last is None or not torch.equal(self._last[0], clients):
+            self._last = clients.clone(), padded([self._samples[client] for client in clients.tolist()])
+        return self._last[1]
 
 
 @dataclass(frozen=True)
@@ -24,6 +50,8 @@ class Ground:
     device: torch.device
     inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
+    train: PaddedIndices
+    test: PaddedIndices
     net: BatchedNet
     by_hand: HandWrittenNet | None
 
@@ -37,6 +65,8 @@ class Ground:
             device=place,
             inputs=problem.inputs.to(place),
             labels=problem.labels.to(place),
+            train=PaddedIndices(problem.train),
+            test=PaddedIndices(problem.test),
             net=BatchedNet(problem.module, problem.layout),
             by_hand=HandWrittenNet.of(problem.module, problem.layout, problem.task.loss),
         )

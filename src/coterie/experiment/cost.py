@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from coterie.client.recipe import phases
+from coterie.client.recipe import Recipe, phases
 from coterie.experiment.prepared import Prepared
 
 # Of an ordinary core, to the nearest round number: small models are bound by the first, large ones by the second.
@@ -30,13 +30,18 @@ def expected_seconds(prepared: Prepared) -> float:
     experiment, federation = prepared.experiment, prepared.federation()
     federation.round = 1
     recipe = prepared.method.recipe(federation)
-    epochs = sum(experiment.epochs if phase.epochs is None else phase.epochs for phase in phases(recipe))
+    epochs = epochs_of(recipe, experiment.epochs)
     sizes = [int(prepared.partition.sizes[client]) for client in prepared.participants]
     steps = [-(-size // experiment.batch) for size in sizes]
     layers, multiplications = _cost_of_model(prepared.problem_base.module, prepared.problem_base.inputs[:1])
     dispatch = STACKED_LAYER * max(steps) if experiment.engine == "stacked" else experiment.join * sum(steps)
     arithmetic = experiment.join * sum(sizes) * PASSES * multiplications / MULTIPLICATIONS_A_SECOND
     return experiment.rounds * epochs * (SECONDS_A_LAYER_AND_STEP * layers * dispatch + arithmetic)
+
+
+def epochs_of(recipe: Recipe, usual: int) -> int:
+    """The epochs of all phases of a recipe; those that do not say have the usual ones."""
+    return sum(usual if phase.epochs is None else phase.epochs for phase in phases(recipe))
 
 
 def _cost_of_model(module: nn.Module, sample: Tensor) -> tuple[int, int]:

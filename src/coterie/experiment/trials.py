@@ -1,0 +1,228 @@
+"""Trials: how long a round would take each way, from pieces of it that are trained and tested in turns.
+
+Whatever else the machine does hits all ways alike, since each has a turn in every pass, and single disturbances do not
+count: seconds are compared within a pass, and the median of the passes counts. Worker processes take too long to start
+for a trial. In their place as many threads as there would be workers train at the same time, one PyTorch thread each,
+which shows what the cores have to offer together; the run itself then times real workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from coterie.core.training import MemoryFormat
+from coterie.engines import Engine, Serial, Stacked
+from coterie.experiment.prepared import Prepared
+from coterie.experiment.trial_pieces import Piece, Round
+from coterie.experiment.ways import Timer, Way
+from coterie.processes import cores
+
+log = logging.getLogger("coterie")
+
+# The seconds that trials may take, unless a round takes longer than that.
+BUDGET = 2.4
+# Passes over all ways, if there is time.
+PASSES = 7
+# A piece is made to take about this long with one thread: seconds.
+PIECE = 0.04
+MOST_CLIENTS = 16
+# Ways that are foreseen to take so many times as long as the best get no further turns.
+HOPELESS = 1.8
+# The larger of two pieces for the stacked engine: clients, steps, the values that their rows may hold, and how many
+# times as much there is to do as in a piece for the others, since that is what it is good at.
+STACKED_CLIENTS, STACKED_STEPS, STACKED_VALUES, STACKED_PIECES = 32, 3, 2**24, 4
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was measured once: seconds to train on one batch, and to test one sample.
+
+    Of stacked clients, a step costs `batch` for each of them and `step` besides.
+    """
+
+    batch: float
+    test: float
+    step: float = 0.0
+
+
+Timing = Callable[[], Rates]
+TimerKey = tuple[Timer, int, MemoryFormat]
+
+
+def measure(prepared: Prepared, ways: Sequence[Way]) -> dict[Way, float]:
+    """The seconds that a round should take each way; ways that turn out to be none are left out."""
+    begin = time.perf_counter()
+    with _undisturbed():
+        round, timings = Round.of(prepared), dict[TimerKey, Timing]()
+        size = _piece_size(prepared, round, ways[0])
+        for way in ways:
+            for timer in way.timers:
+                key = (timer, way.threads, way.memory)
+                if key not in timings and (timing := _timing(prepared, round, way, timer, size)):
+                    timings[key] = timing
+        left = [way for way in ways if all((timer, way.threads, way.memory) in timings for timer in way.timers)]
+        passes: list[dict[Way, float]] = []
+        for turn in range(1 + PASSES):  # the first one does not count: memory and kernels are new
+            needed = {(timer, way.threads, way.memory) for way in left for timer in way.timers}
+            order = [key for key in timings if key in needed]
+            shift = turn % len(order)
+            rates = {key: timings[key]() for key in order[shift:] + order[:shift]}
+            foreseen = {way: _foreseen(prepared, round, way, rates) for way in left}
+            best = min(foreseen.values())
+            # The first pass tells apart what is beyond comparison; after it, ways are compared as exactly as can be.
+            limit = HOPELESS * (2 if turn == 0 else 1) * best
+            if turn:
+                passes.append(foreseen)
+            left = [way for way in left if foreseen[way] <= limit]
+            taken = time.perf_counter() - begin
+            if passes and taken * (1 + 1 / (turn + 1)) > max(BUDGET, 0.6 * best):
+                break
+    return typical(passes)
+
+
+def typical(passes: Sequence[Mapping[Way, float]]) -> dict[Way, float]:
+    """What passes amount to: the median of each way's share in its pass, in seconds of a typical pass.
+
+    A way that was dropped is judged by the passes that it was in.
+
+    >>> a, b = Way("serial", 1, "contiguous"), Way("serial", 2, "contiguous")
+    >>> found = typical([{a: 2.0, b: 1.0}, {a: 20.0, b: 10.0}, {a: 2.0, b: 5.0}])
+    >>> round(found[a] / found[b], 3)
+    2.0
+    """
+    always = [way for way in passes[-1] if all(way in one for one in passes)]
+    levels = [math.exp(statistics.fmean(math.log(one[way]) for way in always)) for one in passes]
+    level = statistics.median(levels)
+    return {
+        way: level * statistics.median(one[way] / own for one, own in zip(passes, levels, strict=True) if way in one)
+        for way in passes[0]
+    }
+
+
+def _foreseen(prepared: Prepared, round: Round, way: Way, rates: Mapping[TimerKey, Rates]) -> float:
+    """The seconds of a round."""
+    found = []
+    for timer in way.timers:
+        own = rates[timer, way.threads, way.memory]
+        if timer == "stacked":
+            found.append(max(round.batches) * own.step + sum(round.batches) * own.batch + round.tests * own.test)
+        elif timer == "together":
+            workers = _workers(prepared, round)
+            found.append(round.longest_share(workers) * own.batch + round.tests / workers * own.test)
+        else:
+            found.append(sum(round.batches) * own.batch + round.tests * own.test)
+    return min(found)
+
+
+def _workers(prepared: Prepared, round: Round) -> int:
+    return min(prepared.experiment.workers or cores(), len(round.cohort), cores())
+
+
+@dataclass(frozen=True)
+class PieceSize:
+    """Clients with so many batches each, neither too short to be timed nor too long to be tried; `batches` a piece."""
+
+    clients: tuple[int, ...]
+    batches_each: int
+    batches: int
+
+
+def _piece_size(prepared: Prepared, round: Round, way: Way) -> PieceSize:
+    ordered = round.by_size()
+    middle = ordered[len(ordered) // 2]
+    piece = Piece.of(prepared, way.memory, [middle], 1)
+    timing = _apart(piece, threads=1, workers=1)
+    timing()
+    wanted = math.ceil(PIECE * piece.epochs / max(timing().batch, 1e-6))
+    own = round.batches[round.cohort.index(middle)]
+    if wanted <= own:
+        return PieceSize((middle,), wanted, wanted)
+    clients = ordered[len(ordered) // 2 :][: min(math.ceil(wanted / own), MOST_CLIENTS)]
+    return PieceSize(tuple(clients), own, wanted)
+
+
+def _timing(prepared: Prepared, round: Round, way: Way, timer: Timer, size: PieceSize) -> Timing | None:
+    """What measures a way once; nothing if the way is none here."""
+    if timer == "stacked":
+        return _stacked(prepared, round, way, STACKED_PIECES * size.batches)
+    piece = Piece.of(prepared, way.memory, size.clients, size.batches_each)
+    if timer == "alone":
+        return _apart(piece, way.threads, workers=1)
+    return _apart(piece, threads=1, workers=_workers(prepared, round))
+
+
+def _apart(piece: Piece, threads: int, workers: int) -> Timing:
+    """Measures clients one by one, at so many places at the same time."""
+    engines = [Serial(piece.problem, piece.method, seed=0) for _ in range(workers)]
+
+    def at_one(engine: Engine) -> Rates:
+        torch.set_num_threads(threads)  # each thread has its own setting
+        train, test = _seconds(engine, piece)
+        return Rates(train / sum(piece.batches), test / piece.tests)
+
+    def once() -> Rates:
+        if workers == 1:
+            return at_one(engines[0])
+        with ThreadPoolExecutor(workers) as pool:
+            found = list(pool.map(at_one, engines))
+        # Whoever is faster gets more to do: it is their speeds that have a mean.
+        batch, test = ([getattr(rates, name) for rates in found] for name in ("batch", "test"))
+        return Rates(statistics.harmonic_mean(batch), statistics.harmonic_mean(test))
+
+    return once
+
+
+def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | None:
+    """Measures all clients as one batch: many and one, since a step has a price of its own; at `most` so many batches.
+
+    Rows too long for two of them keep the cores busy one by one.
+    """
+    room = min(STACKED_CLIENTS, STACKED_VALUES // max(prepared.problem_base.layout.width, 1))
+    if room < 2:
+        return None
+    batches = min(max(most // 2, 1), STACKED_STEPS)
+    many = round.by_size()[: min(max(most // batches, 2), room)]
+    pieces = [Piece.of(prepared, way.memory, clients, batches) for clients in (many, many[:1])]
+    engines = [Stacked(piece.problem, piece.method, seed=0) for piece in pieces]
+    if engines[0].declines(pieces[0].work.recipe, pieces[0].federation.privacy) is not None:
+        return None
+
+    def once() -> Rates:
+        torch.set_num_threads(way.threads)
+        (several, test), (one, _) = (_seconds(engine, piece) for engine, piece in zip(engines, pieces, strict=True))
+        steps, extra = pieces[1].batches[0], sum(pieces[0].batches) - pieces[1].batches[0]
+        batch = max(several - one, 0.0) / extra if extra else 0.0
+        return Rates(batch, test / pieces[0].tests, step=max(one / steps - batch, 0.0))
+
+    return once
+
+
+def _seconds(engine: Engine, piece: Piece) -> tuple[float, float]:
+    """The seconds that a piece takes an engine to train, with as many epochs as a round has, and to test."""
+    begin = time.perf_counter()
+    engine.train(piece.federation, piece.work, piece.everyone)
+    trained = time.perf_counter()
+    engine.test(piece.federation, piece.everyone)
+    return (trained - begin) * piece.epochs, time.perf_counter() - trained
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Trials leave PyTorch's state as it was, and what engines say of them does not concern the run."""
+    threads, before = torch.get_num_threads(), log.disabled
+    log.disabled = True
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        log.disabled = before
+        torch.set_num_threads(threads)

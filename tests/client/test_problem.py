@@ -1,0 +1,19 @@
+"""What a problem says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from support import tiny
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_once"),
+    [((1,), 1024), ((64,), 1024), ((256,), 512), ((1, 28, 28), 167), ((3, 32, 32), 128), ((3, 224, 224), 128)],
+)
+def test_the_smaller_samples_are_the_more_are_tested_at_a_time(shape: tuple[int, ...], at_once: int) -> None:
+    problem = tiny("fedavg").prepare().problem()
+    assert replace(problem, inputs=torch.zeros(2, *shape)).test_batch == at_once

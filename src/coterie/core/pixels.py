@@ -100,10 +100,6 @@ class Pixels:
         changes = self.memory == "channels_last" and raw.ndim == 4 and raw.shape[1] > 1
         return self.scale(raw, torch.channels_last if changes else torch.preserve_format)
 
-    def some(self, index: Tensor) -> Pixels:
-        """Some of the samples, still as bytes."""
-        return replace(self, kept=self.kept[index], file=None)
-
     def to(self, device: torch.device | str) -> Pixels:
         """The same on a device."""
         there = self.kept.to(device)
@@ -114,6 +110,10 @@ class Pixels:
         if self.file is None:
             self.kept.share_memory_()
         return self
+
+    def is_shared(self) -> bool:
+        """Whether other processes can read the same bytes."""
+        return self.file is not None or self.kept.is_shared()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.file is not None:
@@ -170,6 +170,11 @@ def whole(inputs: Inputs) -> Tensor:
     return inputs if isinstance(inputs, Tensor) else inputs[:]
 
 
+def some(inputs: Inputs, index: Tensor) -> Inputs:
+    """Some of the samples, kept as all are."""
+    return inputs[index] if isinstance(inputs, Tensor) else replace(inputs, kept=inputs.kept[index], file=None)
+
+
 def samples_at(inputs: Inputs, places: Tensor) -> Tensor:
     """The samples at `places [...]` as models take them: `[..., *shape]`.
 
@@ -177,6 +182,7 @@ def samples_at(inputs: Inputs, places: Tensor) -> Tensor:
     [[[4.0, 5.0], [0.0, 1.0]]]
     """
     flat = places.flatten()
+    # Whole samples are copied this way; indexing would pick their numbers one by one.
     found: Tensor = inputs.index_select(0, flat) if isinstance(inputs, Tensor) else inputs[flat]
     shaped: Tensor = found.unflatten(0, places.shape)
     return shaped

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.core.pixels import Inputs, Pixels
+from coterie.core.pixels import Inputs, Pixels, some
 from coterie.core.slots import Slot
 from coterie.engines.ray.session import note
 from coterie.engines.remote.worker import (
@@ -122,7 +122,7 @@ def job_without_data(problem: Problem, method: Method, seed: int, federation: Fe
     """The job without data, rows and values: what is left is small."""
     module, weights = without_tensors(problem.module)
     nothing = torch.empty(0)
-    inputs = problem.inputs.some(nothing.long()) if isinstance(problem.inputs, Pixels) else nothing
+    inputs = some(problem.inputs, nothing.long())
     bare = replace(problem, module=module, inputs=inputs, labels=nothing, train=(), validation=(), test=())
     parts = (problem.train, problem.validation, problem.test)
     counts = torch.tensor([[len(index) for index in part] for part in parts])

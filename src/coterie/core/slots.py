@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from coterie.core.columns import Columns
+from coterie.core.mapped import personal_rows
 from coterie.core.tracks import Tracks
 from coterie.errors import CoterieError
 
@@ -20,7 +21,8 @@ Follows = str | Callable[[Any], Tensor] | None
 class Slot:
     """Named rows: some columns held once for everybody (`shared [1, ·]`), the others per client (`own [K, ·]`).
 
-    Memory follows what is personal: a slot whose columns are all shared costs one row. `held_by` says who has it:
+    Memory follows what is personal: a slot whose columns are all shared costs one row, and personal rows that memory
+    is too small for lie in a file (`mapped`). `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
     *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
     """
@@ -41,8 +43,18 @@ class Slot:
         self.follows = follows
         self.dropped = False  # whether it has served its purpose
         self.shared = self.shared_columns.take(initial)[None].clone()
-        self.own = self.own_columns.take(initial)[None].repeat(clients, 1)
+        self.own, self.mapped = personal_rows(self.own_columns.take(initial), clients)
         self.tracks = Tracks(self.shared_columns, self.own_columns, clients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.mapped is None:
+            return self.__dict__
+        return {**self.__dict__, "own": None, "mapped": self.mapped.elsewhere()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.mapped is not None:
+            self.own = self.mapped.opened()
 
     @property
     def width(self) -> int:

@@ -147,13 +147,13 @@ def metric_table(summary: Mapping[str, Any]) -> Table | str:
     return table
 
 
-def clients_table(summary: Mapping[str, Any]) -> Table:
-    """Every client of a run with what it is judged by after the last round."""
+def clients_table(summary: Mapping[str, Any], limit: int) -> Table:
+    """The clients of a run, the first ones up to a limit, with what each is judged by after the last round."""
     rested = any(one.get("stored") != one.get("trained") for one in summary["clients"])
     moments = ("received", "trained", "stored") if rested else ("received", "trained")
     titles = (f"{moment}, last" for moment in moments)
     table = plain_table("client", "training samples", *titles, right=range(1, len(moments) + 2))
-    for client in summary["clients"]:
+    for client in summary["clients"][:limit]:
         # A run that was stopped before its first evaluation has none.
         numbers = (number_text(client.get(moment)) for moment in moments)
         table.add_row(Text(client["client"]), str(client["size"]), *numbers)

@@ -26,7 +26,7 @@ const table = (rows) => make('table', { class: 'texts' }, make('tbody', {}, ...r
 
 function oneRun(parent, run) {
   const options = run.options.map(([key, value]) => `${key} = ${value}`).join(', ');
-  parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.clients.length} clients`, `seed ${run.seed}`, run.state].join(' · ')));
+  parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.everybody} clients`, `seed ${run.seed}`, run.state].join(' · ')));
   tiles(parent, run);
   listed(parent, 'What went wrong', run.wrong);
   const rounds = section(parent, 'Over the rounds', 'grid thirds');

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from coterie.core.columns import Columns
-from coterie.core.mapped import personal_rows
+from coterie.core.mapped import MappedRows, personal_rows
 from coterie.core.tracks import Tracks
 from coterie.errors import CoterieError
 
@@ -22,7 +22,8 @@ class Slot:
     """Named rows: some columns held once for everybody (`shared [1, ·]`), the others per client (`own [K, ·]`).
 
     Memory follows what is personal: a slot whose columns are all shared costs one row, and personal rows that memory
-    is too small for lie in a file (`mapped`). `held_by` says who has it:
+    is too small for lie in a file (`mapped`). An `outline` is not to be written to: one row stands for everybody's.
+    `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
     *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
     """
@@ -35,6 +36,7 @@ class Slot:
         shared: Columns,
         held_by: HeldBy = "both",
         follows: Follows = None,
+        outline: bool = False,
     ) -> None:
         self.columns = columns
         self.shared_columns = shared & columns
@@ -43,7 +45,12 @@ class Slot:
         self.follows = follows
         self.dropped = False  # whether it has served its purpose
         self.shared = self.shared_columns.take(initial)[None].clone()
-        self.own, self.mapped = personal_rows(self.own_columns.take(initial), clients)
+        first = self.own_columns.take(initial)
+        self.mapped: MappedRows | None = None
+        if outline:
+            self.own = first.expand(clients, -1)
+        else:
+            self.own, self.mapped = personal_rows(first, clients)
         self.tracks = Tracks(self.shared_columns, self.own_columns, clients)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -119,6 +119,13 @@ class Prepared:
         federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
         return federation
 
+    def outline(self) -> Federation:
+        """The same to be looked at alone: many clients' rows would take long to make."""
+        federation = self.bare_federation()
+        federation.outline = True
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
     def bare_federation(self, clients: list[int] | None = None) -> Federation:
         """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
@@ -180,7 +187,7 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
-    begun = prepared.empty_federation()
+    begun = prepared.outline()
     method.check(begun)
     taking_part = cohort_size(experiment.join, len(prepared.participants))
     require_enough(experiment.defences, taking_part, "let more clients take part in a round")

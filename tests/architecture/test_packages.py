@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "coterie"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The packages of extras, which somebody who installs the library alone does not have.
-OF_EXTRAS = ("matplotlib", "tensorboard", "wandb", "onnx", "onnxscript", "ray", "flwr", "cryptography", "h11", "pytest")
+OF_EXTRAS = (
+    *("matplotlib", "tensorboard", "wandb", "opacus", "onnx", "onnxscript", "optuna", "ray"),
+    *("flwr", "cryptography", "h11", "zensical", "latex2mathml", "pytest", "nbclient"),
+)
 
 
 def package_files() -> set[str]:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,10 +31,11 @@ from coterie.client.trainer import Trainer
 from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation
 from coterie.engines import RayCluster, Serial, Work
+from coterie.engines.ray import session as sessions
 from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
 from coterie.engines.ray.pool import ActorPool, Cargo
-from coterie.engines.ray.session import RaySession, import_ray
+from coterie.engines.ray.session import LOCAL_ONLY, RaySession, import_ray
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Positions
@@ -48,6 +50,7 @@ from support import PATIENCE, tiny
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
 ray = import_ray(local=True)
+TOKEN = "known-to-this-file-alone"  # otherwise nobody could join
 # Actors have one thread each: bits are promised to whoever has one as well.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
 
@@ -57,6 +60,7 @@ def session() -> Iterator[RaySession]:
     """A local Ray for all tests of this file. Its actors find what the tests import."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         started = RaySession("", cpus=2, store=0)
     yield started
     started.close()
@@ -354,7 +358,7 @@ def test_the_command_joins_an_existing_cluster(session: RaySession, pool: ActorP
     ours, theirs = (
         subprocess.run(
             [sys.executable, "-m", "coterie", "run", *options, *more, "--out", str(tmp_path / more[1])],
-            env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            env=os.environ | {LOCAL_ONLY: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -426,11 +430,33 @@ def test_addresses_are_checked_before_ray_tries_for_minutes(monkeypatch: pytest.
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
     for address in ("nonsense", "host:port", "host:99999"):
         with pytest.raises(CoterieError, match=f"ray_address = '{address}': must be HOST:PORT"):
-            RaySession(address, cpus=1, store=0)
+            RaySession(address)
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     with pytest.raises(CoterieError, match=f"ray_address = '127.0.0.1:{free}': no Ray cluster can be reached there"):
-        RaySession(f"127.0.0.1:{free}", cpus=1, store=0)
+        RaySession(f"127.0.0.1:{free}")
+
+
+def greet(server: socket.socket, answer: bytes) -> None:
+    """Answer one caller, whatever they say, and stay on the line."""
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(answer)
+        time.sleep(5)
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request\r\n", "is not Ray")])
+def test_what_is_not_ray_is_noticed_within_seconds(answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+    monkeypatch.setattr(sessions, "CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=greet, args=(server, answer), daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            CoterieError, match=rf"'{address}': no Ray cluster .*{reason}.*'ray start --head' starts one"
+        ):
+            RaySession(address)
 
 
 def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,8 +467,16 @@ def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     with pytest.raises(CoterieError, match=r"ray_address = 'auto': no Ray cluster can be reached there \(no cluster\)"):
-        RaySession("auto", cpus=1, store=0)
+        RaySession("auto")
+
+    def ailing(words: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, words, stderr=b"Traceback\nRuntimeError: wrong  token\n\n")
+
+    monkeypatch.setattr(subprocess, "run", ailing)
+    with pytest.raises(CoterieError, match=r"there \(RuntimeError: wrong token\); 'ray status'"):
+        RaySession("auto")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

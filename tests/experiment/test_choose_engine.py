@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from coterie.experiment import choose_engine as auto
-from coterie.experiment import trials
 from coterie.experiment.choose_engine import Reconsider, choose, plain_way, with_choice
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
@@ -232,10 +231,9 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(monkeypatch: pytest
 # The trials themselves.
 
 
-def test_trials_measure_every_way_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_measure_every_way_and_leave_no_trace() -> None:
     prepared = tiny("fedcac").prepare()
     ways = [ADAPTIVE, Way("serial", 1, "contiguous"), STACKED]
-    monkeypatch.setattr(trials, "HOPELESS", 10**6)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     found = measure(prepared, ways)
     assert set(found) == set(ways)

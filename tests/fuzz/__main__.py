@@ -25,7 +25,7 @@ from typing import IO, Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 HERE = Path(__file__).parent
-BATCH = 400
+BATCH = 1000
 SILENCE = 900.0
 """Seconds without a word after which a batch's process is given up: it hangs where no signal reaches it."""
 

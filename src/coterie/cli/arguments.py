@@ -45,6 +45,10 @@ Seeds = Annotated[
 Jobs = Annotated[
     int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
 ]
+Cluster = Annotated[
+    str | None,
+    option("Runs take place on a Ray cluster: HOST:PORT, or 'auto' on a machine of it.", "this machine", RUNNING),
+]
 Columns = Annotated[
     list[str] | None,
     Parameter(

@@ -74,17 +74,18 @@ def compare_command(
     columns: Sequence[str] = (),
     tune: Sequence[str] = (),
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> None:
     """Compare methods, tuned before if wished, and print the table."""
     methods, seeds = with_kept(apart(methods), seeds, out)
     chosen = experiments(methods, file, given, sets)
     told = ""
     if tune:
-        chosen, told = tuned(methods, tune, seeds[0], file, given, sets, out, jobs)
+        chosen, told = tuned(methods, tune, seeds[0], file, given, sets, out, jobs, cluster)
     rounds = len(seeds) * sum(experiment.rounds for experiment in chosen.values())
     with ComparisonProgress(len(chosen) * len(seeds), rounds) as progress, terminable():
         try:
-            comparison = compare(chosen, seeds, out, progress, jobs, columns, listeners)
+            comparison = compare(chosen, seeds, out, progress, jobs, columns, listeners, cluster)
         except KeyboardInterrupt as stop:
             raise InterruptionError(_ways_on(progress), exit_code(stop)) from None
     print_comparison(comparison, out, json, protocol_of(file, given))

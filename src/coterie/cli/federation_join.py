@@ -67,6 +67,7 @@ def join_command(
         f"{name} joins {facts.name}: {facts.method}, {facts.rounds} rounds, with {_others(name, facts.sites)}.",
         *([f"What changes: {'; '.join(differing)}."] if differing else []),
         f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
+        f"Privacy: {facts.privacy}.",
         "",
         "Only one app will run here, built from the agreement in",
         f"  {own / AGREEMENT}",

@@ -52,6 +52,7 @@ def reproduce_command(
     jobs: int,
     folder: Path,
     results: Path,
+    cluster: str = "",
 ) -> None:
     """Run the cells of some tables and print these."""
     require(bool(seeds), "seeds: name at least one")
@@ -59,6 +60,10 @@ def reproduce_command(
     require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
     require(hours is None or hours > 0, f"hours = {hours:g}: must be more than 0" if hours is not None else "")
     require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: one per core)")
+    require(
+        hours is None or not cluster or bool(jobs),
+        "hours: how much fits into them on a cluster depends on --jobs, the runs at the same time; give that too",
+    )
     chosen = [find_table(key, [similarities.KEY]) for key in tables if key != similarities.KEY]
     if similarities.KEY in tables:
         print(similarities.rebuild(results, seeds))
@@ -69,7 +74,7 @@ def reproduce_command(
     left_out: list[TableCell] = []
     if hours is not None:
         cells, left_out = fitting(cells, hours, jobs or cores(), folder, _say)
-    failures = _run(cells, folder, results, jobs)
+    failures = _run(cells, folder, results, jobs, cluster)
     for table in chosen:
         write_page(table, results)
         _print(Rebuilt(table, Results(table, results)))
@@ -80,11 +85,11 @@ def reproduce_command(
         raise FailureError("; ".join(f"{run} failed: {why}" for run, why in failures.items()))
 
 
-def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int) -> dict[str, str]:
+def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int, cluster: str) -> dict[str, str]:
     runs = {cell.digest: cell.experiment.rounds for cell in cells}
     with ComparisonProgress(len(runs), sum(runs.values())) as progress, terminable():
         try:
-            return run_cells(cells, folder, results, progress, jobs)
+            return run_cells(cells, folder, results, progress, jobs, cluster)
         except KeyboardInterrupt as stop:
             done = f"{progress.finished} of {progress.runs} cells are finished"
             raise InterruptionError(f"interrupted; the same command carries on ({done})", exit_code(stop)) from None

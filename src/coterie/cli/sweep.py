@@ -40,6 +40,7 @@ def sweep_command(
     full: bool,
     json: bool,
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> None:
     """Search a grid and print what came of it."""
     require(draw is None or draw > 0, f"random = {draw}: must be at least 1")
@@ -50,7 +51,7 @@ def sweep_command(
     require(bool(seeds), "seeds: name at least one")
     space = read_space("grid", grid, fractions_of(method))
     place = out or _free_place(method, file, given, sets)
-    how = seeds, place, progress_of, jobs, full, listeners
+    how = seeds, place, progress_of, jobs, full, listeners, cluster
     try:
         if optuna is None:
             found = sweep(candidates(method, space, file, given, sets, draw, seeds[0]), *how)

@@ -8,7 +8,19 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from coterie.cli.app import TRAIN, app
-from coterie.cli.arguments import OUTPUT, AsJson, Columns, ConfigFile, Jobs, Listeners, Seed, Seeds, Sets, Texts
+from coterie.cli.arguments import (
+    OUTPUT,
+    AsJson,
+    Cluster,
+    Columns,
+    ConfigFile,
+    Jobs,
+    Listeners,
+    Seed,
+    Seeds,
+    Sets,
+    Texts,
+)
 from coterie.cli.settings import RUNNING, GivenSettings, option, read_numbers
 
 
@@ -76,6 +88,7 @@ def compare(
         ),
     ] = None,
     jobs: Jobs = None,
+    cluster: Cluster = None,
     columns: Columns = None,
     tune: Annotated[
         list[str] | None,
@@ -94,7 +107,8 @@ def compare(
 
     chosen = [0, 1, 2] if seeds is None else seeds
     given, sets, heard = settings.given(), set or [], listener or []
-    compare_command(methods, chosen, config, given, sets, out, jobs or 0, json, columns or [], tune or [], heard)
+    how = out, jobs or 0, json, columns or [], tune or [], heard, cluster or ""
+    compare_command(methods, chosen, config, given, sets, *how)
 
 
 @app.command(group=TRAIN)
@@ -115,7 +129,7 @@ def sweep(
         int | None, option("Try only so many combinations, drawn by chance.", "all of them", OUTPUT)
     ] = None,
     optuna: Annotated[
-        int | None, option("Try so many, which Optuna proposes in the light of those before.", "none", OUTPUT)
+        int | None, option("Try this many settings, each proposed by Optuna from the results so far.", "none", OUTPUT)
     ] = None,
     full: Annotated[
         bool, Parameter(help="Run all of them to the end; none is given up early.", negative=(), group=OUTPUT)
@@ -132,6 +146,7 @@ def sweep(
         ),
     ] = None,
     jobs: Jobs = None,
+    cluster: Cluster = None,
     listener: Listeners = None,
     json: AsJson = False,
     settings: GivenSettings = GivenSettings(),  # noqa: B008 (frozen)
@@ -141,7 +156,7 @@ def sweep(
 
     chosen = [0] if seeds is None else seeds
     given, sets = settings.given(), set or []
-    how = out, jobs or 0, full, json, listener or []
+    how = out, jobs or 0, full, json, listener or [], cluster or ""
     sweep_command(method, grid or [], random, optuna, chosen, config, given, sets, *how)
 
 
@@ -175,6 +190,7 @@ def reproduce(
         float | None, option("Run what fits into so many hours, the most informative first.", "all", RUNNING)
     ] = None,
     jobs: Annotated[int | None, option("Cells at the same time.", "one per core", RUNNING)] = None,
+    cluster: Cluster = None,
     cells: Annotated[Path, Parameter(help="Where the runs are kept; they are carried on there.", group=OUTPUT)] = Path(
         "runs/cells"
     ),
@@ -195,4 +211,4 @@ def reproduce(
     else:
         amount = Amount(rounds, 1.0 if share is None else share, data or "")
         chosen = columns or [], methods or [], [0] if seeds is None else seeds
-        reproduce_command(tables, *chosen, amount, hours, jobs or 0, cells, results)
+        reproduce_command(tables, *chosen, amount, hours, jobs or 0, cells, results, cluster or "")

@@ -73,6 +73,7 @@ def tuned(
     sets: Sequence[str],
     out: Path | None,
     jobs: int,
+    cluster: str = "",
 ) -> tuple[dict[str, Experiment], str]:
     """The experiments of a comparison, each with the settings that validation chose, and these in words.
 
@@ -89,7 +90,7 @@ def tuned(
             name = MethodEntry.read(text).name
             place = folder / run_folder(name, seed)
             chosen = candidates(text, space, file, given, sets)
-            best = sweep(chosen, [seed], place, progress_of, jobs, full=False)
+            best = sweep(chosen, [seed], place, progress_of, jobs, full=False, cluster=cluster)
             found[name] = best.winner
             told.append(f"{name} {best.best.name[len(name) + 1 :]}")
     return found, f"Tuned on validation samples with seed {seed}: {'; '.join(told)}."

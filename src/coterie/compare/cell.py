@@ -45,15 +45,29 @@ def perform(
     if directory is None:
         return experiment.run(None, listeners).summary
     with alone(directory, wait=True):
+        summary = kept_summary(experiment, directory, until)
+        if summary is not None:
+            return summary
         if not (directory / CONFIG).is_file():
-            clear_unbegun(directory)
             return experiment.run(directory, listeners).summary
-        kept = RunDirectory.open(directory)
-        require_same_run(directory, kept.config(), complete(experiment))
-        if kept.finished or (until is not None and kept.stopped and len(kept.lines_in_order()) >= until):
-            return kept.summary() or {}
-        given = any(str(value).startswith("given (") for value in kept.config().values())
+        given = any(str(value).startswith("given (") for value in RunDirectory(directory).config().values())
         return resume(directory, listeners, experiment=experiment if given else None).summary
+
+
+def kept_summary(experiment: Experiment, directory: Path, until: int | None = None) -> Summary | None:
+    """The summary of a run that is as far as it is wanted; nothing if there is something left to run.
+
+    Whoever asks is alone at the directory. What was left there before a run began is taken away, and a directory that
+    holds anything else, or another run, is an error.
+    """
+    if not (directory / CONFIG).is_file():
+        clear_unbegun(directory)
+        return None
+    kept = RunDirectory.open(directory)
+    require_same_run(directory, kept.config(), complete(experiment))
+    if kept.finished or (until is not None and kept.stopped and len(kept.lines_in_order()) >= until):
+        return kept.summary() or {}
+    return None
 
 
 def finished(directory: Path | None) -> bool:

@@ -35,6 +35,10 @@ OF_THE_WORK = (
 )
 
 
+SEVERAL = 2
+"""Jobs, of runs that take place on several machines: each is to use one core there, however many there are here."""
+
+
 class OneEngine:
     """The choice for experiments that belong together; those that name engine and memory format are left alone.
 

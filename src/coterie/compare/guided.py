@@ -1,4 +1,4 @@
-"""A search whose settings Optuna proposes, each in the light of what came of those before (the extra `optuna`)."""
+"""A search whose settings Optuna proposes, each from the results of those before (the extra `optuna`)."""
 
 from __future__ import annotations
 
@@ -102,13 +102,15 @@ def guided_sweep(
     jobs: int = 0,
     full: bool = False,
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> Sweep:
     """Like `sweep`, for `amount` settings of a space, proposed one batch after the other; fewer if there are no more.
 
     `experiment_of` makes settings an experiment with a name. At every round where some are given up, those go on that
     are in the better half of all that came so far.
     """
-    proposals, trials = Proposals(space, seeds[0] if seeds else 0), Trials(seeds, out, watch, jobs, listeners)
+    proposals = Proposals(space, seeds[0] if seeds else 0)
+    trials = Trials(seeds, out, watch, jobs, listeners, cluster)
     asked = 0
 
     def tell(name: str, handle: Trial) -> None:

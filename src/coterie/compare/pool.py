@@ -179,7 +179,8 @@ def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
                         raise CoterieError(f"jobs = {jobs}: {reason}") if ready else CannotStartError(reason)
                     continue
                 ready = True
-                _take_in(worker, message, watcher)
+                if worker.run is not None and take_in(worker.run, message, watcher):
+                    worker.run = None
                 if worker.run is None and waiting:
                     _deal(worker, waiting.pop(), watcher)
                 elif worker.run is None:
@@ -226,38 +227,40 @@ def _received(worker: _Worker) -> Message | None:
     return message
 
 
-def _take_in(worker: _Worker, message: Message, watcher: Watcher) -> None:
-    run = worker.run
-    if run is None:
-        return  # it has started
+def take_in(run: Run, message: Message, watcher: Watcher) -> bool:
+    """Pass on what was told of a run; whether that is over now."""
     match message:
         case {"round": round, "received": received}:
             watcher.round_done(run, round, received)
-        case {"warning": text}:
-            log.warning("%s: %s", run, text)
+            return False
         case {"summary": summary}:
-            worker.run = None
             watcher.ended(run, summary)
         case {"mistake": text}:
-            worker.run = None
             watcher.failed(run, CoterieError(f"{run}: {text}"))
         case {"error": text, "details": details}:
-            worker.run = None
             error = RuntimeError(f"{run}: {text}")
             error.add_note(f"In the worker process:\n{details}")
             watcher.failed(run, error)
+        case {"warning": text}:
+            log.warning("%s: %s", run, text)
+            return False
+    return True
+
+
+def task_of(run: Run) -> Message:
+    """What a worker is told to do for a run."""
+    # The run's configuration says what it was run with, so that it can be repeated.
+    experiment = replace(run.experiment, threads=run.experiment.threads or 1)
+    config = to_toml({**complete(experiment), "protocol": experiment.protocol})
+    out = None if run.directory is None else str(run.directory)
+    return {"config": config, "out": out, "until": run.until, "listeners": run.listeners}
 
 
 def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
     worker.run = run
     watcher.begun(run)
-    # The run's configuration says what it was run with, so that it can be repeated.
-    experiment = replace(run.experiment, threads=run.experiment.threads or 1)
-    config = to_toml({**complete(experiment), "protocol": experiment.protocol})
-    out = None if run.directory is None else str(run.directory)
-    task = {"config": config, "out": out, "until": run.until, "listeners": run.listeners}
     with suppress(OSError):  # it has died, which will be noticed
-        send(worker.connection, task)
+        send(worker.connection, task_of(run))
 
 
 def _bury(worker: _Worker) -> str:

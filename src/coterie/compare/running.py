@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coterie.compare.cell import Summary
+from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError, require
 from coterie.experiment.cost import expected_seconds
@@ -25,11 +26,12 @@ Heard = dict[tuple[str, int], dict[int, float]]
 """Of each run by name and seed: the mean score of the received models in each round in which they were tested."""
 
 
-def require_jobs(experiments: Mapping[str, Experiment], jobs: int) -> bool:
-    """An error if so many jobs cannot be; whether every experiment can run beside others."""
+def require_jobs(experiments: Mapping[str, Experiment], jobs: int, cluster: str = "") -> bool:
+    """An error if so many jobs cannot be, or not on a cluster; whether every experiment can run beside others."""
     require(jobs >= 0, f"jobs = {jobs}: must not be negative (0: choose)")
     obstacles = {name: why for name, experiment in experiments.items() if (why := obstacle(experiment)) is not None}
     for name, why in obstacles.items():
+        require(not cluster, f"cluster = '{cluster}': '{name}' cannot run elsewhere, {why}; use engine = 'serial'")
         require(jobs <= 1, f"jobs = {jobs}: '{name}' cannot run beside others, {why}; use jobs = 1")
     return not obstacles
 
@@ -72,11 +74,18 @@ class Collector:
             self._watcher.ended(run, summary)
 
 
-def perform_all(runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher) -> None:
-    """Perform the runs, so many at a time; `seconds` says how long each may take, by name."""
+def perform_all(
+    runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher, cluster: str = ""
+) -> None:
+    """Perform the runs, so many at a time (0: choose), here or on a cluster; `seconds` says how long each may take."""
+    if not cluster:
+        jobs = min(jobs or worthwhile_jobs(runs, seconds), len(runs))
+    # The longest first: a long run that began last would keep the others waiting.
+    longest_first = sorted(runs, key=lambda run: seconds.get(run.name, 0.0), reverse=True)
+    if cluster:
+        run_on_cluster(longest_first, cluster, jobs, watcher)
+        return
     if jobs > 1:
-        # The longest first: a long run that began last would keep the others waiting.
-        longest_first = sorted(runs, key=lambda run: seconds[run.name], reverse=True)
         try:
             run_in_parallel(longest_first, jobs, watcher)
             return

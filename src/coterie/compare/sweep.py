@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coterie.compare.engine_choice import OneEngine
+from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names, worthwhile_jobs
+from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
@@ -96,13 +96,15 @@ class Trials:
     validation samples get some. `scores` are the best validation scores by name and round up to which they count.
     """
 
-    def __init__(self, seeds: Sequence[int], out: Path, watch: Watch, jobs: int, listeners: Sequence[str]) -> None:
+    def __init__(
+        self, seeds: Sequence[int], out: Path, watch: Watch, jobs: int, listeners: Sequence[str], cluster: str = ""
+    ) -> None:
         leave_if_imported_by_a_worker()
         require(bool(seeds), "seeds: name at least one")
         refuse_strangers(out)
-        self._seeds, self._out, self._watch, self._jobs = seeds, out, watch, jobs
+        self._seeds, self._out, self._watch, self._jobs, self._cluster = seeds, out, watch, jobs, cluster
         self._listeners = require_names(listeners)
-        self._engine = OneEngine(seeds, jobs, out)
+        self._engine = OneEngine(seeds, SEVERAL if cluster else jobs, out)
         self._seconds: dict[str, float] = {}
         self._partitions: dict[int, str] = {}
         self._scale: Scale | None = None
@@ -124,9 +126,9 @@ class Trials:
     def add(self, experiments: Mapping[str, Experiment]) -> None:
         """Take in settings that were not there, after a look at whether they can run."""
         tried = {name: validating(experiment) for name, experiment in experiments.items()}
-        require_jobs(tried, self._jobs)
+        require_jobs(tried, self._jobs, self._cluster)
         tried = self._engine.settle(tried)
-        beside_others = require_jobs(tried, self._jobs)
+        beside_others = require_jobs(tried, self._jobs, self._cluster)
         if self._scale is None:
             first = replace(next(iter(tried.values())), seed=self._seeds[0]).prepare()
             require(first.problem().has_validation, "validation: no client has validation samples; set validation=0.2")
@@ -151,8 +153,7 @@ class Trials:
             for name in names
         ]
         with self._watch(runs) as watcher:
-            jobs = min(self._jobs or worthwhile_jobs(runs, self._seconds), len(runs))
-            perform_all(runs, self._seconds, jobs, Collector(self._partitions, watcher))
+            perform_all(runs, self._seconds, self._jobs, Collector(self._partitions, watcher), self._cluster)
         for name in names:
             own = [run for run in runs if run.name == name]
             found = fmean(_validation_score(run, self.scale) for run in own)
@@ -194,14 +195,15 @@ def sweep(
     jobs: int = 0,
     full: bool = False,
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> Sweep:
     """Find the experiment with the best validation score: as received, mean over clients, best round so far.
 
     With `full`, all of them run to the end. The winner is given as it was, without the validation samples that it may
-    have been lent. The same again carries on. `listeners` are as for `compare`.
+    have been lent. The same again carries on. `listeners` and `cluster` are as for `compare`.
     """
     require(bool(experiments), "grid: name at least one option with its values, such as lr=0.01,0.05")
-    trials = Trials(seeds, out, watch, jobs, listeners)
+    trials = Trials(seeds, out, watch, jobs, listeners, cluster)
     trials.add(experiments)
     left = list(experiments)
     for rung in trials.rungs(len(left), full):

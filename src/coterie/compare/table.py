@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.compare.cell import Summary, require_same_run
 from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
-from coterie.compare.engine_choice import OneEngine
+from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import (
@@ -24,7 +24,6 @@ from coterie.compare.running import (
     require_jobs,
     require_names,
     whole_hash,
-    worthwhile_jobs,
 )
 from coterie.core.scale import Scale
 from coterie.display import Displayed
@@ -58,6 +57,14 @@ class Comparison(Displayed):
 
     `Grid` says who wins a column. `folder` is where the runs are kept, if they are; `heard` is what was heard of those
     that are not.
+
+    >>> few = {"rounds": 1, "epochs": 1, "threads": 1}
+    >>> pair = {"alone": Experiment("local", **few), "together": Experiment("fedavg", **few)}
+    >>> comparison = compare(pair, seeds=[0], jobs=1)
+    >>> comparison
+    Comparison(alone, together; seed 0)
+    >>> comparison.to_frame()["method"].tolist()
+    ['alone', 'together']
     """
 
     seeds: tuple[int, ...]
@@ -214,6 +221,7 @@ def compare(
     jobs: int = 0,
     columns: Sequence[str] = (),
     listeners: Sequence[str] = (),
+    cluster: str = "",
 ) -> Comparison:
     """Run each experiment with each seed; all share the partition of a seed, which is checked.
 
@@ -232,6 +240,9 @@ def compare(
     Engine `auto` is chosen once, by the first experiment, for all methods and seeds.
     A script must guard what it does with `if __name__ == "__main__":`, or there is one job, with a warning.
 
+    With `cluster`, the address of a Ray cluster, runs take place on its machines, as many as find room unless `jobs`
+    says otherwise; their files come back to `out`. A run whose machine is lost is carried on by another.
+
     >>> from coterie.partition import Iid
     >>> few = {"partition": Iid(clients=3), "rounds": 1, "epochs": 1}
     >>> pair = {"plain": Experiment("fedavg", **few), "slow": Experiment("fedavg", lr=0.001, **few)}
@@ -242,12 +253,12 @@ def compare(
     require(bool(experiments), "methods: name at least one")
     require(bool(seeds), "seeds: name at least one")
     require(len(set(seeds)) == len(seeds), f"seeds = {' '.join(map(str, seeds))}: one is given twice")
-    require_jobs(experiments, jobs)
+    require_jobs(experiments, jobs, cluster)
     names, folder = require_names(listeners), None if out is None else Path(out)
     if folder is not None:
         experiments, seeds = _with_kept(folder, experiments, seeds)
-    experiments = OneEngine(seeds, jobs, folder).settle(experiments)
-    beside_others = require_jobs(experiments, jobs)
+    experiments = OneEngine(seeds, SEVERAL if cluster else jobs, folder).settle(experiments)
+    beside_others = require_jobs(experiments, jobs, cluster)
     runs = [
         Run(
             name,
@@ -265,7 +276,7 @@ def compare(
         chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
     partitions, seconds = checked(experiments, seeds, guess=jobs != 1 and beside_others)
     collector = Collector(partitions, watcher)
-    perform_all(runs, seconds, min(jobs or worthwhile_jobs(runs, seconds), len(runs)), collector)
+    perform_all(runs, seconds, jobs, collector, cluster)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
     comparison = Comparison(tuple(seeds), summaries, tuple(columns), folder, collector.heard)

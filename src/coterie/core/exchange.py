@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -33,7 +33,15 @@ def block_width(rows: int) -> int:
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it."""
+    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort = torch.tensor([3, 5])
+    >>> rows = ClientRows(federation, cohort, {"model": federation["model"].rows(cohort) + 1})
+    >>> (rows.after(group="classifier") - rows.before(group="classifier")).mean().round().item()
+    1.0
+    """
 
     federation: Federation
     cohort: Tensor  # [m] client ids
@@ -65,6 +73,13 @@ class Uploads:
     """What the clients of this round sent: their trained rows (declared columns only) and their measurements.
 
     `federation` is the server's view: rows and values that have not travelled cannot be read from it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort, columns = torch.tensor([3, 5]), federation.layout.columns("classifier")
+    >>> uploads = Uploads(federation, cohort, {"model": federation["model"].rows(cohort)}, {"model": columns})
+    >>> uploads.rows("classifier").shape, uploads.sizes.shape
+    (torch.Size([2, 650]), torch.Size([2]))
     """
 
     federation: Federation
@@ -100,6 +115,11 @@ class Mix:
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
     client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
     zero are not read.
+
+    >>> everybody_alike = Mix(torch.tensor([[0.25, 0.75]]), "extractor")
+    >>> each_their_own = Mix(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "classifier", target="teacher")
+    >>> each_their_own.source, each_their_own.to
+    ('upload', 'cohort')
     """
 
     weights: Tensor
@@ -117,6 +137,10 @@ class Peers:
     """Whose uploaded models clients download besides their own (`ClientView.peers`); `of(client)` gives their ids.
 
     It is asked for one client at a time, and only where somebody trains.
+
+    >>> neighbours = Peers(lambda client: [client - 1, client + 1])
+    >>> neighbours.of(3)
+    [2, 4]
     """
 
     of: Callable[[int], Sequence[int]]
@@ -124,7 +148,11 @@ class Peers:
 
 @dataclass(frozen=True)
 class Drop:
-    """A slot that has served its purpose: nothing of it is owed to anybody any longer."""
+    """A slot that has served its purpose: nothing of it is owed to anybody any longer.
+
+    >>> Drop("teacher")
+    Drop(slot='teacher')
+    """
 
     slot: str
 
@@ -135,6 +163,9 @@ class Put:
 
     With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns, unless it is not
     finite: then the old value stays, and the log says so.
+
+    >>> prototypes = Put("prototypes", torch.zeros(10, 64))
+    >>> trained_on_the_server = Put("model", torch.zeros(1, 650), group="classifier")
     """
 
     name: str
@@ -176,11 +207,17 @@ def check_weights(weights: Tensor) -> None:
 
 
 def apply(
-    actions: Iterable[Action], federation: Federation, uploads: Uploads, mark: int, method: str = "the method"
+    actions: Iterable[Action],
+    federation: Federation,
+    uploads: Uploads,
+    mark: int,
+    method: str = "the method",
+    only: Tensor | None = None,
 ) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
 
-    `method` is who the log names as the origin of what cannot be written.
+    `method` is who the log names as the origin of what cannot be written. With `only` (ids `[r]`), a defence sees whole
+    mixes, of which just these clients' rows are then made and written.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
     products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
@@ -189,7 +226,7 @@ def apply(
     listed = list(actions)
     if federation.defence.reduces:
         _require_mixes(listed, federation, method)
-    mixes = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
+    mixes = [_BoundMix(action, federation, uploads, only) for action in listed if isinstance(action, Mix)]
     bound = [one for one in mixes if one.holds]
     for one in mixes:
         if not one.holds:
@@ -269,13 +306,14 @@ def _written(to: Literal["cohort", "everyone"] | Tensor, cohort: Tensor, everyon
 class _BoundMix:
     """A mix together with the rows it reads and writes."""
 
-    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
+    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads, only: Tensor | None = None) -> None:
+        mix = replace(mix, weights=mix.weights.cpu())
         check_weights(mix.weights)
         named = mix.source == "upload" and mix.sources is not None
         require(not named, f"mix of '{mix.group}': uploads are the cohort's; leave sources out")
         self.reducer, self.holds = reducer_of(federation.defence), True
         self.weights = mix.weights.float()
-        self.gate = mix.gate
+        self.gate = None if mix.gate is None else mix.gate.to(federation.initial.device)
         self.group = mix.group if isinstance(mix.group, str) else "columns"
         self.columns = federation.layout.columns(mix.group)
         self.target: Slot = federation[mix.target]
@@ -292,20 +330,24 @@ class _BoundMix:
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
         self.clients = _written(mix.to, uploads.cohort, federation.everyone)
-        personal = self.columns <= self.target.own_columns
-        if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
+        fits = rows in (1, len(self.clients)) and self.columns <= self.target.own_columns
+        if not (fits or (rows == 1 and self.to_shared)):
             raise CoterieError(
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
         self.learned_from = learned_from
         self._defend(mix.weights, f"round {federation.round}: {federation.defence.spoken}: the mix of '{self.group}'")
+        if only is not None and not self.to_shared:
+            self._restrict(only)
         self.counts = torch.ones(len(learned_from), dtype=torch.bool)
         if not self.from_upload:
             self.counts = (self.weights != 0).any(0)
             self.read = learned_from[self.counts]
-            self.read_weights = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
             require_known(mix.source, self.source, self.read, self.columns)
+        # The one thing that a mix brings to the rows, if they lie on a device.
+        used = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
+        self.used_weights = used.to(federation.initial.device)
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
@@ -345,6 +387,15 @@ class _BoundMix:
                 found = found / total.where(total > 0, 1)
             self.weights = found.float()
 
+    def _restrict(self, only: Tensor) -> None:
+        """Keep what is for some of the clients that it was made for."""
+        wanted = torch.isin(self.clients, only)
+        if len(self.weights) == len(self.clients):
+            self.weights = self.weights[wanted]
+            self.stays = None if self.stays is None else self.stays[wanted]
+        self.gate = None if self.gate is None else self.gate[wanted]
+        self.clients = self.clients[wanted]
+
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Some columns at a time: the sources' rows, and what stands where the result goes."""
         for part in self.columns.blocks(block_width(len(self.learned_from))):
@@ -369,7 +420,7 @@ class _BoundMix:
         """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
         changes = torch.ones(len(self.clients), dtype=torch.bool)
         if self.gate is not None:
-            changes &= self.gate.any(1)
+            changes &= self.gate.any(1).cpu()
         if not self.from_upload and self.source is self.target:
             own = self.clients[:, None] == self.learned_from  # which column is the learner itself
             alone = (self.weights.expand(len(self.clients), -1) == own).all(1) & own.any(1)
@@ -379,7 +430,7 @@ class _BoundMix:
     def product(self, part: Columns) -> Tensor:
         """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
         rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
-        reduced = self.reducer.reduce(self.weights if self.from_upload else self.read_weights, rows)
+        reduced = self.reducer.reduce(self.used_weights, rows)
         if reduced.counted is not None:
             self.counted = reduced.counted + (0 if self.counted is None else self.counted)
         if self.stays is None:

@@ -26,6 +26,13 @@ class Slot:
     `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
     *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
+
+    >>> import torch
+    >>> slot = Slot(torch.zeros(5), clients=3, columns=Columns.of((0, 5)), shared=Columns.of((0, 4)))
+    >>> slot.write_own(torch.tensor([2]), Columns.of((4, 5)), torch.tensor([[7.0]]))
+    >>> slot.rows(torch.tensor([0, 2]))
+    tensor([[0., 0., 0., 0., 0.],
+            [0., 0., 0., 0., 7.]])
     """
 
     def __init__(
@@ -78,7 +85,10 @@ class Slot:
         if common:
             common.within(wanted).put(out, common.within(self.shared_columns).take(self.shared))
         if own:
-            own.within(wanted).put(out, own.within(self.own_columns).take(self.own)[clients])
+            held, chosen = own.within(self.own_columns), clients.to(out.device)
+            # One span is looked at where it lies; of several, only these clients' are put together.
+            one = len(held.spans) == 1
+            own.within(wanted).put(out, held.take(self.own)[chosen] if one else held.take(self.own[chosen]))
         return out
 
     def copy_row(self, client: int, out: Tensor) -> None:
@@ -98,7 +108,7 @@ class Slot:
 
     def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
         """Write `values [m, |columns|]` into the personal columns of the given clients."""
-        offset = 0
+        offset, clients = 0, clients.to(self.own.device)
         for start, stop in columns.within(self.own_columns).spans:
             self.own[clients, start:stop] = values[:, offset : offset + stop - start]
             offset += stop - start

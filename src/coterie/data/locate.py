@@ -11,6 +11,9 @@ from pathlib import Path
 
 from coterie.errors import CoterieError
 
+DATA = "COTERIE_DATA"
+"""The variable of the environment that names the folder of data sets."""
+
 
 def user_cache() -> Path | None:
     """The user's cache directory, or None where there is no home directory to hold one."""
@@ -31,7 +34,7 @@ def data_folder(name: str, root: Path | None = None) -> Path:
     """
     if root is not None:
         return Path(root) / name
-    if chosen := os.environ.get("COTERIE_DATA", ""):
+    if chosen := os.environ.get(DATA, ""):
         return Path(chosen).expanduser() / name
     cache = user_cache()
     if cache is None:

@@ -20,7 +20,7 @@ from coterie.core.federation import Federation, described_rows
 from coterie.errors import CoterieError, require, said
 from coterie.experiment.about import About
 from coterie.experiment.alone import lock_of
-from coterie.experiment.checksum import with_checksum
+from coterie.experiment.checksum import sealed, with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
 from coterie.experiment.kept import (
@@ -145,7 +145,7 @@ class RunDirectory(KeptRun):
 
     def write_about(self, about: About) -> None:
         """Describe the run as a whole."""
-        write_whole(self.path / ABOUT, json_text(about).encode())
+        write_whole(self.path / ABOUT, json_text(sealed(about)).encode())
 
     def add_session(self, session: About, settings: Config) -> None:
         """Note that a process works on the run from here on, and with which settings."""

@@ -46,6 +46,13 @@ def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRu
     `path` is its directory, or a file that `coterie pack` wrote (`FILE.zip`; if it holds several, `FILE.zip/NAME`).
     A run whose method, model or task was made in Python gives numbers as it is; for its models it needs the
     `experiment` again. The data set is needed by none but methods that tune before they are tested.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedper", rounds=2, epochs=1, threads=1).run(f"{folder}/run")
+    ...     open_run(f"{folder}/run").rounds
+    [1, 2]
     """
     kept = kept_run(Path(path))
     kept.require_complete()
@@ -63,6 +70,14 @@ class OpenedRun(Displayed):
     """A run as its files tell it.
 
     `config` repeats it and `about` describes it. Clients count as in the run: those held out are not among them.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     run = open_run(f"{folder}/run")
+    ...     run.status, run.done, run.config["method"]
+    ('finished', 1, 'fedavg')
     """
 
     def __init__(self, kept: KeptRun, experiment: Experiment | None = None) -> None:

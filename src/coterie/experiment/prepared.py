@@ -20,7 +20,8 @@ from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
 from coterie.data.share import part_of
-from coterie.engines import Engine, EngineOptions, make_engine
+from coterie.devices import PROCESSOR, free_bytes, has_float64
+from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
@@ -37,6 +38,9 @@ from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
 
+# What rows may take of a device's free memory: samples, and what training needs, go there too.
+ROWS_SHARE = 0.5
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -50,6 +54,7 @@ class Prepared:
     feature_width: int
     class_counts: Indices  # [K, C] training samples of all the partition's clients
     notes: tuple[str, ...] = ()  # what the run's log should say
+    stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
 
     @property
@@ -68,7 +73,7 @@ class Prepared:
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
-        if clients is None and self.hostile is not None:
+        if clients is None and self.hostile is not None and not self.stands_in:
             return replace(found, labels=self.hostile.labels(found))
         return found
 
@@ -91,6 +96,18 @@ class Prepared:
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
         return make_engine(name, problem, self.method, wanted.seed, about)
 
+    def _place_rows(self, federation: Federation) -> None:
+        """Bring rows to the run's device, if they are to be mixed there: they fit, and server steps can be done."""
+        wanted = self.experiment
+        if wanted.device == PROCESSOR or wanted.engine == "auto" or not ENGINES.find(wanted.engine).rows_on_device:
+            return
+        # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
+        plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
+        free = free_bytes(wanted.device)
+        fits = free is None or federation.row_bytes <= ROWS_SHARE * free
+        if plain and fits and has_float64(wanted.device):
+            federation.put_rows_on(wanted.device)
+
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
@@ -111,6 +128,7 @@ class Prepared:
         set_up_defences(self.method, federation)
         set_up_privacy(federation)
         begin_attack(self.hostile if clients is None else None, federation)
+        self._place_rows(federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
@@ -132,7 +150,7 @@ class Prepared:
         layout, module = self.problem_base.layout, self.problem_base.module
         counts = torch.from_numpy(self.class_counts)[chosen]
         if clients is None and self.hostile is not None:
-            counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
+            counts = self.hostile.class_counts(counts, self.problem_base.task)
         federation = Federation(
             layout=layout,
             initial=layout.row(module),

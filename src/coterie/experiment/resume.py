@@ -38,6 +38,13 @@ def resume(
     With `rounds`, a run that planned fewer goes on until there are so many in all, also if it was finished. It then
     ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
     many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     len(resume(f"{folder}/run", rounds=2).history.lines)
+    2
     """
     directory = RunDirectory.open(Path(path))
     with alone(directory.path):

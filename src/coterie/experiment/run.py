@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from coterie.devices import PROCESSOR, draw_again, drawn_state
 from coterie.engines import ENGINES, Engine
 from coterie.errors import require, said
 from coterie.experiment.about import about_run, effective, session
@@ -19,6 +20,7 @@ from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
 from coterie.experiment.history import History, Line, plain_number, plain_numbers
 from coterie.experiment.kept import ROUNDS
 from coterie.experiment.lines import untested
+from coterie.experiment.memory import ran_out, require_room
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -72,7 +74,7 @@ def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequen
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
     threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
-    with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
+    with _quiet_state(threads, experiment.device), nullcontext() if directory is None else log_to(directory.path / LOG):
         try:
             return _run_rounds(prepared, directory, listeners)
         except BaseException as error:
@@ -91,6 +93,7 @@ def _fitting_threads(prepared: Prepared) -> int:
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
+    require_room(prepared, federation)
     validated = problem.has_validation
     history = History(
         problem.task,
@@ -160,6 +163,10 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 for moment, scores in onboard(prepared, federation).items()
             }
         tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
+    except torch.OutOfMemoryError:
+        trouble = ran_out(prepared, federation)
+        tell.end(Outcome(len(history.lines), error=trouble))
+        raise trouble from None
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise
@@ -221,13 +228,14 @@ def _load_optimisers() -> None:
 
 
 @contextmanager
-def _quiet_state(threads: int) -> Iterator[None]:
+def _quiet_state(threads: int, device: str) -> Iterator[None]:
     """Use the wished number of threads, and leave PyTorch's global state as it was."""
-    before = torch.get_num_threads()
+    before, place = torch.get_num_threads(), torch.device(device if device != "auto" else PROCESSOR)
     if threads:
         torch.set_num_threads(threads)
+    drawn = drawn_state(place)
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
+        draw_again(place, drawn)
         torch.set_num_threads(before)

@@ -6,9 +6,9 @@ Free of PyTorch: the command line's help is made from them. `Settings` says whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from coterie.core.training import JointTraining, MemoryFormat
+from coterie.core.training import JointTraining, MemoryChoice
 from coterie.errors import require
 from coterie.options import BY_RULE, setting
 from coterie.processes import most_threads
@@ -64,7 +64,7 @@ class RunOptions(JointTraining):
     partition_seed: int | None = setting(
         None, "A seed of its own for the partition: rule, split and newcomers.", "partition", shown=RUNS_SEED
     )
-    memory: MemoryFormat | Literal["auto"] = setting(
+    memory: MemoryChoice = setting(
         "auto", "Order of images and convolutions in memory: contiguous, channels_last, auto (by trial).", "running"
     )
     presence: str = setting(
@@ -86,7 +86,9 @@ class RunOptions(JointTraining):
         "ray (a cluster).",
         "running",
     )
-    device: str = setting("cpu", "Where engine 'stacked' trains: cpu or cuda (then auto is stacked).", "running")
+    device: str = setting(
+        "cpu", "Where clients train: cpu, cuda, mps or auto (but for cpu, engine auto is stacked).", "running"
+    )
     workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
     ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")
     ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")

@@ -31,9 +31,11 @@ class FollowingSteps:
         """The personal model is mixed anew for every batch."""
         worker = trainer.worker
         peers, rows = worker.peers()
-        known = [*peers, worker.client]
         shares = worker.value("shares")
-        relations = (worker.value("relations") if int(worker.rounds_taken) else shares).clone()
+        known = torch.tensor([*peers, worker.client], device=shares.device)
+        relations = (
+            worker.value("relations") if int(worker.federation.rounds_taken[worker.client]) else shares
+        ).clone()
         target = shares[known]
         # Nobody has heard of these yet: what they would weigh goes to the client's own core.
         strangers = torch.ones_like(relations, dtype=torch.bool)
@@ -49,7 +51,7 @@ class FollowingSteps:
         for batch in batches:
             _mix(pairs, rows, relations[known], elsewhere)
             trainer.gradient(batch)
-            slopes = torch.zeros(len(known))
+            slopes = rows.new_zeros(len(known))
             for core, personal in pairs:
                 slopes[:-1] += rows[:, core.span[0] : core.span[1]] @ personal.grad
                 slopes[-1] += core.row @ personal.grad
@@ -97,6 +99,9 @@ class APPLE(Method):
 
     Tested: w_k as the client's last training left it, at both moments. In the first round all cores are equal and
     there is nothing to download.
+
+    >>> APPLE(mu=0.5)
+    APPLE(mu=0.5, lr_relations=0.001, horizon=0.2)
     """
 
     mu: float = 0.1

@@ -40,6 +40,9 @@ class CFL(Method):
     participation. Without it, clusters are judged and split by every member's last Δ; members that never took
     part stay with the larger half, and the cluster's new model, which all its members hold, is the mean over
     this round's. Batch-norm statistics are averaged within the cluster and do not count as part of Δ.
+
+    >>> CFL(relative=True, eps1=0.1, eps2=1.0)
+    CFL(eps1=0.1, eps2=1.0, relative=True, warm_up=20, linkage='single')
     """
 
     eps1: float = 0.4

@@ -38,6 +38,9 @@ class FedAMP(Method):
     The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a
     widespread implementation does by accident (its term has no gradient): that is local training. Batch-norm
     statistics stay local.
+
+    >>> FedAMP(sigma=10.0)
+    FedAMP(alpha=1.0, sigma=10.0, lam=1.0, noop_reg=False)
     """
 
     alpha: float = 1.0

@@ -40,6 +40,9 @@ class FedAP(Method):
     At the end of FedBN all clients store the same model, so any P leaves it as it is: statistics travel with the
     first upload after it. A client that sits that round out is measured when it first takes part again, on FedBN's
     model as well, which it holds until then; it is in nobody's mix before.
+
+    >>> FedAP(warm_up=0.2)
+    FedAP(warm_up=0.2, m=0.5)
     """
 
     warm_up: float = 0.5

@@ -25,7 +25,7 @@ def mix_then_train(trainer: TrainerView, batches: Batches) -> None:
     """The step rule: start from the mix of the helpful models, then train as usual."""
     worker, network = trainer.worker, trainer.worker.model("model")
     peers, rows = worker.peers()
-    gains = torch.zeros(worker.federation.clients)
+    gains = rows.new_zeros(worker.federation.clients)
     if peers:
         own = network.row.clone()
         gains[peers] = helpfulness(worker, own, rows)
@@ -77,6 +77,9 @@ class FedFomo(Method):
 
     Tested: the client's own model as its last training left it, at both moments. In the first round there is
     nothing to download. A client that sits out keeps its model, which others may still download.
+
+    >>> FedFomo(models=3)
+    FedFomo(models=3)
     """
 
     models: int = 5

@@ -39,6 +39,9 @@ class FedReMa(Method):
     (`include_lower=True` does). The gap to the client itself does not count, with either. A round in which at most
     two clients answer has no gap and does not end the period. `variant="F"` aligns features with the mean class
     features, `"A"` trains classifier and extractor in turn, `"A&F"` does both.
+
+    >>> FedReMa(delta=0.0).delta
+    0.0
     """
 
     delta: float = 0.5
@@ -120,7 +123,7 @@ class FedReMa(Method):
 
         Symmetric if the features are shared.
         """
-        federation, rows = uploads.federation, uploads.rows("classifier")
+        federation, rows = uploads.federation, uploads.rows("classifier").cpu()
         shape = (self.num_probes, federation.feature_width)
         if self.probe == "shared":
             stream = torch_stream(federation.seed, "probe", federation.round)

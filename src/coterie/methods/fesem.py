@@ -33,6 +33,9 @@ class FeSEM(Method):
     centre. All centres start at the common initial model, so that rule makes the first ones too. Unsampled clients
     count with their last uploaded model, receive their centre all the same, and a client that never took part
     receives the mean of everybody's. Batch-norm statistics are averaged with the rest.
+
+    >>> FeSEM(centres=3)
+    FeSEM(centres=3, lloyd_steps=5, mu=0.0)
     """
 
     centres: int = 5
@@ -79,7 +82,7 @@ class FeSEM(Method):
         known = federation.taken_part
         points = federation["uploaded"].rows(federation.everyone[known], self.compared(federation))
         clusters = federation.values["clusters"].clone()
-        clusters[known], centres = lloyd(points, federation.values["centres"], self.lloyd_steps)
+        clusters[known], centres = lloyd(points.cpu(), federation.values["centres"], self.lloyd_steps)
         weights = within_groups(clusters, known)
         weights[~known] = known.double() / known.sum()
         yield Mix(weights, source="uploaded", to="everyone")

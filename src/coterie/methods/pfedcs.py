@@ -66,6 +66,9 @@ class PFedCS(Method):
     one. `weights="self_inclusive"` reads its sums over C̄ ∪ {k}; `"renormalised"` divides by the total;
     `"peers_only"` leaves the client out. β and λ are not in the paper: all rounds and 0.5. There is no teacher in a
     client's first round. `selection` names the variants of Tables 3 and 4; `"none"` is FedPer.
+
+    >>> PFedCS(beta=10).beta
+    10
     """
 
     beta: int | None = None

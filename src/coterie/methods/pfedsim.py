@@ -38,6 +38,9 @@ class PFedSim(Method):
     the client itself, `"code"` is −log(1 − max(0, mean_c cos_c)) with −log 1e-4 ≈ 9.21; `self_weight`
     overrides it. A peer's cosines are capped at 1 − 2⁻²³, which float32 resolves: an equal classifier weighs 15.9.
     Tested as in the paper at the moment `trained`: every client with its last trained model.
+
+    >>> PFedSim(rho=0.3)
+    PFedSim(rho=0.3, similarity='code', self_weight=None)
     """
 
     rho: float = 0.5

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coterie.compare.cell import Summary
+from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import CannotStartError, Run, Watcher, run_in_parallel, run_one_by_one
 from coterie.files import write_whole
 from coterie.processes import cores
@@ -21,18 +22,21 @@ log = logging.getLogger("coterie")
 
 
 def run_cells(
-    cells: Sequence[TableCell], folder: Path, results: Path, watcher: Watcher, jobs: int = 0
+    cells: Sequence[TableCell], folder: Path, results: Path, watcher: Watcher, jobs: int = 0, cluster: str = ""
 ) -> dict[str, str]:
     """Run cells, each kept in a directory of `folder`, and write what is finished to `results`; what failed, and why.
 
     A cell that is finished is read, one that was begun is carried on. Two cells that are the same run, in two tables
-    perhaps, are run once.
+    perhaps, are run once. With `cluster`, they run on the machines of a Ray cluster.
     """
     by_digest: dict[str, list[TableCell]] = {}
     for cell in cells:
         by_digest.setdefault(cell.digest, []).append(cell)
     runs = [own[0].run_in(folder) for own in by_digest.values()]
     keeper = _Keeper({own[0].name: own for own in by_digest.values()}, results, watcher)
+    if cluster:
+        run_on_cluster(runs, cluster, jobs, keeper)
+        return keeper.failures
     jobs = min(jobs or cores(), len(runs))
     if jobs > 1:
         try:

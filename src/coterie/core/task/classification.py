@@ -26,8 +26,8 @@ class CrossEntropy(LossWithSlope):
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of every sample: `[B]`."""
         if not torch.is_grad_enabled() and outputs.shape[1] < LANES and len(outputs) >= 4 * LANES:
-            # The same numbers, sample beside sample: PyTorch takes rows shorter than its vectors number by number,
-            # which is seven times slower (2,000 samples of 10 classes).
+            # Sample beside sample: PyTorch takes rows shorter than its vectors number by number, which is seven times
+            # slower (2,000 samples of 10 classes). One number in some thousands differs in its last bit.
             return functional.cross_entropy(outputs.t()[None], labels[None], reduction="none")[0]
         return functional.cross_entropy(outputs, labels, reduction="none")
 

@@ -340,7 +340,9 @@ async def _trouble_further_on(proxy: Proxy) -> AsyncIterator[None]:
         proxy.say(f"no answer from {proxy.target} in time")
         raise RefusalError(504, "no answer in time") from None
     except (OSError, h11.RemoteProtocolError) as error:
-        proxy.say(f"no connection to {proxy.target}: {error}")
+        # A connection that ends within an answer is no HTTP to h11, which has words of its own for it.
+        broken = isinstance(error, h11.RemoteProtocolError) and "ConnectionClosed" in str(error)
+        proxy.say(f"no connection to {proxy.target}: {'it was broken off' if broken else error}")
         raise RefusalError(502, "nobody answers") from None
 
 

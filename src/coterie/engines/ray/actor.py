@@ -22,6 +22,7 @@ from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.pixels import Inputs, Pixels, some
 from coterie.core.slots import Slot
+from coterie.devices import named
 from coterie.engines.ray.session import note
 from coterie.engines.remote.worker import (
     Call,
@@ -73,7 +74,7 @@ class Actor:
 
     def __init__(self, device: str = "cpu") -> None:
         torch.set_num_threads(1)
-        self._device = device
+        self._device = named(device)
         self._seat: TaskWorker | None = None
 
     def know(self, files: Sequence[PluginFile]) -> None:

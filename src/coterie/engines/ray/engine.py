@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
+from coterie.devices import PROCESSOR
 from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
@@ -21,9 +23,14 @@ from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores
 
+log = logging.getLogger("coterie")
+
 
 class RayCluster(RemoteEngine):
     """Clients train at `workers` Ray actors (0: one per CPU of the cluster), each with a CPU and a share of a GPU.
+
+    An actor that has (part of) a GPU trains there, the clients of a task together; a `device` names another place, or
+    asks every actor for the best one that it has (`auto`). Rows travel, so that they are kept on the processor.
 
     Without an `address` a local Ray is started, which listens on this machine only; a Ray that this process
     already uses is used and left running. Everything starts with the first call and ends with `close`.
@@ -34,12 +41,16 @@ class RayCluster(RemoteEngine):
     as they are until a round's training is over. Results are bit-identical to the serial engine's with one thread
     where all machines have the same processor and PyTorch.
 
+    A cluster may change while a run goes on. Before each round it is looked how many actors find room: a machine that
+    has come is used from then on, and the work of one that is gone is done by the others.
+
     A `pool` of actors can be shared by engines that are used one after the other; it is theirs to stop then.
 
     Of other clients' rows an actor knows those that it downloaded as `Peers`; whoever reads others gets NaN.
     """
 
     name = "ray"
+    uses_device = True
 
     def __init__(
         self,
@@ -50,11 +61,13 @@ class RayCluster(RemoteEngine):
         address: str = "",
         gpus: float = 0.0,
         pool: ActorPool | None = None,
+        device: str = PROCESSOR,
     ) -> None:
         require(workers >= 0, f"workers = {workers}: must not be negative (0: one per CPU of the cluster)")
         require(gpus >= 0, f"ray_gpus = {gpus}: must not be negative")
         super().__init__(problem, method, seed)
         self._workers, self._address, self._gpus = workers, address, gpus
+        self._device = "cuda" if gpus and device == PROCESSOR else device
         self._session: RaySession | None = None  # unless the pool is somebody else's
         self.pool = pool
         self._data: Any = None
@@ -64,7 +77,8 @@ class RayCluster(RemoteEngine):
     @classmethod
     def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> RayCluster:
         """The engine with what the run says about it."""
-        return cls(problem, method, seed, options.workers, options.ray_address, options.ray_gpus)
+        about = (options.workers, options.ray_address, options.ray_gpus)
+        return cls(problem, method, seed, *about, device=options.device)
 
     def close(self) -> None:
         """End the actors, and Ray if it was started here."""
@@ -84,6 +98,8 @@ class RayCluster(RemoteEngine):
         self, federation: Federation, call: Call, samples: Sequence[int], pace: Pace, rows: dict[str, Tensor]
     ) -> list[tuple[Positions, Done]]:
         pool, cargo = self._ready(federation)
+        if call.action == "train":
+            self._fit(pool)
         cargo.begin(call)
 
         def collect(task: Positions, trained: Rows) -> None:
@@ -114,21 +130,37 @@ class RayCluster(RemoteEngine):
             store = _store_bytes(self._problem, self._method, federation, self._workers or cpus)
             self._session = RaySession(self._address, cpus, store)
         size = min(self._actors(self._session), len(self._problem.train))
-        self.pool = ActorPool(self._session, size, self._gpus)
+        self.pool = ActorPool(self._session, size, self._gpus, self._device)
         return self.pool
+
+    def _fit(self, pool: ActorPool) -> None:
+        """Have as many actors as the cluster has room for now, if they are ours."""
+        if self._session is None:
+            return
+        room = max(self._room_for_actors(self._session), 1)
+        size = min(self._workers or room, room, len(self._problem.train))
+        if size != pool.size:
+            log.info("engine = 'ray': %d actors instead of %d, since the cluster has changed", size, pool.size)
+            pool.resize(size)
+            self._homes = homes_by_size([len(index) for index in self._problem.train], size)
 
     def _actors(self, session: RaySession) -> int:
         """How many actors there are to be, at most as many as the cluster has room for."""
         cpus, gpus = int(session.total("CPU")), session.total("GPU")
         require(cpus >= 1, "engine = 'ray': the cluster has no CPUs")
-        room = cpus
-        if self._gpus:
-            # Several actors may share a GPU, an actor of several GPUs has them for itself.
-            room = min(cpus, int(gpus) * int(1 / self._gpus) if self._gpus <= 1 else int(gpus / self._gpus))
-            require(room >= 1, f"ray_gpus = {self._gpus:g}: the cluster has {gpus:g} GPUs")
+        room = self._room_for_actors(session)
+        require(room >= 1, f"ray_gpus = {self._gpus:g}: the cluster has {gpus:g} GPUs")
         wanted = self._workers or room
         require(wanted <= room, f"workers = {wanted}: the cluster has room for {room} (CPUs: {cpus}, GPUs: {gpus:g})")
         return wanted
+
+    def _room_for_actors(self, session: RaySession) -> int:
+        cpus = int(session.total("CPU"))
+        if not self._gpus:
+            return cpus
+        # Several actors may share a GPU, an actor of several GPUs has them for itself.
+        gpus = session.total("GPU")
+        return min(cpus, int(gpus) * int(1 / self._gpus) if self._gpus <= 1 else int(gpus / self._gpus))
 
 
 def homes_by_size(sizes: Sequence[int], actors: int) -> list[int]:

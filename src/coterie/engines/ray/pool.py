@@ -137,7 +137,10 @@ class _ActorState:
 
 
 class ActorPool:
-    """`size` actors that live until `stop`; a lost one is replaced by another with its number."""
+    """`size` actors that live until `stop`; a lost one is replaced by another with its number.
+
+    One for which there is no room on the cluster waits until there is, and the others do its work.
+    """
 
     def __init__(self, session: RaySession, size: int, gpus: float = 0.0, device: str = "") -> None:
         self.session, self.size = session, size
@@ -166,6 +169,17 @@ class ActorPool:
         except BaseException:
             self.stop()
             raise
+
+    def resize(self, size: int) -> None:
+        """Be so many actors from the next call on: of those that are too many, whoever has not arrived goes first."""
+        kept = sorted(self._members, key=lambda member: (member.stage == "joining", member.number))
+        for member in kept[size:]:
+            self._kill(member)
+        self._members, self.size = kept[:size], size
+        free = sorted(set(range(size)) - {member.number for member in self._members})
+        for member in self._members:
+            if member.number >= size:
+                member.number = free.pop(0)
 
     def stop(self) -> None:
         """End all actors, busy or not: they own nothing."""

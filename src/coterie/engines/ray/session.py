@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError, require
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
 HEALTH = 30.0  # seconds
+# How HTTP/2 begins, which all of Ray speaks: our first frame, settings without any; the server's is its settings too.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS = 4
 LOOPBACK = "127.0.0.1"
 SMALLEST_STORE = 128 * 2**20
 # Ray's sockets lie under its folder, and a socket's path has at most 107 characters.
@@ -25,10 +29,11 @@ LONGEST_FOLDER = 40
 
 # With this switch Ray never listens beyond the machine. It is read once, when Ray is imported.
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _told: set[str] = set()  # packages that were imported with the switch set
 
 
-def import_ray(local: bool) -> Any:
+def import_ray(local: bool, wanted_by: str = "engine = 'ray'") -> Any:
     """The package `ray`, which is an extra; `local` if it is to stay on this machine."""
     if local and "ray" in sys.modules:
         require(
@@ -42,25 +47,30 @@ def import_ray(local: bool) -> Any:
         try:
             return importlib.import_module("ray")
         except ImportError as error:
-            raise CoterieError(f"engine = 'ray': Ray is not installed ({error}); pip install 'coterie[ray]'") from None
+            raise CoterieError(f"{wanted_by}: Ray is not installed ({error}); pip install 'coterie[ray]'") from None
 
 
 class RaySession:
     """Ray as long as it is needed: what was not started or joined here is left as it is by `close`.
 
     Without an `address` a local Ray is started for this process alone: it listens on the loopback interface
-    only, has no dashboard, sends no usage statistics, and its files vanish with it. `cpus` is how many it
-    counts, `store` the bytes of its object store.
+    only, takes orders only from those who have its token, has no dashboard, sends no usage statistics, and its files
+    vanish with it. `cpus` is how many it counts, `store` the bytes of its object store. `option` is what the address
+    is called where it was given.
     """
 
-    def __init__(self, address: str, cpus: int, store: int) -> None:
-        self.ray = import_ray(local=not address)
+    def __init__(self, address: str, cpus: int = 1, store: int = 0, option: str = "ray_address") -> None:
+        where = f"{option} = '{address}'"
+        self.ray = import_ray(not address, where if address else "engine = 'ray'")
         self._owned = not self.ray.is_initialized()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._cleanup = ExitStack()
         if self._owned and address:
-            self._join(address)
+            self._join(address, where)
         elif self._owned:
             self._start(cpus, store)
+        if self._owned:
+            self._cleanup.enter_context(_silent())
 
     def total(self, resource: str) -> float:
         """How much of a resource ("CPU", "GPU") the cluster has."""
@@ -78,24 +88,25 @@ class RaySession:
         """Leave the cluster, or end the local one."""
         if self._owned:
             self.ray.shutdown()
+        self._cleanup.close()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
-    def _join(self, address: str) -> None:
-        _require_reachable(address)
+    def _join(self, address: str, where: str) -> None:
+        _require_reachable(address, where)
         try:
             self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # whatever Ray raises: connection, version, authentication
             with suppress(Exception):
                 self.ray.shutdown()
-            raise _unreachable(address, " ".join(str(error).split())) from error
+            raise _unreachable(where, " ".join(str(error).split())) from error
 
     def _start(self, cpus: int, store: int) -> None:
         folder = tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True)
         if len(folder.name) <= LONGEST_FOLDER:
             self._folder = folder
-        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}):
+        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0", **_own_token()}):
             self.ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -116,6 +127,11 @@ class RaySession:
             )
 
 
+def fetched(reference: Any) -> Any:
+    """What a reference stands for, in a process that Ray has started."""
+    return importlib.import_module("ray").get(reference)
+
+
 def note(key: str, number: int) -> None:
     """Note a number with the cluster, where it outlives the process that noted it."""
     _notes()._internal_kv_put(key, str(number))
@@ -127,42 +143,97 @@ def _notes() -> Any:
 
 
 @contextmanager
-def _set(wanted: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while; the processes that Ray starts meanwhile keep them."""
+def _set(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of the environment for a while; the processes that Ray starts meanwhile keep them.
+
+    Afterwards all are as they were, also those without a value here, which Ray itself may set.
+    """
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    os.environ.update({name: value for name, value in wanted.items() if value is not None})
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
 
-def _require_reachable(address: str) -> None:
+def _own_token() -> dict[str, str | None]:
+    """What makes a local Ray listen to this process and its workers alone, unless the user has seen to that.
+
+    Ray would otherwise write a token to the user's home, or, before version 2.59, ask for none.
+    """
+    if AUTH_MODE in os.environ or AUTH_TOKEN in os.environ:
+        return {AUTH_MODE: None}
+    return {AUTH_MODE: None, AUTH_TOKEN: secrets.token_hex(32)}
+
+
+def _require_reachable(address: str, where: str) -> None:
     """Knock at the address first: Ray itself may try for minutes."""
-    if address == "auto":
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    require(
-        bool(colon) and port.isdigit() and 0 < int(port) < 2**16,
-        f"ray_address = '{address}': must be HOST:PORT, 'auto', or empty for a local Ray",
-    )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as error:
-        raise _unreachable(address, str(error)) from None
+    if address != "auto":
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        require(
+            bool(colon) and port.isdigit() and 0 < int(port) < 2**16,
+            f"{where}: must be HOST:PORT, or 'auto' for the cluster that this machine belongs to",
+        )
+        try:
+            _knock(host.strip("[]"), int(port))
+        except OSError as error:
+            raise _unreachable(where, str(error) or type(error).__name__) from None
     command = Path(sys.executable).with_name("ray")
     if address.startswith("ray://") or not command.exists():
         return
+    named = [] if address == "auto" else ["--address", address]
     try:
-        # Something that is not Ray would keep `ray.init` busy for a quarter of an hour.
-        subprocess.run([command, "health-check", "--address", address], check=True, capture_output=True, timeout=HEALTH)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        raise _unreachable(address, "'ray health-check' says so") from None
+        # Something else that speaks HTTP/2 would keep `ray.init` busy for a quarter of an hour.
+        subprocess.run([command, "health-check", *named], check=True, capture_output=True, timeout=HEALTH)
+    except subprocess.TimeoutExpired:
+        raise _unreachable(where, f"'ray health-check' had no answer in {HEALTH:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise _unreachable(where, _last_words(error.stderr)) from None
 
 
-def _unreachable(address: str, reason: str) -> CoterieError:
-    return CoterieError(f"ray_address = '{address}': no Ray cluster can be reached there ({reason})")
+def _knock(host: str, port: int) -> None:
+    """An error unless somebody answers who speaks HTTP/2."""
+    with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+            return  # it would first have to be shaken hands with
+        connection.settimeout(CONNECT_SECONDS)
+        connection.sendall(HELLO)
+        answer = connection.recv(9)
+        if len(answer) < 4 or answer[3] != SETTINGS:
+            raise OSError("what answers is not Ray")
+
+
+def _last_words(output: bytes) -> str:
+    """What a command of Ray's said in the end: the last line that says something."""
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return " ".join(lines[-1].split()) if lines else "'ray health-check' says so"
+
+
+def _unreachable(where: str, reason: str) -> CoterieError:
+    return CoterieError(
+        f"{where}: no Ray cluster can be reached there ({reason}); 'ray status' on its head tells, 'ray start --head' "
+        "starts one"
+    )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Ray prints what its daemons report on stdout, pages of it when a node is lost; others may read our stdout."""
+    module = importlib.import_module("ray._private.worker")
+    before = getattr(module, "print_to_stdstream", None)
+    if before is None:
+        yield
+        return
+    vars(module)["print_to_stdstream"] = _nothing
+    try:
+        yield
+    finally:
+        vars(module)["print_to_stdstream"] = before
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Prints nothing."""

@@ -1,0 +1,238 @@
+"""Whole runs on the machines of a Ray cluster: each is one task, wherever there is room for it.
+
+The main process alone writes to the directories of runs: nodes are sent what there is of a run and send back what comes
+of it, so they need no folder in common. Ray pickles between machines, so a cluster must be trusted like this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.compare.cell import kept_summary
+from coterie.compare.node import carry_out, versions
+from coterie.compare.parcels import Inbox, Outbox
+from coterie.compare.pool import Run, Watcher, take_in, task_of
+from coterie.compare.worker import Message
+from coterie.data.locate import DATA
+from coterie.engines.ray.session import RaySession, fetched
+from coterie.engines.remote.queue import DEATHS
+from coterie.engines.remote.worker import described
+from coterie.errors import CoterieError, require
+from coterie.experiment.alone import lock_of
+from coterie.experiment.directory import RunDirectory
+from coterie.files import LockedError, locked
+
+log = logging.getLogger("coterie")
+
+# Seconds after which it is looked again how many machines there are, and which runs others are at.
+LOOK_AGAIN = 5.0
+# Messages of a run that may wait to be read here.
+AHEAD = 8
+ALIKE = "every node needs the same Coterie, PyTorch and Python"
+
+
+@dataclass(eq=False)
+class _ClusterRun:
+    """A run that waits or is on the cluster; the lock of its directory is ours as long as it is there."""
+
+    run: Run
+    begun: bool = False
+    waits_for_others: bool = False
+    lost: int = 0  # so often
+    messages: Any = None  # Ray's generator of references
+    where: str = "not yet placed"
+    lock: ExitStack = field(default_factory=ExitStack)
+    inbox: Inbox | None = None
+
+    @property
+    def cpus(self) -> int:
+        """The CPUs that it has on its node: as many as threads."""
+        return self.run.experiment.threads or 1
+
+
+def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watcher) -> None:
+    """Run everything on a cluster, in the given order, at most `jobs` at a time (0: as many as it has room for).
+
+    What is finished is read, what was begun is carried on. A run whose node is lost is carried on elsewhere from the
+    last checkpoint that has arrived; one that was lost three times has failed. An interrupt, or a failure if the
+    watcher says so, ends all of them.
+    """
+    require(not address.startswith("ray://"), f"cluster = '{address}': must be HOST:PORT or 'auto', on a machine of it")
+    session = RaySession(address, option="cluster")
+    dispatch = _Dispatch(session, runs, jobs, watcher)
+    try:
+        dispatch.perform()
+    finally:
+        dispatch.stop()
+        session.close()
+
+
+class _Dispatch:
+    """Who is where: runs that wait, and those on the cluster by Ray's generator of their messages."""
+
+    def __init__(self, session: RaySession, runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
+        self._session, self._ray, self._jobs, self._watcher = session, session.ray, jobs, watcher
+        self._waiting = [_ClusterRun(run) for run in runs]
+        self._under_way: dict[Any, _ClusterRun] = {}
+        self._versions = versions()
+        self._most_cpus = max((one.cpus for one in self._waiting), default=1)
+        self._room, self._looked = 0, -LOOK_AGAIN
+
+    def perform(self) -> None:
+        """Have everything done."""
+        while self._waiting or self._under_way:
+            while len(self._under_way) < self._places() and self._begin_next():
+                pass
+            if self._under_way:
+                for messages in self._heard():
+                    self._listen(self._under_way[messages])
+            elif self._waiting:  # others are at all that are left
+                time.sleep(1)
+
+    def _heard(self) -> list[Any]:
+        """Wait for a message for a while; whoever has one."""
+        first, others = self._ray.wait(list(self._under_way), num_returns=1, timeout=LOOK_AGAIN)
+        if not first or not others:
+            return list(first)
+        more, _ = self._ray.wait(others, num_returns=len(others), timeout=0)
+        return [*first, *more]  # all of them, since one that talks much would keep the others waiting
+
+    def stop(self) -> None:
+        """End what is under way."""
+        for one in list(self._under_way.values()):
+            self._cancel(one)
+
+    def _places(self) -> int:
+        """How many runs may be on the cluster now: its machines come and go."""
+        if time.monotonic() - self._looked >= LOOK_AGAIN:
+            self._looked = time.monotonic()
+            self._room = max(int(self._session.total("CPU") // self._most_cpus), 1)
+        return self._jobs or self._room
+
+    def _begin_next(self) -> bool:
+        """Begin the first run at which nobody else is; whether there was one."""
+        for place, one in enumerate(self._waiting):
+            if self._alone_at(one):
+                del self._waiting[place]
+                self._begin(one)
+                return True
+        return False
+
+    def _alone_at(self, one: _ClusterRun) -> bool:
+        directory = one.run.directory
+        if directory is None:
+            return True
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            one.lock.enter_context(locked(lock_of(directory)))
+        except LockedError:
+            if not one.waits_for_others:
+                log.warning("%s: another process is at this run; waiting for it", directory)
+            one.waits_for_others = True
+            return False
+        return True
+
+    def _begin(self, one: _ClusterRun) -> None:
+        run = one.run
+        if not one.begun:
+            one.begun = True
+            self._watcher.begun(run)
+        try:
+            kept = None if run.directory is None else kept_summary(run.experiment, run.directory, run.until)
+            if kept is None:
+                one.inbox = None if run.directory is None else Inbox(run.directory)
+                one.messages = self._submit(one)
+                self._under_way[one.messages] = one
+                return
+        except (CoterieError, OSError) as error:
+            one.lock.close()
+            self._watcher.failed(run, error)
+            return
+        one.lock.close()
+        self._watcher.ended(run, kept)
+
+    def _submit(self, one: _ClusterRun) -> Any:
+        run = one.run
+        parcels = [] if run.directory is None else [self._ray.put(parcel) for parcel in Outbox(run.directory).news()]
+        environment = {name: os.environ[name] for name in (DATA,) if name in os.environ}
+        kind = self._ray.remote(
+            num_cpus=one.cpus,
+            num_gpus=1 if run.experiment.device.startswith("cuda") else 0,
+            max_retries=0,  # lost ones are seen to here
+            num_returns="streaming",
+            _generator_backpressure_num_objects=AHEAD,
+        )(_on_a_node)
+        return kind.remote(task_of(run), parcels, environment, str(Path.cwd()))
+
+    def _listen(self, one: _ClusterRun) -> None:
+        errors = self._ray.exceptions
+        try:
+            message: Message = self._ray.get(next(one.messages))
+        except errors.RayTaskError as error:
+            self._fail(one, f"a node cannot run it ({described(error)}); {ALIKE}")
+        except (errors.RayError, StopIteration) as error:
+            self._lose(one, type(error).__name__)
+        else:
+            self._take_in(one, message)
+
+    def _take_in(self, one: _ClusterRun, message: Message) -> None:
+        try:
+            match message:
+                case {"where": where, "versions": found}:
+                    one.where = where
+                    differing = [
+                        f"{name} {found[name]}" for name, ours in self._versions.items() if found[name] != ours
+                    ]
+                    require(not differing, f"{where} has {' and '.join(differing)}; {ALIKE}")
+                    return
+                case {"file": _} | {"gone": _}:
+                    assert one.inbox is not None
+                    one.inbox.take(message)
+                    return
+                case {"summary": summary} if one.run.directory is not None:
+                    arrived = RunDirectory(one.run.directory).summary()
+                    whole = json.dumps(arrived, sort_keys=True) == json.dumps(summary, sort_keys=True)
+                    require(whole, f"{one.run.directory} has not arrived whole from {one.where}")
+        except (CoterieError, OSError) as error:
+            self._fail(one, str(error))
+            return
+        if "round" not in message and "warning" not in message:
+            self._release(one)
+        take_in(one.run, message, self._watcher)
+
+    def _lose(self, one: _ClusterRun, ending: str) -> None:
+        """A run's node or process is gone: it is carried on from what has arrived of it."""
+        one.lost += 1
+        if one.lost == DEATHS:
+            hint = "is there enough memory for the runs of a node? fewer jobs need less"
+            self._fail(one, f"lost {DEATHS} times, the last at {one.where} ({ending}); {hint}")
+            return
+        log.warning("%s: lost at %s (%s); carried on elsewhere", one.run, one.where, ending)
+        self._release(one)
+        self._waiting.insert(0, one)
+
+    def _fail(self, one: _ClusterRun, why: str) -> None:
+        self._cancel(one)
+        self._watcher.failed(one.run, CoterieError(f"{one.run}: {why}"))
+
+    def _cancel(self, one: _ClusterRun) -> None:
+        with suppress(Exception):  # it may be over, or Ray itself
+            self._ray.cancel(one.messages, force=True)
+        self._release(one)
+
+    def _release(self, one: _ClusterRun) -> None:
+        del self._under_way[one.messages]
+        one.lock.close()
+
+
+def _on_a_node(task: Message, parcels: Sequence[Any], environment: Mapping[str, str], cwd: str) -> Iterator[Message]:
+    """What a node does: fetches the files that there are of a run, one after the other, and does the run."""
+    yield from carry_out(task, map(fetched, parcels), environment, cwd)

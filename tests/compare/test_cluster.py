@@ -1,0 +1,164 @@
+"""Runs on a Ray cluster: the files and numbers of runs here, whatever happens to the cluster's machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cells import Watch
+from test_parcels import same_rows
+
+from coterie.compare.cluster import run_on_cluster
+from coterie.compare.pool import Run
+from coterie.compare.running import require_jobs
+from coterie.compare.table import compare
+from coterie.errors import CoterieError
+from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import ROWS
+from coterie.files import locked
+from coterie.partition import Iid
+from support import PATIENCE
+
+if find_spec("ray") is None:
+    pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
+from clusters import NodesHere, nodes_here
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NodesHere]:
+    """A head, which runs one at a time like the node beside it."""
+    with nodes_here() as started:
+        started.add()
+        yield started
+
+
+def small(method: str = "fedavg", **options: Any) -> Experiment:
+    settings = {"rounds": 3, "epochs": 1, "threads": 1, "engine": "serial", "checkpoint_every": 1, **options}
+    return Experiment(method=method, **{"partition": Iid(clients=4), **settings})
+
+
+class KillsInTheMiddle(Watch):
+    """Kills a node as soon as two runs are under way."""
+
+    def __init__(self, cluster: NodesHere, victim: Any) -> None:
+        super().__init__()
+        self._cluster, self._victim = cluster, victim
+
+    def round_done(self, run: Run, round: int, received: float | None) -> None:
+        super().round_done(run, round, received)
+        under_way = {name for name, done in self.rounds if done >= 2} - set(self.summaries)
+        if self._victim is not None and len(under_way) == 2:
+            self._cluster.kill(self._victim)
+            self._victim = None
+
+    @property
+    def killed(self) -> bool:
+        return self._victim is None
+
+
+def test_a_lost_node_costs_no_run_and_none_is_run_twice(
+    cluster: NodesHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = {name: small(name, rounds=60) for name in ("fedavg", "fedper", "local")}
+    watch = KillsInTheMiddle(cluster, cluster.add())
+    runs = [Run(name, experiment, tmp_path / "far" / name) for name, experiment in many.items()]
+    with caplog.at_level("WARNING", logger="coterie"):
+        run_on_cluster(runs, cluster.address, 0, watch)
+    assert watch.killed
+    assert not watch.failures
+    assert watch.summaries.keys() == many.keys()
+    (line,) = [record.getMessage() for record in caplog.records if "carried on elsewhere" in record.getMessage()]
+    lost = line.partition(",")[0]
+    told = [round for name, round in watch.rounds if name == lost]
+    again = [round for before, round in pairwise(told) if round != before + 1]
+    assert len(again) == 1  # it went on where it was, or at most a round or two before
+    assert again[0] >= 2
+    for name, experiment in many.items():
+        here = experiment.run(tmp_path / "here" / name).summary
+        assert watch.summaries[name]["accuracy"] == here["accuracy"]
+        assert same_rows(tmp_path / "far" / name, tmp_path / "here" / name)
+    after = Watch()
+    run_on_cluster(runs, cluster.address, 0, after)
+    assert after.rounds == []
+    assert after.summaries == watch.summaries
+
+
+def test_a_comparison_on_a_cluster_is_the_one_made_here(cluster: NodesHere, tmp_path: Path) -> None:
+    pair = {name: small(name, partition=Iid(clients=3)) for name in ("fedavg", "local")}
+    here = compare(pair, [0, 1], tmp_path / "here", jobs=1)
+    far = compare(pair, [0, 1], tmp_path / "far", cluster=cluster.address)
+    for name in pair:
+        assert far.values(name, "received_mean_last") == here.values(name, "received_mean_last")
+    kept = {path.name for path in (tmp_path / "far").iterdir()}
+    assert kept == {path.name for path in (tmp_path / "here").iterdir()}
+
+
+def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory of something else fails alone; a run at which another process is waits until that has ended."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all I have")
+    watch = Watch()
+    runs = [Run("mine", small(), tmp_path / "mine"), Run("busy", small(), tmp_path / "busy"), Run("none", small())]
+    ready = threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path / ".busy.lock"):
+            ready.set()
+            time.sleep(3)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    ready.wait()
+    run_on_cluster(runs, cluster.address, 1, watch)
+    other.join()
+    assert "is not empty and holds no run" in watch.failures["mine"]
+    assert watch.summaries.keys() == {"busy", "none"}
+    assert "another process is at this run" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_commands_use_a_cluster_and_say_only_what_is_theirs(cluster: NodesHere, tmp_path: Path) -> None:
+    few = ["--clients", "3", "--rounds", "2", "--epochs", "1", "--cluster", cluster.address, "--json"]
+    for command in (
+        ["compare", "fedavg", "local", "--seeds", "0", "--out", str(tmp_path / "table")],
+        ["sweep", "fedavg", "--grid", "lr=0.01,0.1", "--out", str(tmp_path / "search")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "coterie", *command, *few],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=dict(os.environ),
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("{")
+    assert (tmp_path / "table" / "local-s0" / ROWS).is_file()
+    assert (tmp_path / "search" / "best.toml").is_file()
+
+
+def test_what_cannot_run_elsewhere_is_refused_before_anything_begins() -> None:
+    with pytest.raises(
+        CoterieError, match=r"cluster = 'auto': 'x' cannot run elsewhere, engine 'processes' .*'serial'"
+    ):
+        require_jobs({"x": small(engine="processes")}, 0, "auto")
+    with pytest.raises(CoterieError, match="cluster = 'ray://a:1': must be HOST:PORT or 'auto'"):
+        run_on_cluster([], "ray://a:1", 0, Watch())
+
+
+def test_an_address_that_does_not_answer_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    with pytest.raises(CoterieError, match=rf"cluster = '127.0.0.1:{free}': no Ray cluster .*'ray start --head'"):
+        run_on_cluster([], f"127.0.0.1:{free}", 0, Watch())

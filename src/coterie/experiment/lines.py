@@ -81,7 +81,9 @@ def fault_of_line(line: Line) -> str:
     if lacking:
         return f"lacks bytes {', '.join(lacking)}"
     validated = line.get(VALIDATION, {})
-    parts = (line, line.get(EVERYBODY, {}), validated, *([validated.get(EVERYBODY, {})] if validated else []))
+    parts = [line, line.get(EVERYBODY, {}), validated]
+    if isinstance(validated, Mapping):
+        parts.append(validated.get(EVERYBODY, {}))
     return next(filter(None, map(_fault_of_scores, parts)), "")
 
 

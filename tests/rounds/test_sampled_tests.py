@@ -130,3 +130,15 @@ def test_a_sample_as_large_as_the_federation_is_everybody() -> None:
     result = _experiment(evaluate_clients=100, rounds=1).run()
     assert TESTED not in result.history.lines[0]["received"]
     assert "stored" in result.history.lines[0]
+
+
+@pytest.mark.parametrize("damage", [{"everybody": 3}, {"everybody": {"received": {"accuracy": [0.5]}}}])
+def test_a_damaged_last_line_is_named_in_reports_and_refused_elsewhere(tmp_path: Path, damage: dict[str, Any]) -> None:
+    _experiment(rounds=2).run(out=tmp_path / "run")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    broken = json.dumps({**json.loads(lines[-1]), **damage})
+    (tmp_path / "run" / "rounds.jsonl").write_text("\n".join([*lines[:-1], broken]) + "\n")
+    skipped = read_run(tmp_path / "run").skipped
+    assert "line 2 of rounds.jsonl was skipped" in skipped[0]
+    with pytest.raises(ct.CoterieError, match=r"rounds\.jsonl"):
+        print(ct.open_run(tmp_path / "run").history)

@@ -249,12 +249,15 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         held = line.get(part, None if part in ("cohort", "diverged") else [])
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
-    trained = len(line["cohort"])
-    for part, name, count in (*((moment, scale.name, clients) for moment in MOMENTS), (TRAINING, LOSS, trained)):
-        if part in line:
-            values = line[part].get(name) if isinstance(line[part], dict) else None
+    everybody = line.get(EVERYBODY, {})
+    if not isinstance(everybody, dict):
+        return f"{EVERYBODY}: not a number for each of the {clients} clients"
+    told = [(where, moment, scale.name, clients) for where in (line, everybody) for moment in MOMENTS]
+    for where, part, name, count in (*told, (line, TRAINING, LOSS, len(line["cohort"]))):
+        if part in where:
+            values = where[part].get(name) if isinstance(where[part], dict) else None
             known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
-            asked = line[part].get(TESTED, range(count)) if known else ()
+            asked = where[part].get(TESTED, range(count)) if known else ()
             if not known or not isinstance(asked, list | range) or len(values or ()) != len(asked):
                 return f"{part}: not a number for each of the {count} clients"
             if not all(client in range(clients) for client in asked):

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import coterie as ct
+from coterie.client.scores import Score
+from coterie.core.federation import Federation
+from coterie.engines import Serial
 from coterie.experiment.history import EVERYBODY, TESTED
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
@@ -142,3 +145,19 @@ def test_a_damaged_last_line_is_named_in_reports_and_refused_elsewhere(tmp_path:
     assert "line 2 of rounds.jsonl was skipped" in skipped[0]
     with pytest.raises(ct.CoterieError, match=r"rounds\.jsonl"):
         print(ct.open_run(tmp_path / "run").history)
+
+
+@pytest.mark.parametrize("few", [0, 3])
+def test_finished_models_are_tested_once(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[int] = []
+    plain = Serial.test
+
+    def counted(self: Serial, federation: Federation, clients: torch.Tensor, *more: Any) -> list[Score]:
+        tested.append(len(clients))
+        return plain(self, federation, clients, *more)
+
+    monkeypatch.setattr(Serial, "test", counted)
+    result = _experiment(evaluate_clients=few, rounds=2, join=1.0, engine="serial").run()
+    # Before the first round, and after each; a sample is tested where everybody need not be.
+    assert tested == ([3, 8] if few else [8, 8, 8])
+    assert result.summary["macro_f1"] is not None

@@ -64,6 +64,7 @@ class Rounds:
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
         self.stored: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
+        self._kept: list[Score] | None = None  # everybody's after the last round
         self._validation = [0] * federation.clients
         if validated:
             assert federation.validation_sizes is not None
@@ -138,7 +139,7 @@ class Rounds:
             report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
         clock.lap("exchange")
         if wanted:
-            tests = self.evaluate_received(federation.everyone if last else chosen)
+            tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)
             report.received = tests
             if self.evaluate_clients and last:
                 report.received = tests.chosen(chosen.numpy()).of_sample(chosen, federation.clients)
@@ -172,11 +173,15 @@ class Rounds:
             self.federation.round -= 1
             raise
 
-    def evaluate_received(self, clients: Tensor | None = None) -> Evaluation:
-        """Test clients (everybody unless said) with what they would download now."""
+    def evaluate_received(self, clients: Tensor | None = None, keep_scores: bool = False) -> Evaluation:
+        """Test clients (everybody unless said) with what they would download now.
+
+        With `keep_scores` everybody's are kept: the last round's are those of the finished models.
+        """
         chosen = self.federation.everyone if clients is None else clients
-        found = self._evaluation(chosen, self._scores_received(chosen))
-        return found.of_sample(chosen, self.federation.clients)
+        scores = self._scores_received(chosen, keep_scores)
+        self._kept = scores if keep_scores else None
+        return self._evaluation(chosen, scores).of_sample(chosen, self.federation.clients)
 
     def first_stored(self) -> Evaluation:
         """What clients store before the first round: the first model; where few are tested, nobody's is known."""
@@ -198,7 +203,8 @@ class Rounds:
 
     def scores_received(self, keep_scores: bool = False) -> list[Score]:
         """Every client's score on its test samples with what it would download now."""
-        scores = self._scores_received(self.federation.everyone, keep_scores)
+        kept = self._kept if keep_scores and self.federation.round == self.federation.rounds else None
+        scores = self._scores_received(self.federation.everyone, keep_scores) if kept is None else kept
         sizes = zip(scores, self._validation, strict=True)
         return [score.split([len(score.losses) - held, held])[0] if held else score for score, held in sizes]
 

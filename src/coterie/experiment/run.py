@@ -126,10 +126,15 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 validated,
                 prepared.hostile,
                 prepared.attendance,
+                experiment.evaluate_clients,
             )
-            rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
+            sampled = bool(rounds.evaluate_clients)
+            if not sampled:
+                rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
             if federation.round and (experiment.join < 1 or experiment.presence):
-                rounds.stored = history.stored(_first(prepared, engine, validated))
+                rounds.stored = history.stored(
+                    rounds.first_stored() if sampled else _first(prepared, engine, validated)
+                )
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from coterie.core import exchange
 from coterie.core.columns import Columns
 from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
 from coterie.core.federation import Federation
+from coterie.core.threads import for_each
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from support import rows_of, tiny, warnings_in
@@ -20,6 +22,7 @@ from support import rows_of, tiny, warnings_in
 CLIENTS = 4
 COHORT = torch.tensor([1, 3])
 MARK = exchange_mark(1)
+GROUPS = ("extractor", "classifier")
 
 
 def federation(method: str = "fedper", model: str = "norm") -> Federation:
@@ -360,3 +363,45 @@ def test_values_may_hold_nan() -> None:
     whole.add_value("prototypes", torch.zeros(3, 2))
     apply([Put("prototypes", torch.full((3, 2), torch.nan))], whole, uploads(whole), MARK)
     assert bool(whole.values["prototypes"].isnan().all())
+
+
+@pytest.mark.parametrize("source", ["upload", "model"])
+def test_threads_mix_the_same_bits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread has blocks of its own, and all of them are done."""
+    monkeypatch.setattr(exchange, "BLOCK", 8 * CLIENTS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    workers: set[str] = set()
+    product = exchange._BoundMix.product
+
+    def watched(self: exchange._BoundMix, part: Columns) -> Tensor:
+        workers.add(threading.current_thread().name)
+        return product(self, part)
+
+    monkeypatch.setattr(exchange._BoundMix, "product", watched)
+    try:
+        found = []
+        for threads in (1, 2):
+            whole = federation("local")
+            everyone = whole.everyone
+            mixes = [Mix(stochastic(CLIENTS, CLIENTS, seed), group, source=source) for seed, group in enumerate(GROUPS)]
+            apply(mixes, whole, uploads(whole, everyone), MARK, threads=threads)
+            found.append(rows_of(whole))
+        assert torch.equal(*found)
+        assert not torch.equal(found[0], rows_of(federation("local")))
+        assert {"MainThread"} < workers
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    def fail(piece: int) -> None:
+        raise CoterieError(f"piece {piece}")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(CoterieError, match="piece 0"):
+            for_each(fail, [0, 1, 2], threads=2)
+    finally:
+        torch.set_num_threads(before)

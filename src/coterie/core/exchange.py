@@ -15,7 +15,7 @@ from coterie.core.federation import Federation
 from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
 from coterie.core.slots import Slot, require_known
 from coterie.core.threads import for_each
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 
 log = logging.getLogger("coterie")
 
@@ -109,7 +109,8 @@ class Mix:
     """Weighted means of rows: `target[·, group] = weights @ source[·, group]`.
 
     `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
-    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
+    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name), or of that slot
+    those of the clients that `sources [m]` names: with very many clients, a column for each would be too many.
     For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
     names (the cohort, everyone, or ids `[r]`), with a row of weights for each of them, or one row for all
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
@@ -129,6 +130,7 @@ class Mix:
     of: str = "model"
     to: Literal["cohort", "everyone"] | Tensor = "cohort"
     gate: Tensor | None = None
+    sources: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,13 @@ def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation,
     )
 
 
+def _read(mix: Mix, cohort: Tensor, everyone: Tensor) -> Tensor:
+    """The clients whose rows a mix is made of, a column of weights each."""
+    if mix.source == "upload":
+        return cohort
+    return everyone if mix.sources is None else mix.sources
+
+
 def _written(to: Literal["cohort", "everyone"] | Tensor, cohort: Tensor, everyone: Tensor) -> Tensor:
     """The clients that a mix is written for."""
     if isinstance(to, Tensor):
@@ -308,6 +317,8 @@ class _BoundMix:
     def __init__(self, mix: Mix, federation: Federation, uploads: Uploads, only: Tensor | None = None) -> None:
         mix = replace(mix, weights=mix.weights.cpu())
         check_weights(mix.weights)
+        named = mix.source == "upload" and mix.sources is not None
+        require(not named, f"mix of '{mix.group}': uploads are the cohort's; leave sources out")
         self.reducer, self.holds = reducer_of(federation.defence), True
         self.weights = mix.weights.float()
         self.gate = None if mix.gate is None else mix.gate.to(federation.initial.device)
@@ -322,7 +333,7 @@ class _BoundMix:
         elif not self.columns <= self.source.columns:
             raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
         rows, sources = mix.weights.shape
-        learned_from = uploads.cohort if self.from_upload else federation.everyone
+        learned_from = _read(mix, uploads.cohort, federation.everyone)
         if sources != len(learned_from):
             raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
         self.to_shared = self.columns <= self.target.shared_columns
@@ -340,7 +351,7 @@ class _BoundMix:
         self.counts = torch.ones(len(learned_from), dtype=torch.bool)
         if not self.from_upload:
             self.counts = (self.weights != 0).any(0)
-            self.read = federation.everyone[self.counts]
+            self.read = learned_from[self.counts]
             require_known(mix.source, self.source, self.read, self.columns)
         # The one thing that a mix brings to the rows, if they lie on a device.
         used = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
@@ -402,7 +413,8 @@ class _BoundMix:
         """Columns of all sources' rows: `[m, |part|]`; zeros for those that the server does not know."""
         if self.from_upload:
             return part.within(self.source.columns).take(self.uploaded)
-        rows, known = torch.zeros(len(self.learned_from), part.size), self.source.tracks.all_known(part)
+        rows = torch.zeros(len(self.learned_from), part.size)
+        known = self.source.tracks.all_known(part)[self.learned_from]
         rows[known] = self.source.rows(self.learned_from[known], part)
         return rows
 
@@ -418,8 +430,9 @@ class _BoundMix:
         if self.gate is not None:
             changes &= self.gate.any(1).cpu()
         if not self.from_upload and self.source is self.target:
-            own = self.weights.expand(len(self.clients), -1).gather(1, self.clients[:, None])[:, 0]
-            changes &= (own != 1) | ((self.weights != 0).sum(1) > 1)
+            own = self.clients[:, None] == self.learned_from  # which column is the learner itself
+            alone = (self.weights.expand(len(self.clients), -1) == own).all(1) & own.any(1)
+            changes &= ~alone
         return changes
 
     def product(self, part: Columns) -> Tensor:

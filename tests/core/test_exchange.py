@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.core import exchange
+from coterie.core import applying
+from coterie.core.applying import apply, check_weights
 from coterie.core.columns import Columns
-from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
+from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.threads import for_each
 from coterie.core.tracks import exchange_mark
@@ -139,7 +140,7 @@ def test_mixing_is_simultaneous_within_a_mix() -> None:
 @pytest.mark.parametrize("block", [3, 1 << 16])
 def test_mixing_is_simultaneous_between_mixes(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Two mixes that read what the other writes exchange the two slots."""
-    monkeypatch.setattr(exchange, "BLOCK", block)
+    monkeypatch.setattr(applying, "BLOCK", block)
     whole = federation()
     whole.add_slot("teacher", "classifier").own.normal_()
     model, teacher = columns_of(whole, "classifier", rows_of(whole)), rows_of(whole, "teacher")
@@ -220,7 +221,7 @@ def actions(whole: Federation, sent: Uploads) -> list[Mix]:
 def test_blocks_of_columns_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for block in (3, 7, 1 << 16):
-        monkeypatch.setattr(exchange, "BLOCK", block)
+        monkeypatch.setattr(applying, "BLOCK", block)
         whole = federation("local")
         sent = uploads(whole, declared="all + norm")
         apply(actions(whole, sent), whole, sent, MARK)
@@ -368,17 +369,17 @@ def test_values_may_hold_nan() -> None:
 @pytest.mark.parametrize("source", ["upload", "model"])
 def test_threads_mix_the_same_bits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every thread has blocks of its own, and all of them are done."""
-    monkeypatch.setattr(exchange, "BLOCK", 8 * CLIENTS)
+    monkeypatch.setattr(applying, "BLOCK", 8 * CLIENTS)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     workers: set[str] = set()
-    product = exchange._BoundMix.product
+    product = applying._BoundMix.product
 
-    def watched(self: exchange._BoundMix, part: Columns) -> Tensor:
+    def watched(self: applying._BoundMix, part: Columns) -> Tensor:
         workers.add(threading.current_thread().name)
         return product(self, part)
 
-    monkeypatch.setattr(exchange._BoundMix, "product", watched)
+    monkeypatch.setattr(applying._BoundMix, "product", watched)
     try:
         found = []
         for threads in (1, 2):

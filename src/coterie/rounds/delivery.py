@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Mix, Peers, Uploads, apply, no_share_defined
+from coterie.core.applying import apply, no_share_defined
+from coterie.core.exchange import Mix, Peers, Uploads
 from coterie.core.federation import Federation
 from coterie.core.reducing import reducer_of
 from coterie.core.tracks import delivery_mark

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.exchange import apply
+from coterie.core.applying import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work

@@ -260,6 +260,8 @@ def test_a_whole_round_is_foreseen_from_pieces() -> None:
     sizes = [len(index) for index in prepared.partition.train]
     assert whole.batches == tuple(-(-size // 10) for size in sizes)
     assert whole.tests == sum(len(index) for index in prepared.partition.test)  # twice, every second round
+    sampled = Round.of(tiny(evaluate_clients=2).prepare())
+    assert 2 * whole.tests > sampled.tests > whole.tests
     piece = Piece.of(prepared, "contiguous", [2, 0], batches=1)
     assert piece.batches == (1, 1)
     assert piece.epochs == 5

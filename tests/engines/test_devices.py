@@ -267,10 +267,12 @@ def test_memory_that_runs_out_on_the_way_is_an_error_in_a_line(monkeypatch: pyte
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore words")
 
-    for engine, way in (("stacked", "engine = serial would need about"), ("serial", "batch = 5 would need about")):
+    for engine, at, way in (
+        ("stacked", "coterie.engines.stacked.phase.StackedPhase.run", "engine = serial would need about"),
+        ("serial", "coterie.client.worker.Worker.seat", "batch = 5 would need about"),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr("coterie.engines.stacked.phase.StackedPhase.run", full)
-            patched.setattr("coterie.client.trainer.Trainer.gradient", full)
+            patched.setattr(at, full)
             with pytest.raises(CoterieError, match=rf"^device = pretend: its memory ran out, .*; {way}") as caught:
                 run("fedavg", engine)
         assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from coterie.client.scores import LARGEST_TEST_BATCH, TEST_BATCH, TEST_NUMBERS
 from coterie.core.layout import Layout
+from coterie.core.pixels import Inputs
 from coterie.core.task import Task
 from coterie.core.training import Training
 from coterie.devices import PROCESSOR
@@ -21,7 +22,7 @@ class Problem:
 
     module: nn.Module
     layout: Layout
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     train: tuple[Tensor, ...]  # K index vectors
     validation: tuple[Tensor, ...]

@@ -68,6 +68,7 @@ class Federation:
     skip_single_samples: bool = False
     defence: Defence = field(default_factory=Defence)  # how much one client may do to the others
     privacy: Privacy = field(default_factory=Privacy)  # how much of the data may show in uploads
+    outline: bool = False  # whether it is looked at alone, so that nobody needs rows of their own yet
 
     def __post_init__(self) -> None:
         # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.
@@ -129,7 +130,7 @@ class Federation:
         return self.slots[name]
 
     def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        return Slot(initial, self.clients, columns, shared, held_by, follows)
+        return Slot(initial, self.clients, columns, shared, held_by, follows, self.outline)
 
     def add_value(
         self, name: str, start: Tensor, per_client: bool = False, held_by: HeldBy = "both", told: bool = False

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
@@ -59,7 +60,8 @@ class Prepared:
     @property
     def participants(self) -> list[int]:
         """The clients that take part in training, in the partition's order."""
-        return [k for k in range(self.partition.clients) if k not in set(self.partition.held_out)]
+        held_out = set(self.partition.held_out)
+        return [k for k in range(self.partition.clients) if k not in held_out]
 
     def problem(self, clients: list[int] | None = None) -> Problem:
         """The problem of some of the partition's clients (those that take part, by default)."""
@@ -135,6 +137,13 @@ class Prepared:
         federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
         return federation
 
+    def outline(self) -> Federation:
+        """The same to be looked at alone: many clients' rows would take long to make."""
+        federation = self.bare_federation()
+        federation.outline = True
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
     def bare_federation(self, clients: list[int] | None = None) -> Federation:
         """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
@@ -196,7 +205,7 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
-    begun = prepared.empty_federation()
+    begun = prepared.outline()
     method.check(begun)
     taking_part = cohort_size(experiment.join, len(prepared.participants))
     require_enough(experiment.defences, taking_part, "let more clients take part in a round")
@@ -227,8 +236,8 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
             validation=default.validation if experiment.validation is None else experiment.validation,
         )
         partition = experiment.partition(data, seed, split)
-    for name, test in zip(partition.names, partition.test, strict=True):
-        require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
+    untested = next((name for name, own in zip(partition.names, partition.test, strict=True) if not len(own)), None)
+    require(untested is None, f"client '{untested}' has no test samples; give it more samples or leave it out")
     if experiment.held_out:
         partition = partition.with_held_out(experiment.held_out, seed)
     return partition
@@ -277,10 +286,3 @@ def initial_model(
 def _own_classifier(path: str) -> str:
     require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
     return path
-
-
-def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:
-    """Images `[N, channels, height, width]` in a memory format; batches cut from them keep it."""
-    if memory == "contiguous" or inputs.ndim != 4:
-        return inputs
-    return inputs.contiguous(memory_format=torch.channels_last)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.data.fingerprint import fingerprint
+from coterie.core.pixels import Pixels
+from coterie.data.fingerprint import fingerprint, older_fingerprint
 from coterie.errors import CoterieError, require
 from coterie.experiment.alone import alone
 from coterie.experiment.directory import RunDirectory
@@ -81,6 +82,8 @@ def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
     require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
     assert isinstance(known, dict)
     differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
+    if differing == ["inputs"] and isinstance(prepared.data.inputs, Pixels):
+        differing = [part for part, digest in older_fingerprint(prepared.data).items() if known.get(part) != digest]
     require(
         not differing,
         f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "

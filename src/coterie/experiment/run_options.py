@@ -94,6 +94,12 @@ class RunOptions(JointTraining):
     ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")
     threads: int = setting(0, "PyTorch threads (0: by model: 1 if small, else PyTorch's).", "running")
     evaluate_every: int = setting(1, "Test everybody every so many rounds.", "running")
+    evaluate_clients: int = setting(
+        0,
+        "Test so many clients, drawn anew each time, in place of everybody; everybody at the end.",
+        "running",
+        shown="everybody",
+    )
     record_every: int = setting(1, "Record who learns from whom every so many rounds (0: never).", "running")
     checkpoint_every: int | None = setting(
         None,
@@ -105,6 +111,10 @@ class RunOptions(JointTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
+        require(
+            self.evaluate_clients == 0 or self.evaluate_clients >= 2,
+            f"evaluate_clients = {self.evaluate_clients}: must be at least 2, or 0 for everybody",
+        )
         for option in ("record_every", "checkpoint_every"):
             value = getattr(self, option)
             require(value is None or value >= 0, f"{option} = {value}: must not be negative (0: never)")

@@ -13,10 +13,11 @@ from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
+from coterie.core.pixels import as_memory, some
 from coterie.core.training import MemoryFormat
 from coterie.engines import Work
 from coterie.experiment.cost import epochs_of
-from coterie.experiment.prepared import Prepared, as_memory
+from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.rounds.delivery import Delivery
 from coterie.rounds.sampling import draw_cohort
@@ -120,5 +121,5 @@ def _cut(problem: Problem, memory: MemoryFormat, samples: int, tests: int) -> Pr
             offset += len(index)
         cut.append(tuple(places))
     train, validation, test = cut
-    inputs, labels = as_memory(problem.inputs[kept], memory), problem.labels[kept]
+    inputs, labels = as_memory(some(problem.inputs, kept), memory), problem.labels[kept]
     return replace(problem, inputs=inputs, labels=labels, train=train, validation=validation, test=test)

@@ -14,6 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.views import Batches, ClientView, TrainedPart, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
@@ -117,6 +118,10 @@ class APPLE(Method):
         require(self.mu >= 0, f"mu = {self.mu}: must not be negative")
         require(self.lr_relations >= 0, f"lr_relations = {self.lr_relations}: must not be negative")
         require(0 <= self.horizon <= 1, f"horizon = {self.horizon}: must lie in [0, 1]")
+
+    def check(self, federation: Federation) -> None:
+        """A number for every pair of clients must fit into memory."""
+        require_pairs("apple", federation.clients, "relations", each=8)
 
     def init(self, federation: Federation) -> None:
         """Personal models besides the cores; everybody's share of the data, from which relations start."""

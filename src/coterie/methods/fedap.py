@@ -14,6 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, embedded, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
@@ -58,6 +59,7 @@ class FedAP(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by what the extractor's layers put out."""
+        require_pairs("fedap", federation.clients, "mixing weights", each=24)
         require(
             bool(measured_layers(federation.layout)),
             "fedap: the extractor has no convolution or fully connected layer to compare clients by",

@@ -15,6 +15,7 @@ from coterie.client.steps import plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.rng import torch_stream
@@ -93,6 +94,7 @@ class FedFomo(Method):
 
     def check(self, federation: Federation) -> None:
         """Models are judged on validation data."""
+        require_pairs("fedfomo", federation.clients, "preferences", each=8)
         sizes = federation.validation_sizes
         require(
             sizes is not None and bool((sizes > 0).any()),

@@ -15,6 +15,7 @@ from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import among, by_size, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import cosines, mirrored
@@ -69,6 +70,7 @@ class FedReMa(Method):
 
     def check(self, federation: Federation) -> None:
         """Classifiers are compared by what they say about classes."""
+        require_pairs("fedrema", federation.clients, "the counts of who was relevant", each=8)
         require_classes(federation, "fedrema")
 
     def init(self, federation: Federation) -> None:

@@ -13,6 +13,7 @@ from coterie.client.terms import Proximal
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.errors import require
 from coterie.maths.clusters import lloyd, within_groups
 from coterie.maths.similarity import require_weight_matrix
@@ -52,6 +53,7 @@ class FeSEM(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by their classifiers' weights."""
+        require_pairs("fesem", federation.clients, "mixing weights", each=24)
         require_weight_matrix(federation, "fesem")
 
     def compared(self, federation: Federation) -> Columns:

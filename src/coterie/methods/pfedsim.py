@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import class_cosines, require_weight_matrix
@@ -62,6 +63,7 @@ class PFedSim(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by their classifiers' weights."""
+        require_pairs("pfedsim", federation.clients, "similarities", each=16)
         require_weight_matrix(federation, "pfedsim")
 
     def init(self, federation: Federation) -> None:

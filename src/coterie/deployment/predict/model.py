@@ -20,6 +20,7 @@ from coterie.client.scores import TEST_BATCH
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
+from coterie.core.pixels import whole
 from coterie.core.slots import Slot
 from coterie.data import Dataset
 from coterie.data.arrays import Array, to_inputs
@@ -194,7 +195,7 @@ def predict(
 
 
 def _inputs(data: Dataset | Tensor | Array, shape: tuple[int, ...]) -> Tensor:
-    given = data.inputs if isinstance(data, Dataset) else data
+    given = whole(data.inputs) if isinstance(data, Dataset) else data
     if isinstance(given, Tensor):
         # What is in shape and made of floats is ready: nothing has to be guessed about its dimensions.
         if given.is_floating_point() and tuple(given.shape[1:]) == shape:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.client.outputs import Outputs
 from coterie.client.terms import RECEIVED
+from coterie.core.pixels import samples_at
 from coterie.engines.stacked.changing import InTraining, Tensors
 from coterie.engines.stacked.model import BatchedNet
 from coterie.engines.stacked.stack import Stack
@@ -52,8 +53,7 @@ class StackedBatch:
     def inputs(self) -> Tensor:
         """The samples: `[k, B, ...]`."""
         if self._inputs is None:
-            # Whole samples are copied this way; indexing would pick their numbers one by one.
-            self._inputs = self.stack.ground.inputs.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+            self._inputs = samples_at(self.stack.ground.inputs, self.index)
         return self._inputs
 
     def tensors(self, slot: str) -> Tensors:

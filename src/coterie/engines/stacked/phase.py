@@ -12,6 +12,7 @@ from coterie.client.recipe import Phase
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.training_scores import TrainingScores
 from coterie.core.columns import Columns
+from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import NOT_TRAINING, Mode, StackedBatch
@@ -162,7 +163,8 @@ class StackedPhase:
     def _batches(self, own: Tensor, schedule: Schedule, samples: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
         ground = self.stack.ground
-        source, places = ground.inputs, samples
+        source: Inputs = ground.inputs
+        places = samples
         if self.head_only:
             features = self._features(own)
             source = features.flatten(0, 1)
@@ -175,8 +177,7 @@ class StackedPhase:
             steps = range(start, min(start + at_once, len(places)))
             most = schedule.active[start]
             chosen = places[start : steps.stop, :most]
-            # Whole samples are copied this way; indexing would pick their numbers one by one.
-            fetched = source.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+            fetched = samples_at(source, chosen)
             for step in steps:
                 k = schedule.active[step]
                 yield samples[step, :k], fetched[step - start, :k], shares[step, :k]

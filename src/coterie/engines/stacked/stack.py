@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
+from coterie.core.pixels import Inputs
 from coterie.devices import stream_on
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet, padded
@@ -50,7 +51,7 @@ class Ground:
     problem: Problem
     seed: int
     device: torch.device
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     train: PaddedIndices
     test: PaddedIndices

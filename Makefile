@@ -83,7 +83,7 @@ bench: setup
 # For whoever has one: the tests of devices on real hardware, and rounds there against rounds on the processor.
 DEVICE ?= cuda
 test-gpu: setup
-	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n 0 -q tests/engines/test_devices.py tests/deployment/test_devices.py
+	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n 0 -q tests/engines/test_devices.py tests/deployment/test_site_devices.py
 	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m benchmarks devices
 
 # Whether engine `auto` gets what the best engine would have given; REPETITIONS=2 for less.

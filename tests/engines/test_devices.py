@@ -19,6 +19,7 @@ import pretend
 from coterie import devices
 from coterie.client.dropout import RepeatableDropout
 from coterie.client.scores import Score
+from coterie.core.pixels import Pixels, PixelScale
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.memory import memory_needs
@@ -213,6 +214,27 @@ def test_rows_that_would_crowd_a_device_stay_on_the_processor() -> None:
         assert prepared.federation()["model"].own.device.type == DEVICE
 
 
+def test_rows_in_a_file_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = run("fedper", "serial", device="cpu")
+    monkeypatch.setenv("COTERIE_ROWS_IN_MEMORY", "0")
+    ours = run("fedper", "serial")
+    assert ours.federation["model"].mapped is not None
+    assert ours.federation["model"].own.device.type == "cpu"
+    assert_alike(ours, theirs)
+
+
+@counted_only
+def test_what_scales_channels_is_sent_once() -> None:
+    scale = PixelScale(means=(0.4, 0.5), deviations=(0.2, 0.3))
+    pixels = torch.randint(256, (3, 2, 4, 4), dtype=torch.uint8)
+    there = Pixels(pixels, scale).to(DEVICE)
+    index = torch.tensor([2, 0]).to(DEVICE)
+    with pretend.counted() as traffic:
+        found = [there[index].cpu() for _ in range(3)]
+    assert torch.equal(found[2], Pixels(pixels, scale)[torch.tensor([2, 0])])
+    assert traffic.there <= 2
+
+
 def test_a_device_that_is_not_here_is_named() -> None:
     with pytest.raises(CoterieError, match=r"^device = gpu: PyTorch knows no such device; use cpu, cuda, mps or auto$"):
         Experiment(device="gpu", engine="serial")
@@ -267,10 +289,12 @@ def test_memory_that_runs_out_on_the_way_is_an_error_in_a_line(monkeypatch: pyte
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore words")
 
-    for engine, way in (("stacked", "engine = serial would need about"), ("serial", "batch = 5 would need about")):
+    for engine, at, way in (
+        ("stacked", "coterie.engines.stacked.phase.StackedPhase.run", "engine = serial would need about"),
+        ("serial", "coterie.client.worker.Worker.seat", "batch = 5 would need about"),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr("coterie.engines.stacked.phase.StackedPhase.run", full)
-            patched.setattr("coterie.client.trainer.Trainer.gradient", full)
+            patched.setattr(at, full)
             with pytest.raises(CoterieError, match=rf"^device = pretend: its memory ran out, .*; {way}") as caught:
                 run("fedavg", engine)
         assert "\n" not in str(caught.value)

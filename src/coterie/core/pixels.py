@@ -8,6 +8,7 @@ nobody asks for takes no memory, and all processes of a machine share what is th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ class PixelScale:
 
     @staticmethod
     def _shaped(values: tuple[float, ...], like: Tensor) -> Tensor | float:
-        return values[0] if len(values) == 1 else torch.tensor(values, device=like.device)[:, None, None]
+        return values[0] if len(values) == 1 else _by_channel(values, like.device)
+
+
+@lru_cache(maxsize=16)
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers for each channel, brought to a device once rather than with every batch: `[channels, 1, 1]`."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ class Prepared:
         # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
         plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
         free = free_bytes(wanted.device)
-        fits = free is None or federation.row_bytes <= ROWS_SHARE * free
+        # Rows in a file are more than the processor's own memory takes.
+        mapped = any(slot.mapped is not None for slot in federation.slots.values())
+        fits = not mapped and (free is None or federation.row_bytes <= ROWS_SHARE * free)
         if plain and fits and has_float64(wanted.device):
             federation.put_rows_on(wanted.device)
 

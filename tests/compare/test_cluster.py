@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ROWS
 from coterie.files import locked
 from coterie.partition import Iid
-from support import PATIENCE
+from support import PATIENCE, eventually
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
@@ -109,13 +108,17 @@ def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all I have")
     watch = Watch()
-    runs = [Run("mine", small(), tmp_path / "mine"), Run("busy", small(), tmp_path / "busy"), Run("none", small())]
+    runs = [
+        Run("mine", small(), tmp_path / "mine"),
+        Run("busy", small(), tmp_path / "busy"),
+        Run("none", small(checkpoint_every=None)),
+    ]
     ready = threading.Event()
 
     def hold() -> None:
         with locked(tmp_path / ".busy.lock"):
             ready.set()
-            time.sleep(3)
+            eventually(lambda: "none" in watch.summaries)
 
     other = threading.Thread(target=hold)
     other.start()

@@ -7,10 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ROWS
 from coterie.files import locked
 from coterie.partition import Iid
-from support import PATIENCE
+from support import PATIENCE, eventually
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
@@ -68,10 +66,11 @@ class KillsInTheMiddle(Watch):
         return self._victim is None
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_no_run_and_none_is_run_twice(
     cluster: NodesHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    many = {name: small(name, rounds=60) for name in ("fedavg", "fedper", "local")}
+    many = {name: small(name, rounds=40) for name in ("fedavg", "fedper", "local")}
     watch = KillsInTheMiddle(cluster, cluster.add())
     runs = [Run(name, experiment, tmp_path / "far" / name) for name, experiment in many.items()]
     with caplog.at_level("WARNING", logger="coterie"):
@@ -82,9 +81,8 @@ def test_a_lost_node_costs_no_run_and_none_is_run_twice(
     (line,) = [record.getMessage() for record in caplog.records if "carried on elsewhere" in record.getMessage()]
     lost = line.partition(",")[0]
     told = [round for name, round in watch.rounds if name == lost]
-    again = [round for before, round in pairwise(told) if round != before + 1]
-    assert len(again) == 1  # it went on where it was, or at most a round or two before
-    assert again[0] >= 2
+    assert sorted(set(told)) == list(range(1, 41))
+    assert told.count(1) == 1  # it was carried on, not begun again
     for name, experiment in many.items():
         here = experiment.run(tmp_path / "here" / name).summary
         assert watch.summaries[name]["accuracy"] == here["accuracy"]
@@ -110,13 +108,17 @@ def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all I have")
     watch = Watch()
-    runs = [Run("mine", small(), tmp_path / "mine"), Run("busy", small(), tmp_path / "busy"), Run("none", small())]
+    runs = [
+        Run("mine", small(), tmp_path / "mine"),
+        Run("busy", small(), tmp_path / "busy"),
+        Run("none", small(checkpoint_every=None)),
+    ]
     ready = threading.Event()
 
     def hold() -> None:
         with locked(tmp_path / ".busy.lock"):
             ready.set()
-            time.sleep(3)
+            eventually(lambda: "none" in watch.summaries)
 
     other = threading.Thread(target=hold)
     other.start()

@@ -72,6 +72,7 @@ def actors_of(engine: RayCluster) -> int:
     return len(engine.pool.handles)
 
 
+@pytest.mark.slow
 def test_a_node_may_be_killed_in_mid_round_and_another_come_in_mid_run(
     cluster: NodesHere, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +128,7 @@ def _alive(engine: RayCluster, node: str) -> bool:
     return any(one["NodeID"] == node and one["Alive"] for one in engine.pool.session.ray.nodes())
 
 
+@pytest.mark.slow
 def test_data_are_placed_once_a_node(cluster: NodesHere) -> None:
     """Two actors on a node beside the head read the same copy: its store holds the data once."""
     cluster.add(cpus=0)

@@ -54,10 +54,10 @@ HOSTILE = "copycat:0.2"  # whose clients are left out of the numbers where nobod
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """Method, attack and defence of every cell: first what attacks do, then what defences save of each."""
+    """Method, attack and defence of every cell: first what attacks do, then what defences cost and save of each."""
     for attack in ATTACKS:
         yield from ((method, attack, "") for method in METHODS)
-    for attack in (*ATTACKS[1:], ATTACKS[0]):
+    for attack in ATTACKS:
         for defence in DEFENCES[1:]:
             yield from ((method, attack, defence) for method in METHODS)
 

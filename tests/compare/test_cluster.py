@@ -128,6 +128,11 @@ def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog:
     assert "another process is at this run" in caplog.text
 
 
+def test_what_no_machine_has_is_not_waited_for(cluster: NodesHere) -> None:
+    with pytest.raises(CoterieError, match="threads = 3: the cluster's machines have at most 1 CPUs"):
+        run_on_cluster([Run("wide", small(threads=3))], cluster.address, 0, Watch())
+
+
 @pytest.mark.slow
 def test_the_commands_use_a_cluster_and_say_only_what_is_theirs(cluster: NodesHere, tmp_path: Path) -> None:
     few = ["--clients", "3", "--rounds", "2", "--epochs", "1", "--cluster", cluster.address, "--json"]

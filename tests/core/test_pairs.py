@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import coterie as ct
-from coterie.core.exchange import Mix, Uploads, apply
+from coterie.core.applying import apply
+from coterie.core.exchange import Mix, Uploads
 from coterie.core.pairs import require_pairs
 from coterie.methods import METHODS
 from coterie.testing.toys import toy_data

@@ -75,13 +75,13 @@ def test_the_default_is_auto() -> None:
 
 @pytest.mark.usefixtures("two_cores")
 def test_everything_is_open_unless_it_is_said() -> None:
-    assert ways_of(tiny().prepare()) == [ADAPTIVE, THREADS, STACKED]
+    assert ways_of(tiny().prepare()) == [ADAPTIVE, STACKED]  # too small for several threads
+    conv = Experiment(model="cnn", partition=Iid(clients=3)).prepare()
+    assert ways_of(conv)[:2] == [ADAPTIVE, THREADS]
+    assert len(ways_of(conv)) == 5
     assert ways_of(tiny(threads=1).prepare()) == [ADAPTIVE, STACKED]
     assert ways_of(tiny(threads=3).prepare()) == [Way("serial", 3, "contiguous"), Way("stacked", 3, "contiguous")]
-    assert ways_of(tiny(memory="channels_last").prepare()) == [
-        Way("adaptive", 1, "channels_last"),
-        Way("serial", 2, "channels_last"),
-    ]
+    assert ways_of(tiny(memory="channels_last").prepare()) == [Way("adaptive", 1, "channels_last")]
     assert ways_beside_others(tiny().prepare()) == [Way("serial", 1, "contiguous"), STACKED]
 
 
@@ -243,7 +243,8 @@ def test_trials_measure_every_way_and_leave_no_trace() -> None:
 
 
 def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
-    assert STACKED not in measure(tiny(optimizer="adam", lr=0.01).prepare(), [ADAPTIVE, STACKED])
+    own_rule = tiny("per-fedavg").prepare()
+    assert set(measure(own_rule, [ADAPTIVE, STACKED])) == {ADAPTIVE}
 
 
 @pytest.mark.thorough

@@ -97,11 +97,12 @@ class Session:
     def batches(self) -> Iterator[tuple[str, int, int]]:
         """Target, seed and cases of each batch: targets in turn, as often as their shares say."""
         whole, number = sum(target.share for target in self.targets.values()), self.seed
-        left = {name: round(self.cases * target.share / whole) for name, target in self.targets.items()}
+        wanted = {name: round(self.cases * target.share / whole) for name, target in self.targets.items()}
+        left = dict(wanted)
         while any(left.values()):
             # Whoever has most of its share before it comes next, so that an hour that ends early has seen all.
             name = max(left, key=lambda one: left[one] / self.targets[one].share)
-            size = min(BATCH, left[name])
+            size = min(BATCH, left[name], max(1, wanted[name] // 4))
             left[name] -= size
             yield name, number, size
             number += 1000

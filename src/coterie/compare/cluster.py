@@ -57,6 +57,11 @@ class _ClusterRun:
         """The CPUs that it has on its node: as many as threads."""
         return self.run.experiment.threads or 1
 
+    @property
+    def gpus(self) -> int:
+        """The GPUs that it has there."""
+        return 1 if self.run.experiment.device.startswith("cuda") else 0
+
 
 def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watcher) -> None:
     """Run everything on a cluster, in the given order, at most `jobs` at a time (0: as many as it has room for).
@@ -69,6 +74,7 @@ def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watche
     session = RaySession(address, option="cluster")
     dispatch = _Dispatch(session, runs, jobs, watcher)
     try:
+        dispatch.require_room()
         dispatch.perform()
     finally:
         dispatch.stop()
@@ -85,6 +91,16 @@ class _Dispatch:
         self._versions = versions()
         self._most_cpus = max((one.cpus for one in self._waiting), default=1)
         self._room, self._looked = 0, -LOOK_AGAIN
+
+    def require_room(self) -> None:
+        """An error if there is a run for which no machine is large enough: it would wait for ever."""
+        cpus, gpus = self._session.most("CPU"), self._session.most("GPU")
+        for one in self._waiting:
+            device = one.run.experiment.device
+            require(
+                one.cpus <= max(cpus, 1), f"threads = {one.cpus}: the cluster's machines have at most {cpus:g} CPUs"
+            )
+            require(one.gpus <= gpus, f"device = {device}: no machine of the cluster has a GPU")
 
     def perform(self) -> None:
         """Have everything done."""
@@ -165,7 +181,7 @@ class _Dispatch:
         environment = {name: os.environ[name] for name in (DATA,) if name in os.environ}
         kind = self._ray.remote(
             num_cpus=one.cpus,
-            num_gpus=1 if run.experiment.device.startswith("cuda") else 0,
+            num_gpus=one.gpus,
             max_retries=0,  # lost ones are seen to here
             num_returns="streaming",
             _generator_backpressure_num_objects=AHEAD,

@@ -80,6 +80,8 @@ class Engine(ABC):
     rows_on_device: ClassVar[bool] = False
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
+    # How many threads of the main process may mix rows while nobody trains.
+    mixing_threads: int = 1
     # Whom to tell while the cohort trains: how many clients are done.
     on_client: Callable[[int], None] | None = None
 

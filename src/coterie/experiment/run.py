@@ -28,13 +28,12 @@ from coterie.experiment.remembered import RememberedRun
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
+from coterie.experiment.ways import fitting_threads
 from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
 from coterie.rounds.round import Rounds
-
-SMALL_MODEL = 100_000  # parameters
 
 
 def run(
@@ -73,7 +72,7 @@ def watched(listeners: Sequence[GivenListener], progress: bool) -> Iterator[tupl
 def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or fitting_threads(prepared)
     with _quiet_state(threads, experiment.device), nullcontext() if directory is None else log_to(directory.path / LOG):
         try:
             return _run_rounds(prepared, directory, listeners)
@@ -81,13 +80,6 @@ def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequen
             if directory is not None and not directory.finished:
                 error.add_note(_way_on(directory, experiment))
             raise
-
-
-def _fitting_threads(prepared: Prepared) -> int:
-    """One thread for small models without convolutions, which lose more by sharing a step than they gain; else 0."""
-    layout = prepared.problem_base.layout
-    convolutions = any(len(entry.shape) > 2 for entry in layout.entries)
-    return 0 if convolutions or layout.width > SMALL_MODEL else 1
 
 
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:

@@ -36,7 +36,7 @@ PASSES = 7
 PIECE = 0.04
 MOST_CLIENTS = 16
 # Ways that are foreseen to take so many times as long as the best get no further turns; and after the first of all.
-HOPELESS, BEYOND = 1.5, 4.0
+HOPELESS, BEYOND = 1.5, 8.0
 # The larger of two pieces for the stacked engine: clients, steps, the values that their rows may hold, and how many
 # times as much there is to do as in a piece for the others, since that is what it is good at.
 STACKED_CLIENTS, STACKED_STEPS, STACKED_VALUES, STACKED_PIECES = 32, 3, 2**24, 4
@@ -81,9 +81,10 @@ def measure(prepared: Prepared, ways: Sequence[Way]) -> dict[Way, float]:
             passes += [foreseen] if turn else []
             found |= typical(passes) if turn else foreseen
             best = min(found[way] for way in left)
-            if turn != 1:  # one pass of its own is not enough to drop a way, unless it is beyond comparison
-                limit = best * (HOPELESS if turn else BEYOND)
-                left = [way for way in left if found[way] <= limit]
+            # Disturbances only ever make a way slower: it is dropped if it was too slow each time.
+            fastest = {way: min(one[way] for one in passes or [foreseen]) for way in left}
+            if turn != 1:
+                left = [way for way in left if fastest[way] <= best * (HOPELESS if turn else BEYOND)]
             taken = time.perf_counter() - begin
             if turn and taken * (1 + 1 / (turn + 1)) > max(BUDGET, min(best / 2, LONGEST)):
                 break
@@ -204,6 +205,7 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
         batch = max(several - one, 0.0) / extra if extra else 0.0
         return Rates(batch, test / pieces[0].tests, step=max(one / steps - batch, 0.0))
 
+    once()  # what the engine loads the first time takes far longer than what it is timed on
     return once
 
 

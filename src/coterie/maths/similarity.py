@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from coterie.core.applying import block_width
 from coterie.core.columns import Columns
-from coterie.core.exchange import block_width
 from coterie.core.federation import Federation
 from coterie.errors import require
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Mix, Peers, Uploads, apply, no_share_defined
+from coterie.core.applying import apply, no_share_defined
+from coterie.core.exchange import Mix, Peers, Uploads
 from coterie.core.federation import Federation
 from coterie.core.reducing import reducer_of
 from coterie.core.tracks import delivery_mark
@@ -24,10 +25,12 @@ def delivers(method: Method) -> bool:
 class Delivery:
     """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides.
 
-    It is for the round under way; `after` says that this is over and has had its exchange.
+    It is for the round under way; `after` says that this is over and has had its exchange. So many `threads` mix.
     """
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor, after: bool = False) -> None:
+    def __init__(
+        self, method: Method, federation: Federation, clients: Tensor, after: bool = False, threads: int = 1
+    ) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
         # A defence that weighs learners against each other sees what everybody would download now.
@@ -44,7 +47,7 @@ class Delivery:
         }
         mark = delivery_mark(federation.round + after)
         uploads, only = Uploads(view, learners, {}, {}), clients if spans else None
-        self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only)
+        self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only, threads)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -69,9 +72,9 @@ class Delivery:
 
 
 @contextmanager
-def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
+def as_delivered(method: Method, federation: Federation, clients: Tensor, threads: int = 1) -> Iterator[Delivery]:
     """Between rounds: while inside, `clients` hold what they would download; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients, after=True)
+    delivery = Delivery(method, federation, clients, after=True, threads=threads)
     try:
         yield delivery
     finally:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.exchange import apply
+from coterie.core.applying import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
@@ -27,8 +27,9 @@ from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort, draw_tested
 
-# Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
-DELIVERY_CHUNK = 64
+# Clients whose downloads are made at one time when everybody is to be tested with what they would receive: at least so
+# many, more of small models. Every time, the rows that they are made of are read anew.
+DELIVERY_CHUNK, DELIVERED_NUMBERS = 64, 1 << 24
 
 
 class Rounds:
@@ -96,7 +97,7 @@ class Rounds:
         wanted = federation.round % self.evaluate_every == 0 or last
         chosen = draw_tested(federation.keys, self.evaluate_clients, federation.seed, federation.round)
 
-        delivery = Delivery(method, federation, asked)
+        delivery = Delivery(method, federation, asked, threads=self.engine.mixing_threads)
         report.mixes += delivery.applied
         clock.lap("exchange")
         # Where uploads are watched, so are the losses that they were made with.
@@ -136,7 +137,8 @@ class Rounds:
 
         if len(uploads.cohort):
             name, mark = type(method).__name__, exchange_mark(federation.round)
-            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
+            threads = self.engine.mixing_threads
+            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
         clock.lap("exchange")
         if wanted:
             tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)
@@ -212,8 +214,9 @@ class Rounds:
         if not delivers(self.method):
             return self.engine.test(self.federation, chosen, keep_scores)
         scores: list[Score] = []
-        for clients in chosen.split(DELIVERY_CHUNK):
-            with as_delivered(self.method, self.federation, clients) as delivery:
+        at_once = max(DELIVERY_CHUNK, DELIVERED_NUMBERS // self.federation.layout.width)
+        for clients in chosen.split(at_once):
+            with as_delivered(self.method, self.federation, clients, self.engine.mixing_threads) as delivery:
                 peers = delivery.peers() if self.method.tune(self.federation) else {}
                 scores += self.engine.test(self.federation, clients, keep_scores, peers)
         return scores

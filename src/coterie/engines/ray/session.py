@@ -76,6 +76,11 @@ class RaySession:
         """How much of a resource ("CPU", "GPU") the cluster has."""
         return float(self.ray.cluster_resources().get(resource, 0.0))
 
+    def most(self, resource: str) -> float:
+        """How much of a resource the machine has that has most of it."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        return max((float(node.get(resource, 0.0)) for node in nodes), default=0.0)
+
     def noted(self, key: str) -> int:
         """The number that was last noted under a key; 0 if there is none."""
         return int(_notes()._internal_kv_get(key) or 0)

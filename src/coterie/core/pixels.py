@@ -155,6 +155,10 @@ class Pixels:
         """The memory that the bytes take."""
         return self.kept.nbytes
 
+    def numpy(self) -> np.ndarray:
+        """All samples at once as models take them."""
+        return self[:].numpy()
+
     def numel(self) -> int:
         """How many numbers there are."""
         return self.kept.numel()

@@ -8,7 +8,8 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full lint types numerics oldest bench bench-auto fuzz crash locked lock sbom audit secrets docs clean
+.PHONY: setup demo quick test full real lint types numerics oldest bench bench-auto test-gpu fuzz crash locked lock sbom audit \
+	secrets docs clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +36,10 @@ test: lint types
 
 full: test numerics
 	$(PYTEST) -m slow
+
+# Federations of real processes, several at a time: each mostly waits for its own.
+real: setup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m real
 
 numerics: setup
 	$(BIN)/python tools/numerics.py
@@ -74,6 +79,12 @@ secrets: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+# For whoever has one: the tests of devices on real hardware, and rounds there against rounds on the processor.
+DEVICE ?= cuda
+test-gpu: setup
+	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -n 0 -q tests/engines/test_devices.py tests/deployment/test_site_devices.py
+	COTERIE_TEST_DEVICE=$(DEVICE) $(BIN)/python -m benchmarks devices
 
 # Whether engine `auto` gets what the best engine would have given; REPETITIONS=2 for less.
 REPETITIONS ?= 10

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import baselines, core, dataloader_design, deployment, engines, growth, methods, privacy, ray
+from benchmarks import baselines, core, dataloader_design, deployment, devices, engines, growth, methods, privacy, ray
 from benchmarks.harness import Figure
 
 Run = Callable[..., Iterator[Figure]]
@@ -36,6 +36,7 @@ GROUPS: dict[str, list[tuple[Run, dict[str, Any]]]] = {
     ],
     "engines": [(partial(engines.case_figures, case), {"repeats": 3, "scale": 0.1}) for case in engines.CASES],
     "deployment": [(deployment.our_side, {"repeats": 2, "methods": ("fedavg",)})],
+    "devices": [(devices.against_processor, {"repeats": 2, "scale": 0.1})],
     "privacy": [(privacy.step_against_opacus, {"repeats": 2, "scale": 0.1})],
     "ray": [(ray.against_others, {"repeats": 2, "scale": 0.1})],
     "design": [(dataloader_design.against_dataloaders, {"repeats": 3, "scale": 0.1})],

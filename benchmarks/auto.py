@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"shapes: none of {', '.join(case.name for case in SHAPES)} is meant", file=sys.stderr)
         return 2
     turns = [] if given.summary else [(number, case) for number in range(given.repetitions) for case in shapes]
-    for number, case in track(turns, "measuring", Console(stderr=True), transient=True):
+    for number, case in track(turns, "measuring", console=Console(stderr=True), transient=True):
         one = repetition(case, busy=number % 2 == 1, rounds=given.rounds, scale=given.scale)
         with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(one)) + "\n")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import random_images
-from coterie.core.exchange import Mix, Uploads, apply
+from coterie.core.applying import apply
+from coterie.core.exchange import Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.data import Dataset, load

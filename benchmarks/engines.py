@@ -24,11 +24,12 @@ from benchmarks.bare import bare_round
 from benchmarks.bare_pool import BareCrew
 from benchmarks.harness import Figure, in_turns, random_images, ratio
 from coterie.client.problem import Problem
+from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat
 from coterie.engines import EngineOptions, Stacked, make_engine
 from coterie.experiment.choose_engine import with_choice
 from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared, as_memory
+from coterie.experiment.prepared import Prepared
 from coterie.partition import Dirichlet, Iid
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort

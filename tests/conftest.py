@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before PyTorch is loaded, here and in every process that a test starts: small models run fastest on one thread,
 # rounding then does not depend on the machine's cores, and tests that run side by side do not fight for them.
@@ -13,6 +14,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from grounds import Ground
 
 # Tests that start several processes themselves: one worker runs them all, one after the other.
 CROWDED = ("real", "ray", "processes")
@@ -26,6 +30,16 @@ def requires_data(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not present, reason=f"needs COTERIE_DATA with a sub-folder '{name}'")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test whose run is long enough for a trial would depend on the machine's mood: it has to name its engine."""
+
+    def refuse(*_: object) -> None:
+        pytest.fail("this run is long enough to have its engine chosen by trial: name engine= and memory=")
+
+    monkeypatch.setattr("coterie.experiment.choose_engine.measure", refuse)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For bits that are promised on one thread alone: where workers have one thread, so must the main process."""
@@ -33,6 +47,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """A server and three sites, which all tests of real processes share: starting them is what takes long."""
+    from grounds import built
+
+    with built(tmp_path_factory.mktemp("ground")) as found:
+        yield found
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,13 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Crowded tests are one group, before pytest-xdist looks for groups; examples that check methods are long."""
+    """Crowded tests are one group unless they name another, before pytest-xdist looks for groups; examples that check
+    methods are long.
+    """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name.startswith("coterie.testing"):
             item.add_marker(pytest.mark.thorough)
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if any(item.get_closest_marker(name) for name in CROWDED):
+            named = item.get_closest_marker("xdist_group") is not None
+            if not named and any(item.get_closest_marker(name) for name in CROWDED):
                 item.add_marker(pytest.mark.xdist_group("crowded"))
 
 

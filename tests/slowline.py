@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 PIECE = 4096
-DELAY = 0.15  # seconds for each piece, up and down
+DELAY = 0.04  # seconds for each piece, up and down
 LARGE = 12_000  # bytes within WINDOW: no question or heartbeat is as large
 WINDOW = 1.0
 LOST = 25  # every so many connections one is broken off

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coterie.data import Dataset, load
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.flower.folder import write_folder
+from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
 from coterie.deployment.flower.processes import free_port
 from support import PATIENCE
 
@@ -65,16 +69,29 @@ class Town:
         self._running[name].send_signal(signal.SIGTERM)
         return self._running[name].wait(PATIENCE)
 
+    def agree(self, agreement: Agreement, hosts: Sequence[str]) -> None:
+        """All that is to be done before the start, as the commands would do it, without theirs."""
+        fed = self.folder / "fed"
+        write_folder(fed, agreement)
+        make_keys(fed / "keys", hosts)
+        for site in agreement.sites:
+            own = fed / "sites" / site
+            own.mkdir(parents=True)
+            accept_key(Keys(fed / "keys"), site, make_site_key(own / "key"))
+            shutil.copy(fed / "federation.toml", own)
+
     def join(self, site: str, *more: str) -> None:
         """Accept the agreement, and have the key accepted."""
         words = self.run(f"federation join fed --name {site} {' '.join(more)}")
         (line,) = [line for line in words.splitlines() if "--accept" in line]
         self.run(line.replace("coterie ", "", 1).replace("DIR", "fed"))
 
-    def connect(self, site: str, server: str = "", before: tuple[str, ...] = ()) -> None:
-        """Start a site's client."""
-        server = server or f"127.0.0.1:{self.port}"
-        self.start(site, f"federation client fed --name {site} --data {site}.npz --server {server}", before)
+    def connect(
+        self, site: str, server: str = "", before: tuple[str, ...] = (), more: str = "", name: str = ""
+    ) -> None:
+        """Start a site's client, as a command of the site's name or another."""
+        words = f"--name {site} --data {site}.npz --server {server or f'127.0.0.1:{self.port}'} {more}"
+        self.start(name or site, f"federation client fed {words}", before)
 
     def status(self) -> dict[str, Any]:
         path = self.server / "status.json"

@@ -242,6 +242,7 @@ def experiment(case: Case, rounds: int) -> ct.Experiment:
         engine=case.engine,
         workers=2 if case.engine == "processes" else 0,
         threads=1,
+        memory="contiguous",
     )
 
 

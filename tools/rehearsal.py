@@ -113,11 +113,16 @@ def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         trees = {}
         try:
             opened = wait_for(lambda: "the front is open" in (folder / "output").read_text(), server)
-            for name in names:
+            for number, name in enumerate(names):
                 words = ["federation", "client", str(home), "--name", name, "--data", str(folder / f"{name}.npz")]
                 words += ["--server", f"127.0.0.1:{given.port}", "--key", str(folder / f"{name}.key")]
+                # Elsewhere they would not share two cores while they start.
+                earlier = number + 1 - given.at_once
+                wait_for(lambda: connected(folder / "output") >= earlier, server)  # noqa: B023
                 trees[name] = Tree(words, source, log)
-            return {"registered and open": opened - begin} | follow(home / "server", server, trees, given.rounds)
+            wait_for(lambda: connected(folder / "output") >= len(names), server)
+            there = {"registered and open": opened - begin, "all sites connected": time.monotonic() - opened}
+            return there | follow(home / "server", server, trees, given.rounds)
         except BaseException:
             print((folder / "output").read_text()[-5000:], file=sys.stderr)
             raise
@@ -126,6 +131,11 @@ def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
                 tree.process.terminate()
             for tree in (*trees.values(), server):
                 tree.process.wait()
+
+
+def connected(output: Path) -> int:
+    """How many sites have said that they are connected."""
+    return output.read_text(errors="replace").count(" connected to 127.0.0.1")
 
 
 def wait_for(done: Any, server: Tree) -> float:
@@ -172,6 +182,7 @@ def main() -> None:
     parser.add_argument("--method", default="fedper")
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--port", type=int, default=18000)
+    parser.add_argument("--at-once", type=int, default=4, help="sites that start at the same time")
     parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
     given = parser.parse_args()
     sys.path.insert(0, str(given.source.resolve()))

@@ -1,7 +1,7 @@
 """`python tools/results.py`: write what stands in `results/` into the documentation; `--check` only looks.
 
-`docs/results.md` lists the rebuilt tables with what became of the lead of the proposed method; each method's page gets
-its rows. Both stand between two comments, and nothing else of the pages is touched.
+`docs/results.md` lists the rebuilt tables with what became of the lead of the proposed method, the README has a line
+for each, and each method's page gets its rows. All stand between two comments; nothing else of the pages is touched.
 """
 
 from __future__ import annotations
@@ -40,6 +40,20 @@ def list_of_tables(results: Path) -> Iterator[str]:
             lead = part.verdicts()[0] if part.verdicts() else None
             told = "" if lead is None else f"; {lead.claim}: {number_text(lead.ours)} points, {lead.word}"
             yield f"    - {part.column.title}: {about}{told}"
+
+
+def line_of_each_table(results: Path) -> Iterator[str]:
+    """The tables in a line each, for the README."""
+    if (results / f"{SIMILARITIES}.md").is_file():
+        yield f"- [pFedSim, table 2](results/{SIMILARITIES}.md): similar clients have similar classifiers"
+    for rebuilt in rebuilt_tables(results):
+        told = []
+        for part in rebuilt.parts:
+            near = sum(not part.differs(row) for row in part.rows)
+            within = f", {near} of {len(part.rows)} methods near the paper's number" if part.amount.full else ""
+            lead = f"; {verdict.claim}: {verdict.word}" if (verdict := next(iter(part.verdicts()), None)) else ""
+            told.append(f"{part.column.title} ({part.amount}){within}{lead}")
+        yield f"- [{rebuilt.table.title}](results/{rebuilt.table.key}.md): {'. '.join(told)}"
 
 
 def rows_of_method(method: str, tables: Sequence[Rebuilt]) -> Iterator[str]:
@@ -81,7 +95,10 @@ def with_block(text: str, lines: Sequence[str]) -> str:
 def wanted(results: Path, docs: Path) -> dict[Path, str]:
     """Every page that shows results, as it should be."""
     tables = rebuilt_tables(results)
-    pages = {docs / "results.md": list(list_of_tables(results))}
+    pages = {
+        docs / "results.md": list(list_of_tables(results)),
+        docs.parent / "README.md": list(line_of_each_table(results)),
+    }
     for page in sorted((docs / "methods").glob("*.md")):
         pages[page] = list(rows_of_method(page.stem, tables))
     found = {page: with_block(page.read_text(encoding="utf-8"), lines) for page, lines in pages.items()}

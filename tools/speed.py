@@ -67,7 +67,9 @@ def work(case: str) -> float:
     import coterie as ct
 
     options, counted = CASES[case]
-    settings: dict[str, Any] = {"epochs": 1, "rounds": 4, "evaluate_every": 1, **options}
+    # Named, since versions differ in what they choose by themselves.
+    named = {"engine": "serial", "memory": "contiguous"}
+    settings: dict[str, Any] = {**named, "epochs": 1, "rounds": 4, "evaluate_every": 1, **options}
     clients, shape, samples = (settings.pop(key, None) for key in ("clients", "shape", "samples"))
     if shape is not None:
         draw = np.random.default_rng(0)

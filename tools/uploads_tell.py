@@ -79,6 +79,7 @@ def label_inference(method: str, **privacy: Any) -> tuple[float, float]:
         rounds=ROUNDS,
         lr=0.05,
         evaluate_every=ROUNDS,
+        engine="serial",
         threads=1,
         **privacy,
     ).run(listeners=[guesses])

@@ -7,11 +7,11 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from coterie.errors import require
 
@@ -29,10 +29,16 @@ class LockedError(Exception):
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part."""
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """The same with a content that is made part by part."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
-            file.write(content)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -188,3 +194,28 @@ def silence() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+def json_text(found: Mapping[str, Any]) -> str:
+    """An object as JSON to be read by people too; of a list of objects, each stands on a line of its own.
+
+    There may be a hundred thousand of those, and JSON that is indented throughout takes a minute to write then.
+
+    >>> print(json_text({"rounds": 2, "clients": [{"name": "a", "size": 3}, {"name": "b", "size": 4}]}), end="")
+    {
+      "rounds": 2,
+      "clients": [
+        {"name": "a", "size": 3},
+        {"name": "b", "size": 4}
+      ]
+    }
+    """
+    parts = ",\n".join(f"  {json.dumps(key)}: {_spelled(value)}" for key, value in found.items())
+    return f"{{\n{parts}\n}}\n"
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        lines = ",\n".join(f"    {json.dumps(one)}" for one in value)
+        return f"[\n{lines}\n  ]"
+    return json.dumps(value, indent=2).replace("\n", "\n  ")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.auto import main, repetition, verdict
 from benchmarks.bare import bare_round
 from benchmarks.bare_pool import BareCrew
 from benchmarks.cases import prepared
@@ -23,6 +25,11 @@ from benchmarks import baselines, core, dataloader_design, deployment, methods
 from benchmarks import growth as growing
 
 pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_measured() -> None:
+    """Here it is: what is chosen does not matter."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +98,26 @@ def test_what_is_hopeless_is_left_out_unless_it_is_wanted(monkeypatch: pytest.Mo
     kept = contenders(dict.fromkeys(seconds, lambda: None), {"wanted"})
     assert list(kept) == ["fast", "fair", "wanted"]
     assert fastest({"b": [2.0, 1.0, 3.0], "c": [9.0]}, dict.fromkeys("abc", lambda: None)) == "b"
+
+
+def test_auto_is_timed_beside_every_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.auto.BEGINNING", (1, 0.0))
+    found = repetition(Case("digits", on_digits(2)), busy=True, rounds=2, scale=0.2)
+    assert found.busy
+    assert min(found.ratio, found.round, found.trials) > 0
+    assert found.control >= 1
+    good, bad = (replace(found, ratio=ratio, control=1.02, trials=2.0) for ratio in (1.05, 1.4))
+    assert "1 of 2 within 1.1 of the best engine" in verdict([good, bad])
+    assert "largest 1.40 (bar 1.3); A/A largest 1.02; trials within their bar 2 of 2" in verdict([good, bad])
+    assert replace(found, trials=4.0, round=5.0).cheap
+    assert not replace(found, trials=4.0, round=1.0).cheap
+    file = tmp_path / "found.jsonl"
+    file.write_text(json.dumps(asdict(good)) + "\n", encoding="utf-8")
+    assert main(["--summary", "--out", str(file)]) == 0
+    assert "all: 1 of 1 within" in capsys.readouterr().out
+    assert main(["--shapes", "nothing"]) == 2
 
 
 def test_exponents_are_slopes_on_logarithmic_scales() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_tools import call
@@ -15,6 +16,7 @@ from coterie.deployment.check import look_here
 from coterie.deployment.flower import commands
 from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
+from coterie.devices import named
 from coterie.errors import PassingError, UnwelcomeError
 from coterie.testing.toys import toy_data
 
@@ -69,6 +71,31 @@ def test_a_site_that_was_told_to_end_says_by_which_signal(
 def test_what_must_be_changed_first_is_a_mistake(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "own.csv").write_text("x0,label\n1,0\n2,1\n")
     assert call(capsys, *CLIENT).code == MISTAKE
+
+
+def test_a_device_that_is_not_there_is_a_mistake(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, *CLIENT, "--device", "gpu")
+    assert answer.code == MISTAKE
+    assert answer.err.splitlines()[-1].endswith(
+        "device = gpu: PyTorch knows no such device; use cpu, cuda, mps or auto"
+    )
+
+
+def test_the_device_of_a_site_is_what_its_resident_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, str]] = []
+    make = Node.__init__
+
+    def made(self: Node, home: Path, server: str, settings: dict[str, str], *rest: Any) -> None:
+        told.append(settings)
+        make(self, home, server, settings, *rest)
+
+    monkeypatch.setattr(Node, "__init__", made)
+    monkeypatch.setattr(Node, "keep_alive", lambda self, tell: None)
+    assert call(capsys, *CLIENT, "--device", "auto").code == 0
+    assert call(capsys, *CLIENT).code == 0
+    assert [settings["device"] for settings in told] == [named("auto"), "cpu"]
 
 
 def test_flower_that_does_not_answer_is_one_line_and_worth_another_attempt(

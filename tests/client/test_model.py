@@ -163,3 +163,23 @@ def test_checking_a_model_leaves_the_global_generator_alone() -> None:
     single_samples_fail(module, SAMPLE)
     check_split(module, Layout(module, "classifier"), SAMPLE)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class AlwaysTested(nn.BatchNorm1d):
+    """Its statistics never move, as some pretrained models want it."""
+
+    def train(self, mode: bool = True) -> AlwaysTested:
+        super().train(False)
+        return self
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, AlwaysTested])
+def test_modes_are_set_as_the_layers_would_do_it(norm: type[nn.Module]) -> None:
+    module = nn.Sequential(nn.Sequential(nn.Linear(4, 3), norm(3), nn.Dropout()), nn.Linear(3, 2))
+    model = MountedModel(module, Layout(module, classifier="1"))
+    for training in (False, True, False, False, True):
+        model.mode(training)
+        module.train(training)
+        own = [layer.training for part in (model.trunk[0], model.head) for layer in part.modules()]
+        expected = [layer.training for part in module for layer in part.modules()]
+        assert own == expected

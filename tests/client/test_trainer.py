@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.optim import TORCH_OPTIMISERS
+from coterie.client.optim import TORCH_OPTIMISERS, TensorSGD
 from coterie.client.recipe import Phase
 from coterie.client.terms import Linear, Proximal, task_loss
 from coterie.client.trainer import Trainer, train
+from coterie.client.views import Batches, TrainerView
 from coterie.core.columns import Columns
-from coterie.core.training import OPTIMISERS, Training
+from coterie.core.training import OPTIMISERS, MemoryFormat, Training
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -140,6 +141,59 @@ def test_rates_may_leave_nothing_for_the_rest(name: str) -> None:
     ready = prepared(optimizer=name)
     row = trained_row(ready, (Phase(rates={"classifier": 0.05, "extractor": 0.05}),), CLIENT)
     assert torch.allclose(row, trained_row(ready, (Phase(),), CLIENT), atol=1e-6)
+
+
+def read_and_step(trainer: TrainerView, batches: Batches) -> None:
+    """Plain steps of somebody who wants to see the gradients."""
+    for batch in batches:
+        trainer.gradient(batch)
+        assert any(bool(part.grad.any()) for part in trainer.parts)
+        trainer.step()
+
+
+@pytest.mark.parametrize("model", ["plain", "norm"])
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=str)
+@pytest.mark.parametrize(
+    "phase",
+    [Phase(), Phase(train="extractor"), Phase(train="classifier"), Phase(lr=0.02, rates={"classifier": 0.3})],
+    ids=["all", "extractor", "classifier", "rates"],
+)
+def test_gradients_that_nobody_reads_give_the_same_bits(
+    model: str, memory: MemoryFormat, settings: dict[str, float], phase: Phase
+) -> None:
+    ready = prepared(model, memory=memory, **settings)
+    row = trained_row(ready, (phase,), CLIENT)
+    assert torch.equal(row, trained_row(ready, (replace(phase, rule=read_and_step),), CLIENT))
+    assert not torch.equal(row, ready.federation().initial)
+
+
+def test_phases_with_and_without_gathered_gradients_may_follow_each_other() -> None:
+    ready = prepared(momentum=0.9)
+    phases = [Phase(stream=number) for number in range(4)]
+    gathered = [replace(phase, rule=read_and_step) for phase in phases]
+    expected = trained_row(ready, gathered, CLIENT)
+    assert torch.equal(trained_row(ready, [phases[0], gathered[1], phases[2], gathered[3]], CLIENT), expected)
+    assert torch.equal(trained_row(ready, [gathered[0], phases[1], gathered[2], phases[3]], CLIENT), expected)
+
+
+def test_a_tensor_that_is_trained_in_part_is_not_moved_as_a_whole() -> None:
+    ready = prepared()
+    weight = ready.problem().layout.entries[0]
+    half = Columns.of((weight.start, weight.start + 2))
+    worker = seat(ready, CLIENT)
+    assert worker.model("model").parameters_in(half) is None
+    assert worker.model("model").parameters_in(weight.columns) == [next(worker.trunk("model").parameters())]
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_decays() -> None:
+    used, unused = (nn.Parameter(torch.tensor([2.0])) for _ in range(2))
+    sgd = TensorSGD([[used, unused]], momentum=0.0, weight_decay=0.5)
+    sgd.start([0.1])
+    (3 * used).sum().backward()
+    sgd.step()
+    assert used.item() == pytest.approx(2 - 0.1 * (3 + 0.5 * 2))
+    assert unused.item() == pytest.approx(2 - 0.1 * 0.5 * 2)
 
 
 def test_a_phase_may_set_its_epochs_and_rate() -> None:

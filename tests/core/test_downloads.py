@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import Keep, Phase, Recipe
+from coterie.core.applying import apply
 from coterie.core.columns import Columns
 from coterie.core.downloads import begin_anew, owed, owed_bytes, tensor_bytes
-from coterie.core.exchange import Action, ClientRows, Drop, Mix, Put, Uploads, apply
+from coterie.core.exchange import Action, ClientRows, Drop, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, identity, uniform
 from coterie.core.tracks import exchange_mark

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from coterie.core import exchange
+from coterie.core import applying
+from coterie.core.applying import apply, check_weights
 from coterie.core.columns import Columns
-from coterie.core.exchange import Mix, Put, Uploads, apply, check_weights
+from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.threads import for_each
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from support import rows_of, tiny, warnings_in
@@ -20,6 +23,7 @@ from support import rows_of, tiny, warnings_in
 CLIENTS = 4
 COHORT = torch.tensor([1, 3])
 MARK = exchange_mark(1)
+GROUPS = ("extractor", "classifier")
 
 
 def federation(method: str = "fedper", model: str = "norm") -> Federation:
@@ -136,7 +140,7 @@ def test_mixing_is_simultaneous_within_a_mix() -> None:
 @pytest.mark.parametrize("block", [3, 1 << 16])
 def test_mixing_is_simultaneous_between_mixes(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Two mixes that read what the other writes exchange the two slots."""
-    monkeypatch.setattr(exchange, "BLOCK", block)
+    monkeypatch.setattr(applying, "BLOCK", block)
     whole = federation()
     whole.add_slot("teacher", "classifier").own.normal_()
     model, teacher = columns_of(whole, "classifier", rows_of(whole)), rows_of(whole, "teacher")
@@ -217,7 +221,7 @@ def actions(whole: Federation, sent: Uploads) -> list[Mix]:
 def test_blocks_of_columns_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for block in (3, 7, 1 << 16):
-        monkeypatch.setattr(exchange, "BLOCK", block)
+        monkeypatch.setattr(applying, "BLOCK", block)
         whole = federation("local")
         sent = uploads(whole, declared="all + norm")
         apply(actions(whole, sent), whole, sent, MARK)
@@ -360,3 +364,45 @@ def test_values_may_hold_nan() -> None:
     whole.add_value("prototypes", torch.zeros(3, 2))
     apply([Put("prototypes", torch.full((3, 2), torch.nan))], whole, uploads(whole), MARK)
     assert bool(whole.values["prototypes"].isnan().all())
+
+
+@pytest.mark.parametrize("source", ["upload", "model"])
+def test_threads_mix_the_same_bits(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread has blocks of its own, and all of them are done."""
+    monkeypatch.setattr(applying, "BLOCK", 8 * CLIENTS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    workers: set[str] = set()
+    product = applying._BoundMix.product
+
+    def watched(self: applying._BoundMix, part: Columns) -> Tensor:
+        workers.add(threading.current_thread().name)
+        return product(self, part)
+
+    monkeypatch.setattr(applying._BoundMix, "product", watched)
+    try:
+        found = []
+        for threads in (1, 2):
+            whole = federation("local")
+            everyone = whole.everyone
+            mixes = [Mix(stochastic(CLIENTS, CLIENTS, seed), group, source=source) for seed, group in enumerate(GROUPS)]
+            apply(mixes, whole, uploads(whole, everyone), MARK, threads=threads)
+            found.append(rows_of(whole))
+        assert torch.equal(*found)
+        assert not torch.equal(found[0], rows_of(federation("local")))
+        assert {"MainThread"} < workers
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    def fail(piece: int) -> None:
+        raise CoterieError(f"piece {piece}")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(CoterieError, match="piece 0"):
+            for_each(fail, [0, 1, 2], threads=2)
+    finally:
+        torch.set_num_threads(before)

@@ -67,3 +67,42 @@ def test_other_tasks_keep_nothing() -> None:
     assert Regression().quality([None], [torch.zeros(2)]) == {}
     kept = Classification(3).quality([PROBABILITIES], [LABELS])
     assert Classification(3).final_metrics([], kept)["auc"] == 0.75
+
+
+def test_many_clients_at_once_are_what_each_would_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.core.task.quality.AT_ONCE", 40)  # several pieces
+    stream = np.random.default_rng(0)
+    classes, labels, scores = 12, [], []
+    for client in range(60):
+        held = stream.choice(classes, stream.integers(1, classes + 1), replace=False)
+        own = stream.choice(held, stream.integers(1, 30 if client % 7 else 90))
+        given = stream.dirichlet(np.full(classes, 0.3), len(own)).astype(np.float32)
+        labels.append(torch.from_numpy(own))
+        # Some scores are equal, and some are no numbers.
+        scores.append(torch.from_numpy(np.where(stream.random(given.shape) < 0.02, np.nan, np.round(given, 1))))
+    together = quality_of(scores, labels, classes)
+    alone = [quality_of([given], [own], classes) for given, own in zip(scores, labels, strict=True)]
+    for name, found in together.items():
+        assert found.numpy().tobytes() == torch.cat([one[name] for one in alone]).numpy().tobytes(), name
+    arrays = [(own.numpy(), np.nan_to_num(given.double().numpy())) for given, own in zip(scores, labels, strict=True)]
+    plain = [_ranked_right(own, given) for own, given in arrays]
+    assert together["auc"].numpy().tobytes() == np.array(plain).tobytes()
+    f1 = [_mean_f1(own, given.argmax(1)) for own, given in arrays]
+    assert together["macro_f1"].numpy().tobytes() == np.array(f1).tobytes()
+
+
+def _ranked_right(truth: np.ndarray, scores: np.ndarray) -> float:
+    """Pairs counted one by one; NaN where there is one class alone."""
+    shares = []
+    for present in np.unique(truth):
+        ours, theirs = scores[truth == present, present], scores[truth != present, present]
+        if len(theirs):
+            twice = sum(2 * int(a > b) + int(a == b) for a in ours for b in theirs)
+            shares.append(twice / 2 / (len(ours) * len(theirs)))
+    return float(np.mean(shares)) if shares else np.nan
+
+
+def _mean_f1(truth: np.ndarray, guess: np.ndarray) -> float:
+    kinds = np.union1d(truth, guess)
+    counts = [(int(((truth == k) & (guess == k)).sum()), int((truth == k).sum() + (guess == k).sum())) for k in kinds]
+    return float(np.mean(np.array([2 * hits / both for hits, both in counts])))

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core import exchange
+from coterie.core import applying
+from coterie.core.applying import apply
 from coterie.core.defence import Defence
-from coterie.core.exchange import Mix, Put, Uploads, apply
+from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.reducing import Reduced, Reducer, limited
 from coterie.errors import CoterieError
@@ -174,8 +175,8 @@ class WithoutExtremes(Reducer):
 
 
 def test_another_way_to_reduce_fits_into_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "reducer_of", lambda defence: WithoutExtremes())
-    monkeypatch.setattr(exchange, "BLOCK", 64)  # several blocks of columns
+    monkeypatch.setattr(applying, "reducer_of", lambda defence: WithoutExtremes())
+    monkeypatch.setattr(applying, "BLOCK", 64)  # several blocks of columns
     federation, uploads, rows = sent("fedavg", Defence())
     apply([Mix(torch.full((1, 4), 0.25))], federation, uploads, MARK)
     torch.testing.assert_close(federation["model"].shared[0], rows.sort(0).values[1:3].mean(0))

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core import exchange
+from coterie.core import applying
+from coterie.core.applying import apply
 from coterie.core.defence import Defence
-from coterie.core.exchange import Applied, Mix, Uploads, apply
+from coterie.core.exchange import Applied, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.reducing import DEFENCES, Contributions, Reducer, reducer_of
 from coterie.core.robust import Clip, Influence, Krum, Median, MultiKrum, TrimmedMean
@@ -303,7 +304,7 @@ def mixed(federation: Federation, uploads: Uploads, mix: Mix) -> Applied:
 
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BLOCK", 64)
+    monkeypatch.setattr(applying, "BLOCK", 64)
 
 
 PLAIN: dict[str, Callable[[Row, list[Row], Row, int | None], Row]] = {

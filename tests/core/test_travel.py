@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from coterie.core.applying import apply
 from coterie.core.columns import Columns
-from coterie.core.exchange import Mix, Uploads, apply
+from coterie.core.exchange import Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Trained

@@ -10,6 +10,7 @@ import pytest
 import torch
 from data_files import hub_table, pixels, scaled
 
+from coterie.core.pixels import whole
 from coterie.data import Dataset, load
 from coterie.data.locate import decoded_folder, user_cache
 from coterie.data.readers import hub
@@ -41,7 +42,7 @@ def count_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def same(a: Dataset, b: Dataset) -> bool:
     assert a.owners is not None
     assert b.owners is not None
-    tensors = zip((a.inputs, a.labels, a.owners), (b.inputs, b.labels, b.owners), strict=True)
+    tensors = zip((whole(a.inputs), a.labels, a.owners), (whole(b.inputs), b.labels, b.owners), strict=True)
     facts = [(d.train_size, d.classes, d.class_names, d.owner_names, d.name) for d in (a, b)]
     return all(torch.equal(x, y) for x, y in tensors) and facts[0] == facts[1]
 

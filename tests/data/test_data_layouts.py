@@ -12,6 +12,7 @@ import pytest
 import torch
 from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixels, scaled, tar_of
 
+from coterie.core.pixels import whole
 from coterie.data import DATASETS, Dataset, finders, load
 from coterie.data.archives import tar_members
 from coterie.data.readers import idx
@@ -33,7 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(data: Dataset, images: np.ndarray, labels: list[int], train_size: int) -> None:
     np.testing.assert_allclose(data.inputs.numpy(), scaled(images), atol=1e-7)
-    assert data.inputs.is_contiguous()
+    assert whole(data.inputs).is_contiguous()
     assert data.labels.tolist() == labels
     assert data.train_size == train_size
 
@@ -54,7 +55,7 @@ def test_digits_are_embedded_and_scaled_to_minus_one_to_one() -> None:
     from sklearn.datasets import load_digits
 
     data = load("digits")
-    assert (data.inputs.min(), data.inputs.max()) == (-1.0, 1.0)
+    assert (whole(data.inputs).min(), whole(data.inputs).max()) == (-1.0, 1.0)
     np.testing.assert_allclose((data.inputs[:, 0].numpy() + 1) * 8, load_digits().images)
     assert data.train_size == len(data) == 1797
 

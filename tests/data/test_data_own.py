@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from coterie.data import arrays as arrays_module
 from coterie.data import from_arrays, load, load_own
+from coterie.data.labels import Classes
 from coterie.errors import CoterieError
 
 
@@ -339,3 +340,17 @@ def test_arrays_that_hold_no_samples_are_named(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((4, 0)), y=np.arange(4) % 2)
     with pytest.raises(CoterieError, match=r"samples of shape \(0,\) hold no numbers"):
         load(path)
+
+
+@pytest.mark.parametrize("label", ["9223372036854775808", "1e19", "1e300"])
+def test_labels_beyond_whole_numbers_are_one_line(tmp_path: Path, label: str) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(f"a,label\n0,{label}\n1,0\n2,1\n")
+    with pytest.raises(CoterieError, match=r"data 'own': label .* of sample 0: must be below 2\*\*63"):
+        load(file)
+
+
+@pytest.mark.parametrize("labels", [np.array(["0", "1" * 25]), np.array([0.0, 1e19])])
+def test_labels_beyond_agreed_classes_are_one_line(labels: np.ndarray) -> None:
+    with pytest.raises(CoterieError, match=r"data 'own': label .*: must"):
+        Classes(2).number(labels, "own")

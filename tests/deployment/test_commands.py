@@ -11,7 +11,7 @@ import pytest
 
 from coterie.deployment.channel import connected
 from coterie.deployment.flower.commands import Commands
-from coterie.deployment.flower.porter import COMMAND, stand_in
+from coterie.deployment.flower.porter import CLIENT_APP, SERVER_APP, porter_words, stand_in
 from coterie.deployment.flower.processes import Process, environment
 from coterie.errors import PassingError
 from support import PATIENCE, eventually
@@ -30,10 +30,15 @@ def test_one_process_runs_one_command_after_the_other(tmp_path: Path) -> None:
             flower.printed(["run"])
 
 
+@pytest.fixture(params=[CLIENT_APP, SERVER_APP])
+def command(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def porter(tmp_path: Path) -> Iterator[Process]:
+def porter(command: str, tmp_path: Path) -> Iterator[Process]:
     path = tmp_path / "porter.socket"
-    words = [sys.executable, "-m", "coterie.deployment.flower.porter", str(path)]
+    words = [sys.executable, "-m", *porter_words(path, command)]
     process = Process(words, tmp_path / "log", environment(tmp_path / "home"), tmp_path)
     try:
         assert eventually(path.exists)
@@ -46,19 +51,19 @@ def started(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, "--help"], capture_output=True, text=True, timeout=PATIENCE)
 
 
-def test_a_porter_runs_the_command_in_processes_of_its_own(porter: Process, tmp_path: Path) -> None:
-    script = stand_in(tmp_path / "scripts", tmp_path / "porter.socket") / COMMAND
+def test_a_porter_runs_the_command_in_processes_of_its_own(porter: Process, command: str, tmp_path: Path) -> None:
+    script = stand_in(tmp_path / "scripts", tmp_path / "porter.socket", command) / command
     for number in (1, 2):
         done = started(script)
         assert (done.returncode, done.stdout) == (0, "")
-        assert eventually(lambda: porter.said().count("usage: flwr-clientapp") == number)  # noqa: B023
+        assert eventually(lambda: porter.said().count(f"usage: {command}") == number)  # noqa: B023
     with connected(tmp_path / "porter.socket") as stranger:
         stranger.sendall(b"nonsense")
     assert started(script).returncode == 0
     assert porter.code is None
 
 
-def test_without_a_porter_the_command_is_started_itself(tmp_path: Path) -> None:
-    done = started(stand_in(tmp_path / "scripts", tmp_path / "nobody.socket") / COMMAND)
+def test_without_a_porter_the_command_is_started_itself(command: str, tmp_path: Path) -> None:
+    done = started(stand_in(tmp_path / "scripts", tmp_path / "nobody.socket", command) / command)
     assert done.returncode == 0
-    assert "usage: flwr-clientapp" in done.stdout
+    assert f"usage: {command}" in done.stdout

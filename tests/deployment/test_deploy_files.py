@@ -16,13 +16,15 @@ import pytest
 from coterie.cli import app
 from coterie.cli.problems import MISTAKE
 from coterie.cli.signals import TerminationError, exit_code
+from coterie.deployment.prometheus import Gauge
+from coterie.deployment.status import served_status, status_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {name: DEPLOY / "systemd" / f"coterie-{name}@.service" for name in ("server", "site")}
 DROP_IN = DEPLOY / "systemd" / "site-key-credential.conf"
 PROGRAM = "/opt/coterie/bin/coterie"
 SPECIFIERS = {"%i": "digits", "%S": "/var/lib", "%d": "/run/credentials"}
-STOPPING = 3 * 15  # seconds in which a command ends its three processes, by force if need be
+STOPPING = 5 * 15  # seconds in which a command ends its processes, by force if need be
 
 
 def settings(unit: Path) -> list[tuple[str, str]]:
@@ -62,11 +64,13 @@ def understood(words: list[str]) -> dict[str, Any]:
 def test_units_start_commands_that_the_command_line_understands() -> None:
     server, site = UNITS["server"], UNITS["site"]
     given = understood(words_of(setting(server, "ExecStart"), environment(server, "server.env.example")))
-    assert given == {"folder": Path("/var/lib/coterie-server/digits"), "host": "0.0.0.0", "port": 8000}
+    listening = {"host": "0.0.0.0", "port": 8000, "status": "127.0.0.1:9464"}
+    assert given == {"folder": Path("/var/lib/coterie-server/digits"), **listening}
     values = environment(site, "site.env.example")
     given = understood(words_of(setting(site, "ExecStart"), values))
     assert given["state"] == Path("/var/lib/coterie-site/digits")
     assert (given["name"], given["server"]) == ("site-a", "server.example.org:8000")
+    assert status_address(given["status"]) == ("127.0.0.1", 9465), "a server's unit on the same machine has another"
     with_key = understood(words_of(setting(DROP_IN, "ExecStart"), values))
     assert with_key == given | {"key": Path("/run/credentials/key")}
 
@@ -106,6 +110,21 @@ def test_users_of_the_units_are_made_and_own_their_state() -> None:
         assert (setting(unit, "StateDirectoryMode"), setting(unit, "UMask")) == ("0700", "0077")
 
 
+class Well:
+    """Something whose status is served, and that may be unwell."""
+
+    title, script, wrong = "a trial", "server.js", ""
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+    def problem(self) -> str:
+        return self.wrong
+
+    def gauges(self) -> list[Gauge]:
+        return []
+
+
 def composed() -> dict[str, Any]:
     yaml = pytest.importorskip("yaml", reason="no reader of YAML is installed")
     return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
@@ -124,6 +143,20 @@ def test_composed_services_run_understood_commands_without_privileges() -> None:
         assert (given["name"], given["server"]) == (name, f"server:{understood(services['server']['command'])['port']}")
         assert {str(given["state"]), str(given["data"])} <= inside
         assert f"{given['data']}:ro" in " ".join(service["volumes"])
+
+
+def test_a_composed_service_is_well_as_long_as_its_status_page_says_so() -> None:
+    """The very check of the file, but for the port, against a page that is served here."""
+    with served_status(Well(), ("127.0.0.1", 0)) as page:
+        assert page is not None
+        for service in composed()["services"].values():
+            host, port = status_address(understood(service["command"])["status"]) or ("", 0)
+            kind, _, *words = service["healthcheck"]["test"]
+            assert (kind, f"http://{host}:{port}/" in words[-1]) == ("CMD", True)
+            check = [sys.executable, *words[:-1], words[-1].replace(f":{port}/", f":{page.server_port}/")]
+        for problem, code in (("", 0), ("the front ended", 1)):
+            Well.wrong = problem
+            assert subprocess.run(check, capture_output=True).returncode == code
 
 
 def test_composed_sites_reach_the_server_and_nobody_else() -> None:

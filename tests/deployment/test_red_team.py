@@ -2,8 +2,9 @@
 
 The attackers: somebody outside who reaches the port; a member of the federation whose answers are made to end the run;
 somebody with a copy of a site's key; whoever moves logs away and leaves half files behind. The honest sites end with
-the bits that they would have had if nobody had tried. Attacks that need a machine of their own (other users, clocks,
-full disks, a server in the wrong hands) have tests of theirs, which are listed here by what they try.
+the bits that they would have had if nobody had tried; and while all that goes on, one of them leaves and another comes.
+Attacks that need a machine of their own (other users, clocks, full disks, a server in the wrong hands) have tests of
+theirs, which are listed here by what they try.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.processes import environment, flower_command
 from coterie.experiment.directory import load_tensors
-from coterie.experiment.kept import CHECKPOINT
 from coterie.testing.together import Together
 from support import PATIENCE, eventually
 from towns import Town, few_digits
@@ -39,7 +39,7 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 LIMIT = 3600.0
 SITES = ("site-a", "site-b", "site-x")
-HOSTILE = "site-x"
+HOSTILE, LATER = "site-x", "site-d"
 
 # What is tried elsewhere, and by which tests.
 TRIED = {
@@ -48,10 +48,13 @@ TRIED = {
         "a node registered from outside": "test_nobody_outside_can_register_a_node",
         "half a gigabyte to any path": "test_half_a_gigabyte_is_refused",
         "a server that sends another app": "test_a_site_runs_no_app_that_it_has_not_agreed_to",
-        "the same without keys": "test_a_second_node_under_a_live_name_does_not_end_an_insecure_run",
         "a node that the agreement does not know": "test_a_node_that_somebody_registered_is_removed_at_the_next_start",
         "a site's interface on loopback": "test_other_users_of_the_machine_get_no_task",
         "folders that others can read": "test_state_is_for_its_owner_alone",
+    },
+    "test_watched": {
+        "a second node without keys": "test_a_second_node_under_a_live_name_does_not_end_an_insecure_run",
+        "control without keys": "test_control_is_closed_without_keys_too",
     },
     "test_front": {
         "control, and everything that is not for sites": "test_everything_else_is_not_found",
@@ -93,6 +96,14 @@ TRIED = {
     },
     "test_real": {
         "eight busy loops": "test_a_machine_that_is_far_too_busy_still_finishes",
+        "another's name, a size of 10^12": "test_who_claims_another_name_or_a_size_beyond_the_agreed_changes_nothing",
+        "nonsense asked of sites": "test_a_server_that_asks_for_nonsense_hears_numbers_and_nothing_else",
+        "a payload of another size": "test_a_tampered_payload_is_refused_and_named",
+        "a run that waits to be taken up": "test_a_killed_server_resumes_and_a_restarted_site_goes_on",
+        "a site that weighs too much": "test_what_bounds_one_site_does_the_same_in_a_simulation",
+    },
+    "test_resume": {
+        "a power cut while keys are registered": "test_a_registration_that_was_cut_off_is_done_anew",
     },
     "test_deadlines": {
         "a task asked twice": "test_what_is_asked_again_is_not_trained_again",
@@ -158,7 +169,7 @@ def as_records(packed):
     return found
 """
 ATTACKED = range(2, 9)  # its rounds
-ROUNDS = 12  # the thief takes a while to try
+MORE = 4  # rounds of the next version of the agreement
 
 
 @pytest.mark.parametrize("module", TRIED)
@@ -167,11 +178,34 @@ def test_every_attack_of_the_list_has_its_test(module: str) -> None:
     assert [what for what, test in TRIED[module].items() if not hasattr(found, test)] == []
 
 
-@pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    found = Town(tmp_path, few_digits(*SITES))
-    yield found
-    found.close()
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    """A federation in its second round, with a hostile member."""
+    found = Town(tmp_path_factory.mktemp("attacked"), few_digits(*SITES, LATER))
+    terms = "--method fedper --model mlp --rounds 400 --epochs 1 --least-sites 2 --gather 300 --deadline 600"
+    found.run(f"federation init fed --sites {','.join(SITES)} --shape 1,8,8 --classes 10 --checkpoints 400 {terms}")
+    found.run("federation keys fed")
+    for site in SITES:
+        found.join(site)
+    (found.server / "checkpoints").mkdir(parents=True)
+    (found.server / "checkpoint.safetensors.partial").write_bytes(b"half")
+    try:
+        found.start("server", f"federation server fed --port {found.port}")
+        for site in ("site-a", "site-b"):
+            found.connect(site)
+        library = hostile_library(found.folder / "library")
+        found.connect(HOSTILE, before=("env", f"PYTHONPATH={library}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"))
+        assert eventually(lambda: len(found.rounds()) >= 1, LIMIT), found.said("server")
+        yield found
+    finally:
+        found.close()
+
+
+def come_to(town: Town, round: int) -> None:
+    """Wait until a round is over, which the server must live to see."""
+    reached = eventually(lambda: len(town.rounds()) >= round or town.ended("server") is not None, LIMIT)
+    assert reached, town.said("server")
+    assert town.ended("server") is None, town.said("server")
 
 
 def hostile_library(folder: Path) -> Path:
@@ -208,21 +242,8 @@ def flood(town: Town, path: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.xdist_group("red team")
 def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
-    terms = f"--method fedper --model mlp --rounds {ROUNDS} --epochs 1 --least-sites 2 --gather 600 --deadline 600"
-    town.run(f"federation init fed --sites {','.join(SITES)} --shape 1,8,8 --classes 10 {terms}")
-    town.run("federation keys fed")
-    for site in SITES:
-        town.join(site)
-    (town.server / "checkpoints").mkdir(parents=True)
-    (town.server / "checkpoint.safetensors.partial").write_bytes(b"half")
-    town.start("server", f"federation server fed --port {town.port}")
-    for site in ("site-a", "site-b"):
-        town.connect(site)
-    library = hostile_library(tmp_path / "library")
-    town.connect(HOSTILE, before=("env", f"PYTHONPATH={library}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"))
-    assert eventually(lambda: len(town.rounds()) >= 1, LIMIT), town.said("server")
-
     # From outside.
     evil = tmp_path / "evil"
     write_app(evil, Agreement(name="evil", sites=("a",), shape=(4,), classes=2))
@@ -239,31 +260,62 @@ def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
 
     # Somebody who has copied site-a's folder joins beside it.
     shutil.copytree(town.folder / "fed" / "sites" / "site-a", tmp_path / "copied" / "site-a", ignore=no_sockets)
-    server = f"--server 127.0.0.1:{town.port} --state {tmp_path / 'copied'}"
-    town.start("thief", f"federation client fed --name site-a --data site-a.npz {server}")
-
+    town.connect("site-a", more=f"--state {tmp_path / 'copied'}", name="thief")
     assert eventually(lambda: "does not take this site" in town.said("thief"), LIMIT), town.said("thief")
+    town.end("thief")
 
     # Logs are moved away.
     for log in (*town.server.glob("*.log"), town.server / "log.txt"):
         log.rename(log.with_name(f"{log.name}.1"))
 
-    assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
-    assert town.ended("server") == 0, town.said("server")
-    assert town.status()["state"] == "finished"
+    last = max(len(town.rounds()), *ATTACKED) + 1
+    come_to(town, last + 1)  # a round's line is written before its checkpoint, and both before the next
     assert not (town.server / "checkpoint.safetensors.partial").exists()
-    lines = town.rounds()
-    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+    lines = town.rounds()[:last]
+    assert [line["round"] for line in lines] == list(range(1, last + 1))
     for line in lines:
         assert {"site-a", "site-b"} <= set(line["answered"]), line
         assert (HOSTILE in line["answered"]) == (line["round"] not in ATTACKED), line
     logged = "".join(path.read_text() for path in town.server.glob("log.txt*"))
     assert "\n2026-01-01 00:00:00,000 INFO all is well" not in logged
-    summary = json.loads((town.server / "summary.json").read_text())
-    assert summary["finished"].get(HOSTILE) is None
-    assert all(summary["finished"][site] is not None for site in ("site-a", "site-b"))
-    assert all(town.ended(site) is None for site in ("site-a", "site-b"))
-    undisturbed(town, tmp_path / "undisturbed")
+    assert all(town.ended(site) is None for site in SITES)
+    undisturbed(town, last, tmp_path / "undisturbed")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.xdist_group("red team")
+def test_a_running_federation_is_extended_and_nobody_is_restarted(town: Town) -> None:
+    come_to(town, max(ATTACKED))
+    done = len(town.rounds())
+    # The sites accept the next version one after the other, while the server goes on.
+    terms = f"--rounds {done + MORE} --remove site-b --add {LATER} --term gather=600"
+    assert "site-b is no site any more" in town.run(f"federation extend fed {terms}")
+    for site in ("site-a", HOSTILE):
+        town.run(f"federation join fed --name {site} --changed")
+    town.join(LATER)
+    town.connect(LATER)
+
+    stay = {"site-a", HOSTILE, LATER}
+    assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
+    assert town.ended("server") == 0, town.said("server")
+    assert town.status()["state"] == "finished"
+    lines = town.rounds()
+    assert lines[-1]["round"] == done + MORE
+    assert set(lines[-1]["answered"]) == stay
+    assert all(town.ended(site) is None for site in stay), "no client was restarted"
+    assert "version 2 of the agreement takes over" in (town.server / "log.txt").read_text()
+    assert "site-b has left: all that the SuperLink kept is forgotten" in town.said("server")
+    events = town.audit()
+    versions = [line["version"] for line in events if line["event"] == "started"]
+    assert (versions[0], versions[-1]) == (1, 2)
+    first = next(line["round"] for line in lines if "site-b" not in line["asked"])
+    refused = [line for line in events if line["event"] == "refused"]
+    assert any("a key that the federation does not know" in line["reason"] for line in refused), "site-b tries on"
+    assert all("site-b" not in line["asked"] for line in lines if line["round"] >= first)
+    # The hostile member's farewell counts no samples: it has no score, and the others have theirs.
+    found = json.loads((town.server / "summary.json").read_text())["finished"]
+    assert {site for site, score in found.items() if score is not None} == stay - {HOSTILE}
 
 
 def no_sockets(folder: str, names: list[str]) -> list[str]:
@@ -271,13 +323,13 @@ def no_sockets(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name.endswith(".socket")]
 
 
-def undisturbed(town: Town, folder: Path) -> None:
+def undisturbed(town: Town, rounds: int, folder: Path) -> None:
     """The honest sites have what they would have if the hostile one had just been silent."""
     agreement = Agreement.read(town.folder / "fed" / "federation.toml")
     torch.set_num_threads(1)
     together = Together(agreement, folder, few_digits(*SITES))
     together.admit()
-    for round in range(1, ROUNDS + 1):
+    for round in range(1, rounds + 1):
         together.round(silent=(HOSTILE,) if round in ATTACKED else ())
-    state = load_tensors(town.server / CHECKPOINT)[0]
+    state = load_tensors(town.server / "checkpoints" / f"{rounds:05d}.safetensors")[0]
     assert torch.equal(state["slot.model.shared"], together.server.federation["model"].shared)

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.method_facts import with_facts
+from tools.pictures_of_w import drawn, experiment, svg
 
 from coterie.cli import main
 from coterie.cli.merge import experiments, one_experiment
 from coterie.data import DATASETS
 from coterie.engines import ENGINES
 from coterie.experiment.config import Config
+from coterie.experiment.settings import Settings
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
@@ -82,12 +85,12 @@ def smaller(words: list[str]) -> list[str]:
     [
         "README.md",
         "docs/index.md",
+        "docs/devices.md",
         "docs/listeners.md",
         "docs/notebooks.md",
         "docs/runs.md",
         "docs/plugins.md",
         "docs/reports.md",
-        "docs/tasks.md",
         "docs/cli.md",
     ],
 )
@@ -204,11 +207,90 @@ def test_data_sets_and_engines_are_listed() -> None:
         assert f"| `{name}` |" in everything
 
 
-def test_the_readme_counts_the_methods() -> None:
+def test_the_readme_names_every_method_and_who_else_has_it() -> None:
+    """As the table of the overview says, of which the README is an extract."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"\n{len(METHODS)}, each with a page" in text
-    listed = re.findall(r"^- [\w ]+: (.*)$", text.partition("## Methods")[2].partition("\n## ")[0], re.MULTILINE)
-    assert sum(line.count(",") + 1 for line in listed) == len(METHODS)
+    shown = dict(re.findall(r"\(docs/methods/([\w-]+)\.md\)([¹²³⁴]*)", text.partition("| | methods |")[2]))
+    rows = re.findall(
+        r"^\| \[[^\]]*\]\(([\w-]+)\.md\) \| ((?:(?:yes|–) \| ){4})",
+        (METHOD_PAGES / "index.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    elsewhere = {
+        name: "".join(mark for mark, has in zip("¹²³⁴", cells.split(" | "), strict=False) if has == "yes")
+        for name, cells in rows
+    }
+    assert shown == elsewhere
+    assert set(shown) == set(METHODS)
+    counted = [int(number) for number in re.findall(r"[¹²³⁴] [\w-]+\s\((\d+)", text)]
+    assert counted == [sum(mark in marks for marks in shown.values()) for mark in "¹²³⁴"]
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_option_on_a_methods_page_says_where_its_default_comes_from(name: str) -> None:
+    text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `\w+` \| `[^`]*` \|(.*)\|$", text, re.MULTILINE)
+    assert all(len(cells) == 2 and all(cell.strip() for cell in cells) for cells in (row.split(" | ") for row in rows))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_methods_page_begins_with_its_idea_in_three_sentences(name: str) -> None:
+    idea = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8").split("\n\n")[2]
+    assert len(re.findall(r"\.(?:\s|$)", idea)) == 3
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_methods_page_has_a_picture_of_its_w(name: str) -> None:
+    text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"\]\(\.\./(pictures/w/[\w-]+\.svg)\)", text)
+    picture = (ROOT / "docs" / shown).read_text(encoding="utf-8")
+    assert shown == f"pictures/w/{name}.svg"
+    assert f"<title>{METHODS[name].__name__}: who learns" in picture
+    assert 'class="cells"' in picture
+    assert len(picture) < 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_methods_page_says_what_the_code_says_of_its_traffic(name: str) -> None:
+    text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert with_facts(text, name) == text, "run 'python -m tools.method_facts'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedrema", "local"])
+def test_the_picture_of_w_is_what_the_method_does(name: str) -> None:
+    made = svg(name, drawn(name, experiment(name).run()))
+    kept = (ROOT / "docs" / "pictures" / "w" / f"{name}.svg").read_text(encoding="utf-8")
+    assert made == kept, "run 'python -m tools.pictures_of_w'"
+
+
+def test_the_glossary_has_the_words_of_the_code() -> None:
+    listed = set(
+        re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    words = {word.strip(" `") for entry in listed for word in entry.split(",")}
+    needed = "client row layout group slot value cohort recipe phase term measurement keep upload mix exchange engine"
+    assert {*needed.split(), "ledger", "moment", "task", "view", "listener", "W"} <= words
+
+
+@pytest.mark.parametrize("page", ["from-pfllib", "from-fl-bench"])
+def test_options_named_on_the_pages_for_movers_exist(page: str) -> None:
+    text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+    # The first column holds the options of the other program.
+    ours = {word for line in text.splitlines() for word in re.findall(r"`--([a-z-]+)", line.partition(" | ")[2])}
+    settings = {
+        *(item.name for item in fields(Settings)),
+        *(name for rule in PARTITIONS.values() for name in option_fields(rule)),
+    }
+    known = {name.replace("_", "-") for name in settings} | {"set", "out", "seeds", "listener"}
+    assert ours
+    assert ours <= known, ours - known
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import inspect
 import re
 import tomllib
 from collections.abc import Iterator
@@ -115,6 +116,16 @@ def test_every_public_name_is_in_the_reference_once() -> None:
         "federation.Federation.add_slot",
     )
     assert {f"coterie.core.{name}" for name in needed} <= set(listed)
+
+
+@pytest.mark.parametrize("name", coterie.__all__)
+def test_every_public_name_has_an_example_that_runs(name: str) -> None:
+    """In its docstring or in one of its own members: all of them are doctests."""
+    thing = getattr(coterie, name)
+    if isinstance(thing, str):
+        return
+    told = [thing, *(vars(thing).values() if isinstance(thing, type) else ())]
+    assert any(">>> " in (inspect.getdoc(one) or "") for one in told if isinstance(one, type) or callable(one))
 
 
 def test_a_reference_to_what_is_not_there_is_an_error() -> None:

@@ -339,7 +339,7 @@ def test_an_unguarded_script_is_told_what_to_do(scripts: dict[str, subprocess.Po
     script = scripts["unguarded"]
     _, errors = script.communicate(timeout=PATIENCE)
     assert script.returncode == 1
-    assert "CoterieError: engine = 'processes': workers import the script; put what the script does under" in errors
+    assert "WorkersFailError: engine = 'processes': workers import the script; put what the script does under" in errors
     assert errors.count("Traceback") == 1
 
 

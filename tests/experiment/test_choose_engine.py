@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from coterie.experiment import choose_engine as auto
-from coterie.experiment import trials
 from coterie.experiment.choose_engine import Reconsider, choose, plain_way, with_choice
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
@@ -76,13 +75,13 @@ def test_the_default_is_auto() -> None:
 
 @pytest.mark.usefixtures("two_cores")
 def test_everything_is_open_unless_it_is_said() -> None:
-    assert ways_of(tiny().prepare()) == [ADAPTIVE, THREADS, STACKED]
+    assert ways_of(tiny().prepare()) == [ADAPTIVE, STACKED]  # too small for several threads
+    conv = Experiment(model="cnn", partition=Iid(clients=3)).prepare()
+    assert ways_of(conv)[:2] == [ADAPTIVE, THREADS]
+    assert len(ways_of(conv)) == 5
     assert ways_of(tiny(threads=1).prepare()) == [ADAPTIVE, STACKED]
     assert ways_of(tiny(threads=3).prepare()) == [Way("serial", 3, "contiguous"), Way("stacked", 3, "contiguous")]
-    assert ways_of(tiny(memory="channels_last").prepare()) == [
-        Way("adaptive", 1, "channels_last"),
-        Way("serial", 2, "channels_last"),
-    ]
+    assert ways_of(tiny(memory="channels_last").prepare()) == [Way("adaptive", 1, "channels_last")]
     assert ways_beside_others(tiny().prepare()) == [Way("serial", 1, "contiguous"), STACKED]
 
 
@@ -232,10 +231,9 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(monkeypatch: pytest
 # The trials themselves.
 
 
-def test_trials_measure_every_way_and_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_measure_every_way_and_leave_no_trace() -> None:
     prepared = tiny("fedcac").prepare()
     ways = [ADAPTIVE, Way("serial", 1, "contiguous"), STACKED]
-    monkeypatch.setattr(trials, "HOPELESS", 10**6)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     found = measure(prepared, ways)
     assert set(found) == set(ways)
@@ -245,7 +243,8 @@ def test_trials_measure_every_way_and_leave_no_trace(monkeypatch: pytest.MonkeyP
 
 
 def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
-    assert STACKED not in measure(tiny(optimizer="adam", lr=0.01).prepare(), [ADAPTIVE, STACKED])
+    own_rule = tiny("per-fedavg").prepare()
+    assert set(measure(own_rule, [ADAPTIVE, STACKED])) == {ADAPTIVE}
 
 
 @pytest.mark.thorough
@@ -261,6 +260,8 @@ def test_a_whole_round_is_foreseen_from_pieces() -> None:
     sizes = [len(index) for index in prepared.partition.train]
     assert whole.batches == tuple(-(-size // 10) for size in sizes)
     assert whole.tests == sum(len(index) for index in prepared.partition.test)  # twice, every second round
+    sampled = Round.of(tiny(evaluate_clients=2).prepare())
+    assert 2 * whole.tests > sampled.tests > whole.tests
     piece = Piece.of(prepared, "contiguous", [2, 0], batches=1)
     assert piece.batches == (1, 1)
     assert piece.epochs == 5

@@ -131,6 +131,15 @@ def test_damaged_files_are_one_line(run: Path, capsys: pytest.CaptureFixture[str
     assert "Traceback" not in "".join(said)
 
 
+@pytest.mark.parametrize("place", [220, 700, 1061, -40])
+def test_a_bit_of_what_describes_the_run_is_noticed(run: Path, place: int) -> None:
+    """A name of a metric, of a class or of a key: whoever reads on would miss it, or tell something else."""
+    flip(run / "about.json", place)
+    for use in (open_run, resume):
+        with pytest.raises(CoterieError, match=r"about.json is damaged"):
+            use(run)
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\x08" + bytes(7) + b"{       "])
 def test_damaged_mixes_and_summaries_are_one_line(run: Path, content: bytes) -> None:
     (run / "mixes" / "00001.safetensors").write_bytes(content)

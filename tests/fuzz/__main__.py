@@ -25,7 +25,7 @@ from typing import IO, Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 HERE = Path(__file__).parent
-BATCH = 400
+BATCH = 1000
 SILENCE = 900.0
 """Seconds without a word after which a batch's process is given up: it hangs where no signal reaches it."""
 
@@ -97,11 +97,12 @@ class Session:
     def batches(self) -> Iterator[tuple[str, int, int]]:
         """Target, seed and cases of each batch: targets in turn, as often as their shares say."""
         whole, number = sum(target.share for target in self.targets.values()), self.seed
-        left = {name: round(self.cases * target.share / whole) for name, target in self.targets.items()}
+        wanted = {name: round(self.cases * target.share / whole) for name, target in self.targets.items()}
+        left = dict(wanted)
         while any(left.values()):
             # Whoever has most of its share before it comes next, so that an hour that ends early has seen all.
             name = max(left, key=lambda one: left[one] / self.targets[one].share)
-            size = min(BATCH, left[name])
+            size = min(BATCH, left[name], max(1, wanted[name] // 4))
             left[name] -= size
             yield name, number, size
             number += 1000

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.core import exchange
+from coterie.core import applying
 from coterie.maths.similarity import class_cosines, cosines, mirrored, overlaps, row_normalised, squared_distances
 
 
@@ -18,7 +18,7 @@ def test_squared_distances_equal_the_loop(monkeypatch: pytest.MonkeyPatch) -> No
     given = rows(7, 50)
     expected = torch.stack([torch.stack([(a.double() - b.double()).square().sum() for b in given]) for a in given])
     torch.testing.assert_close(squared_distances(given), expected)
-    monkeypatch.setattr(exchange, "BLOCK", 7)
+    monkeypatch.setattr(applying, "BLOCK", 7)
     torch.testing.assert_close(squared_distances(given), expected)
 
 
@@ -127,5 +127,5 @@ def test_overlaps_equal_the_loop_block_by_block(monkeypatch: pytest.MonkeyPatch)
     masks = rows(6, 100) > 0.3
     expected = [[1 - int((a ^ b).sum()) / (2 * int(a.sum())) for b in masks] for a in masks]
     torch.testing.assert_close(overlaps(masks), torch.tensor(expected, dtype=torch.float64))
-    monkeypatch.setattr(exchange, "BLOCK", 9)
+    monkeypatch.setattr(applying, "BLOCK", 9)
     torch.testing.assert_close(overlaps(masks), torch.tensor(expected, dtype=torch.float64))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from coterie.client.recipe import Recipe
 from coterie.client.training_scores import Seen
 from coterie.client.worker import Worker
-from coterie.core.exchange import Applied, apply
+from coterie.core.applying import apply
+from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Trained, base

@@ -22,7 +22,8 @@ from plain_training import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from coterie.core.exchange import Uploads, apply
+from coterie.core.applying import apply
+from coterie.core.exchange import Uploads
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError

@@ -25,7 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coterie.core.exchange import Uploads, apply
+from coterie.core.applying import apply
+from coterie.core.exchange import Uploads
 from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark
 from coterie.engines import make_engine

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from coterie.experiment.checksum import KEY, sealed
 from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.partition import Pathological
@@ -28,7 +29,7 @@ def with_classes(run: Path, counts: list[list[int]], names: list[str]) -> None:
     about = json.loads(path.read_text())
     about["clients"] = [{**about["clients"][0], "classes": row} for row in counts]
     about["data"]["class_names"] = names
-    path.write_text(json.dumps(about))
+    path.write_text(json.dumps(sealed({key: value for key, value in about.items() if key != KEY})))
 
 
 def content_of(page: str) -> Any:

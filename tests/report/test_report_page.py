@@ -264,17 +264,19 @@ def test_classes_are_what_the_run_says_they_are(runs: Path, tmp_path: Path) -> N
     (folder / "config.toml").write_text(config)
     assert one(folder)["counts"] == one(runs / "fedavg-s0")["counts"], "the data set is not needed"
     about = json.loads((folder / "about.json").read_text())
+    changed = {key: value for key, value in about.items() if key != "sha256"}
     counts = [[client + 1, 2] for client in range(CLIENTS)]
     with_classes(folder, counts, ["cat", "dog"])
     assert (one(folder)["counts"], one(folder)["classes"]) == (counts, ["cat", "dog"])
     damaged = [
         ("{", "about.json is damaged"),
         ("[]", "about.json is damaged"),
-        (json.dumps({**about, "clients": 3}), "cannot be read"),
-        (json.dumps({**about, "clients": [{}]}), "cannot be read"),
-        (json.dumps({**about, "clients": about["clients"][1:]}), "does not fit its clients"),
-        (json.dumps({**about, "data": {"name": "x", "class_names": ["a"]}}), "does not fit its clients"),
-        (json.dumps({**about, "data": {"name": "x", "class_names": []}}), "has no classes"),
+        (json.dumps({**changed, "clients": 3}), "about.json is damaged (clients is no list)"),
+        (json.dumps({**changed, "clients": [{}]}), "about.json is damaged (clients[0] lacks classes, name"),
+        (json.dumps({**about, "clients": about["clients"][1:]}), "about.json is damaged (its SHA-256 is another)"),
+        (json.dumps({**changed, "clients": about["clients"][1:]}), "does not fit its clients"),
+        (json.dumps({**changed, "data": {**about["data"], "class_names": ["a"]}}), "does not fit its clients"),
+        (json.dumps({**changed, "data": {**about["data"], "class_names": []}}), "has no classes"),
     ]
     for text, why in damaged:
         (folder / "about.json").write_text(text)

@@ -227,3 +227,10 @@ def test_stored_rows_of_a_diverged_client_stay_finite() -> None:
 def test_rows_whose_sum_overflows_are_still_finite() -> None:
     rows = torch.tensor([[3e38, 3e38], [float("inf"), -float("inf")], [float("nan"), 0.0], [1.0, 2.0]])
     assert _finite_rows(rows).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam", "adamax", "rmsprop"])
+def test_rates_that_an_optimiser_cannot_hold_diverge_like_any_other(optimizer: str) -> None:
+    """Adam divides its first rate by 0.1, which float32 does not hold."""
+    result = tiny(optimizer=optimizer, lr=3.4e37, rounds=1).run()
+    assert set(result.history.lines[0]["diverged"]) == set(range(4))

@@ -14,11 +14,12 @@ from coterie.core.task import Classification
 from coterie.engines import ENGINES
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.opened import open_run
 from coterie.experiment.result import Result
 from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.options import made
-from coterie.partition import Dirichlet
+from coterie.partition import Dirichlet, Iid
 from coterie.rng import numpy_stream, torch_stream
 from coterie.rounds.attacks import (
     ATTACKS,
@@ -183,6 +184,17 @@ def test_labels_are_flipped_at_the_hostile_alone() -> None:
         assert torch.equal(problem.labels[problem.test[client]], honest.labels[problem.test[client]])
         told = prepared.federation().class_counts[client].tolist()
         assert told == (counts[client].tolist()[::-1] if hostile else counts[client].tolist())
+
+
+@pytest.mark.parametrize("attack", ["label-flip:0.4", "sign-flip:0.4"])
+def test_an_attacked_run_is_opened_again_without_its_data(tmp_path: Path, attack: str) -> None:
+    settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "threads": 1, "share": 0.2, "attack": attack}
+    result = Experiment("fedrod", "digits", Iid(clients=CLIENTS), "mlp", **settings).run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
+    assert torch.equal(opened.result.federation.class_counts, result.federation.class_counts)
+    for client in range(CLIENTS):
+        for name, tensor in result.model(client).state_dict().items():
+            assert torch.equal(opened.model(client).state_dict()[name], tensor)
 
 
 def test_nan_is_left_out_as_whoever_diverges() -> None:

@@ -18,11 +18,13 @@ def test_every_cell_once_and_attacks_without_defence_first() -> None:
 def test_the_page_shows_numbers_refusals_and_what_has_not_been_run() -> None:
     text = page(
         {
-            "fedavg / nobody / none": {"mean": 0.71, "worst_decile": 0.5, "honest": 16},
+            "fedavg / nobody / none": {"mean": 0.71, "worst_decile": 0.5, "honest": 16, "seconds": 2.25},
+            "fedavg / sign-flip:0.2 / none": {"mean": 0.5, "worst_decile": 0.5, "honest": 16, "seconds": 4.75},
             "pfedcs / sign-flip:0.2 / krum:4": {"refused": "too few"},
         }
     )
     assert "| nobody | 71.0 / 50.0 |  |" in text
+    assert "A cell took 3.5 s of one processor's time on average (2 timed), the longest 5 s." in text
     assert "## `krum:4`" in text
     assert "| `sign-flip:0.2` |  |  | *refused* |" in text
     assert "## `median`" not in text

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from tools.website.notebook import page_of_notebook
 from tools.website.reference import with_reference
+from tools.website.shown import with_files
 
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -18,6 +20,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 ELSEWHERE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "CODE_OF_CONDUCT.md": "conduct.md"}
 TABLES = "    # tables: a line for every page of results/ takes the place of this one"
 ASSETS = ("style.css", "iframe-worker.js")
+NOTEBOOKS = "examples/notebooks/"
 
 
 def place_of(path: str) -> str | None:
@@ -25,6 +28,8 @@ def place_of(path: str) -> str | None:
 
     >>> place_of("docs/methods/fedper.md"), place_of("results/pfedcs-table1.md"), place_of("src/coterie/rng.py")
     ('methods/fedper.md', 'tables/pfedcs-table1.md', None)
+    >>> place_of("examples/notebooks/invent-a-method.ipynb")
+    'notebooks/invent-a-method.md'
     """
     if path in ELSEWHERE:
         return ELSEWHERE[path]
@@ -33,6 +38,8 @@ def place_of(path: str) -> str | None:
         return rest
     if folder == "results" and rest.endswith((".md", ".svg", ".png")):
         return f"tables/{rest}"
+    if path.startswith(NOTEBOOKS):
+        return f"notebooks/{path.removeprefix(NOTEBOOKS)}".replace(".ipynb", ".md")
     return None
 
 
@@ -69,12 +76,17 @@ def with_links_of_the_site(text: str, path: str) -> str:
 def for_the_site(text: str, path: str) -> str:
     """A page as the site shows it. What a fence says to the tests (`console no-run`) is not for readers."""
     text = re.sub(r"^```(\w+) .*$", r"```\1", text, flags=re.MULTILINE)
-    return with_reference(with_links_of_the_site(text, path))
+    return with_reference(with_links_of_the_site(with_files(text, path), path))
 
 
 def pages(repository: Path = REPOSITORY) -> list[Path]:
     """Every page of the repository that stands on the site."""
-    found = [*repository.glob("*.md"), *(repository / "results").glob("*.md"), *(repository / "docs").rglob("*.md")]
+    found = [
+        *repository.glob("*.md"),
+        *(repository / "results").glob("*.md"),
+        *(repository / "docs").rglob("*.md"),
+        *(repository / NOTEBOOKS).glob("*.ipynb"),
+    ]
     return sorted(page for page in found if place_of(page.relative_to(repository).as_posix()) is not None)
 
 
@@ -98,7 +110,15 @@ def assemble(folder: Path, repository: Path = REPOSITORY) -> None:
     for page in pages(repository):
         path = page.relative_to(repository).as_posix()
         place = docs / str(place_of(path))
-        place.write_text(for_the_site(page.read_text(encoding="utf-8"), path), encoding="utf-8")
+        place.parent.mkdir(exist_ok=True)
+        if page.suffix == ".ipynb":
+            text, pictures = page_of_notebook(page, page.name)
+            shutil.copyfile(page, place.with_name(page.name))
+            for name, picture in pictures.items():
+                place.with_name(name).write_bytes(picture)
+        else:
+            text = page.read_text(encoding="utf-8")
+        place.write_text(for_the_site(text, path), encoding="utf-8")
     for name in ASSETS:
         (docs / "assets").mkdir(exist_ok=True)
         shutil.copyfile(HERE / name, docs / "assets" / name)

@@ -186,6 +186,7 @@ def client(
     agreement: Annotated[
         Path | None, _path("The federation.toml that the site accepts.", "what 'federation join' kept", OWN)
     ] = None,
+    device: Annotated[str, Parameter(help="Where the site trains: cpu, cuda, mps or auto.", group=OWN)] = "cpu",
     server: Annotated[str, Parameter(help="HOST:PORT of the server.", group=NETWORK)] = "127.0.0.1:8000",
     key: Annotated[Path | None, _path("The site's private key.", "that of 'federation join'", NETWORK)] = None,
     root_certificate: Annotated[
@@ -207,7 +208,9 @@ def client(
 
     client_command(
         ClientOptions(
-            folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0, status
+            *(folder, name, data, label, state, agreement, server, key, root_certificate, insecure, port or 0),
+            status,
+            device,
         ),
         commands,
         dry_run,

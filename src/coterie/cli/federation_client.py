@@ -45,6 +45,7 @@ class ClientOptions:
     insecure: bool
     port: int
     status: str
+    device: str
 
 
 def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) -> None:
@@ -70,10 +71,11 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
     settings["agreement"] = str(agreement.resolve())
     if given.label is not None:
         settings["label"] = given.label
-    node = Node(own, server, settings, key, authority, given.port)
     with tempfile.TemporaryDirectory() as fresh:
         facts = _check(given, agreement, data, Path(fresh) / APP)
         app = packed_app(Path(fresh) / APP)
+    settings["device"] = facts.device
+    node = Node(own, server, settings, key, authority, given.port)
     if given.insecure:
         insecure_warning(
             f"Whoever answers at {server}, or listens in between, gets this site's models. Only the agreed app runs "
@@ -145,7 +147,7 @@ def _credentials(given: ClientOptions, own: Path) -> tuple[Path, Path]:
 def _check(given: ClientOptions, agreement: Path, data: Path, app: Path) -> FederationFacts:
     """See that the site is one of the federation and that its data fits; write the app to be run."""
     tell(f"checking {data} against {agreement}")
-    facts = look(agreement, data, given.label or "", app)
+    facts = look(agreement, data, given.label or "", app, given.device)
     if given.name not in facts.sites:
         raise unknown(f"site of {facts.name}", given.name, facts.sites)
     tell(f"{facts.samples} samples fit")

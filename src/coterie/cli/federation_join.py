@@ -17,6 +17,10 @@ from coterie.errors import CoterieError, require, unknown
 from coterie.files import private_folder, write_whole
 from coterie.report.terminal import print_result
 
+FRESH = "Whoever runs the server needs the public one"
+KNOWN = "It is the one from before; if the public one is not accepted yet"
+IMPLIED = ("former", "numbers")  # terms that follow from the others
+
 
 def join_command(
     agreement: Path, name: str, state: Path | None, root_certificate: Path | None, new_key: bool, changed: bool
@@ -56,10 +60,8 @@ def join_command(
     elif not (own / AUTHORITY).is_file():
         tell("without --root-certificate this site will not know its server: give the federation's ca.pem later")
     key = own / KEY
-    if new_key or not key.is_file():
-        public = make_site_key(key)
-    else:
-        public = key.with_name(f"{KEY}.pub").read_text(encoding="utf-8").strip()
+    known = key.is_file() and not new_key
+    public = key.with_name(f"{KEY}.pub").read_text(encoding="utf-8").strip() if known else make_site_key(key)
     accepted = {"agreement": hashlib.sha256(path.read_bytes()).hexdigest(), "app": mark, "key": fingerprint(public)}
     about: dict[str, str | int] = {"federation": facts.name, "version": facts.version, "site": name, "user": _user()}
     Audit(own / AUDIT).note("joined", **about, **accepted)
@@ -67,13 +69,14 @@ def join_command(
         f"{name} joins {facts.name}: {facts.method}, {facts.rounds} rounds, with {_others(name, facts.sites)}.",
         *([f"What changes: {'; '.join(differing)}."] if differing else []),
         f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
+        f"Privacy: {facts.privacy}.",
         "",
         "Only one app will run here, built from the agreement in",
         f"  {own / AGREEMENT}",
         "Its hash, which the server shows too:",
         f"  {mark}",
         "",
-        f"The private key is {key}; it never leaves this machine. Whoever runs the server needs the public one:",
+        f"The private key is {key}; it never leaves this machine. {KNOWN if known else FRESH}:",
         f"  coterie federation keys DIR --accept {name}='{public}'",
         f"and may compare it with you, over the telephone: {fingerprint(public)}",
     )
@@ -88,7 +91,7 @@ def _differences(kept: Path, offered: Path) -> list[str]:
     except tomllib.TOMLDecodeError:
         raise CoterieError(f"{kept}: cannot be read; remove it to join anew") from None
     terms = sorted(term for term in old.keys() | new.keys() if old.get(term) != new.get(term))
-    return [f"{term}: {old.get(term, 'none')} becomes {new.get(term, 'none')}" for term in terms if term != "former"]
+    return [f"{term}: {old.get(term, 'none')} becomes {new.get(term, 'none')}" for term in terms if term not in IMPLIED]
 
 
 def _user() -> str:

@@ -86,7 +86,8 @@ def _version_command(
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP
         print_commands(
-            {"the SuperLink": link.command(), "its SuperExec": link.executor_command()}
+            {"the porter": link.porter_command(), "the SuperLink": link.command()}
+            | {"its SuperExec": link.executor_command()}
             | {f"the key of {site}": link.register_command(site) for site in accepted}
             | {"the front": link.front_command(), "the run": link.run_command(app, config)},
             link.home,
@@ -180,28 +181,28 @@ def _serve(
 
     for site in link.forget_unless(facts.sites):
         tell(f"{site} has left: all that the SuperLink kept is forgotten")
-    resumes, audit = link.database.exists(), Audit(link.audit)
+    audit = Audit(link.audit)
     tell("starting the SuperLink")
     with link:
+        for run in link.stopped:
+            tell(f"the former run {run} is stopped")
         app = link.folder / APP
         shutil.rmtree(app, ignore_errors=True)
         shutil.copytree(packed, app)
-        if link.keys is not None:
-            fresh, gone = link.admit(link.keys.accepted(facts.sites))
-            for name in gone:
-                tell(f"{name} is shut out")
-                audit.note("shut out", who=name)
-            for site in fresh:
-                tell(f"the key of {site} is registered")
-                audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
-        for run in link.live_runs() if resumes else []:
-            tell(f"stopping the former run {run}")
-            link.stop_run(run)
-        mark = app_hash(packed_app(app))
-        tell(f"sites run the app {mark} and no other")
-        audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
-        follower.begin()
-        run = link.run(app, config)
+        with link.together():
+            if link.keys is not None:
+                fresh, gone = link.admit(link.keys.accepted(facts.sites))
+                for name in gone:
+                    tell(f"{name} is shut out")
+                    audit.note("shut out", who=name)
+                for site in fresh:
+                    tell(f"the key of {site} is registered")
+                    audit.note("registered", site=site, key=fingerprint(link.keys.public(site).read_text()))
+            mark = app_hash(packed_app(app))
+            tell(f"sites run the app {mark} and no other")
+            audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
+            follower.begin()
+            run = link.run(app, config)
         link.open()
         tell(f"the front is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")

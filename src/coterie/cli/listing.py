@@ -73,7 +73,7 @@ def method_details(name: str) -> str:
     """All about one method: its docstring, and its options with their defaults."""
     name = METHODS.spelt(name)
     cls = METHODS.find(name)
-    text = inspect.cleandoc(cls.__doc__ or "")
+    text = inspect.cleandoc(cls.__doc__ or "").partition("\n\n>>> ")[0]  # its example is for Python
     told = facts(cls())
     lines = [
         f"Paper: {cls.paper or 'none'}",

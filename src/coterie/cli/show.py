@@ -17,6 +17,7 @@ from coterie.report.terminal import clients_table, metric_table, print_result, s
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
+MOST_LISTED = 200
 
 
 def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> None:
@@ -44,8 +45,10 @@ def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> N
     method = config["method"] + (f" ({options})" if options else "")
     names = [client["client"] for client in summary["clients"]]
     title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
-    print_result(title, "", *way_on, metric_table(summary), "", *summary_lines(summary), "", clients_table(summary), "")
-    print_result(*_learning(run, names, round, everyone))
+    shown = len(names) if everyone else MOST_LISTED
+    more = [f"… and {len(names) - shown:,} more clients (--all shows them)"] if shown < len(names) else []
+    print_result(title, "", *way_on, metric_table(summary), "", *summary_lines(summary), "")
+    print_result(clients_table(summary, shown), *more, "", *_learning(run, names, round, everyone))
 
 
 def _learning(run: OpenedRun, names: Sequence[str], round: int | None, everyone: bool) -> Iterator[str]:

@@ -129,7 +129,7 @@ def sweep(
         int | None, option("Try only so many combinations, drawn by chance.", "all of them", OUTPUT)
     ] = None,
     optuna: Annotated[
-        int | None, option("Try so many, which Optuna proposes in the light of those before.", "none", OUTPUT)
+        int | None, option("Try this many settings, each proposed by Optuna from the results so far.", "none", OUTPUT)
     ] = None,
     full: Annotated[
         bool, Parameter(help="Run all of them to the end; none is given up early.", negative=(), group=OUTPUT)

@@ -1,9 +1,9 @@
-"""Optimisers on flat spans of a row: whatever the model, a step is one operation a span."""
+"""Optimisers: on flat spans of a row, where a step is one operation a span, or on tensors as they lie in it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ TORCH_OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+STEEPEST = 1e30
+"""The largest rate that PyTorch's optimisers are given: they scale it, beyond what float32 holds if it is larger. With
+this one everything diverges already."""
+
+
 class Optimiser(ABC):
     """Moves spans along their gradients; every group of spans has a rate of its own."""
 
@@ -39,23 +44,17 @@ class Optimiser(ABC):
         """Take a step."""
 
 
-class FlatSGD(Optimiser):
-    """SGD with momentum and weight decay, as `torch.optim.SGD` computes it, without its overhead a step.
+class SGD(Optimiser):
+    """SGD with momentum and weight decay, as `torch.optim.SGD` computes it, without its overhead a step."""
 
-    >>> import torch
-    >>> row, grad = torch.tensor([1.0]), torch.tensor([0.5])
-    >>> sgd = FlatSGD([[(row, grad)]], momentum=0.0, weight_decay=0.0)
-    >>> sgd.start([0.1])
-    >>> sgd.step()
-    >>> row
-    tensor([0.9500])
-    """
-
-    def __init__(self, groups: Sequence[Sequence[TrainedSpan]], momentum: float, weight_decay: float) -> None:
-        self._groups = groups
+    def __init__(self, momentum: float, weight_decay: float) -> None:
         self._momentum, self._decay = momentum, weight_decay
         self._velocities: list[Tensor] = []
         self._rates: Sequence[float] = ()
+
+    @abstractmethod
+    def _moved(self) -> Iterator[Iterable[TrainedSpan]]:
+        """What is moved, group by group: rows and their gradients, which are used up."""
 
     def start(self, rates: Sequence[float]) -> None:
         """Forget all velocities."""
@@ -66,7 +65,7 @@ class FlatSGD(Optimiser):
         """v ← μv + g + δw (v = g + δw at first); w ← w − ηv."""
         first = not self._velocities
         number = 0
-        for group, rate in zip(self._groups, self._rates, strict=True):
+        for group, rate in zip(self._moved(), self._rates, strict=True):
             for row, grad in group:
                 if self._decay:
                     grad.add_(row, alpha=self._decay)
@@ -81,25 +80,79 @@ class FlatSGD(Optimiser):
                 number += 1
 
 
+class FlatSGD(SGD):
+    """SGD on spans of a row.
+
+    >>> import torch
+    >>> row, grad = torch.tensor([1.0]), torch.tensor([0.5])
+    >>> sgd = FlatSGD([[(row, grad)]], momentum=0.0, weight_decay=0.0)
+    >>> sgd.start([0.1])
+    >>> sgd.step()
+    >>> row
+    tensor([0.9500])
+    """
+
+    def __init__(self, groups: Sequence[Sequence[TrainedSpan]], momentum: float, weight_decay: float) -> None:
+        super().__init__(momentum, weight_decay)
+        self._groups = groups
+
+    def _moved(self) -> Iterator[Sequence[TrainedSpan]]:
+        yield from self._groups
+
+
+class TensorSGD(SGD):
+    """The same numbers, tensor by tensor, with gradients as autograd left them: see `MountedModel.gather_gradients`.
+
+    >>> import torch
+    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> sgd = TensorSGD([[weight]], momentum=0.0, weight_decay=0.0)
+    >>> sgd.start([0.1])
+    >>> (weight * 0.5).sum().backward()
+    >>> sgd.step()
+    >>> weight.data, weight.grad
+    (tensor([0.9500]), None)
+    """
+
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]], momentum: float, weight_decay: float) -> None:
+        super().__init__(momentum, weight_decay)
+        self._groups = groups
+
+    def _moved(self) -> Iterator[Iterator[TrainedSpan]]:
+        for group in self._groups:
+            yield (_taken(parameter) for parameter in group)
+
+
+def _taken(parameter: nn.Parameter) -> TrainedSpan:
+    """A parameter's numbers and its gradient, which it loses; zeros if the loss does not depend on it."""
+    grad = parameter.grad
+    parameter.grad = None
+    return parameter.data, torch.zeros_like(parameter.data) if grad is None else grad
+
+
 class TorchOptimiser(Optimiser):
     """Any element-wise optimiser of PyTorch's."""
 
     def __init__(self, groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> None:
-        leaves = [{"params": [_leaf(*span) for span in group]} for group in groups]
-        options = {"momentum": settings.momentum} if settings.momentum else {}
-        if settings.optimizer != "rprop":
-            options["weight_decay"] = settings.weight_decay
-        self._inner = TORCH_OPTIMISERS[settings.optimizer](leaves, lr=settings.lr, **options)
+        self._inner = torch_optimiser([[leaf_of(*span) for span in group] for group in groups], settings)
 
     def start(self, rates: Sequence[float]) -> None:
         """Drop the optimiser's state."""
         self._inner.state.clear()
         for group, rate in zip(self._inner.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"] = min(rate, STEEPEST)
 
     def step(self) -> None:
         """Take a step."""
         self._inner.step()
+
+
+def torch_optimiser(groups: Sequence[Sequence[nn.Parameter]], settings: Training) -> torch.optim.Optimizer:
+    """PyTorch's optimiser that the settings name, for groups of leaves."""
+    options = {"momentum": settings.momentum} if settings.momentum else {}
+    if settings.optimizer != "rprop":
+        options["weight_decay"] = settings.weight_decay
+    leaves = [{"params": list(group)} for group in groups]
+    return TORCH_OPTIMISERS[settings.optimizer](leaves, lr=min(settings.lr, STEEPEST), **options)
 
 
 def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> Optimiser:
@@ -109,7 +162,7 @@ def make_optimiser(groups: Sequence[Sequence[TrainedSpan]], settings: Training) 
     return TorchOptimiser(groups, settings)
 
 
-def _leaf(row: Tensor, grad: Tensor) -> nn.Parameter:
+def leaf_of(row: Tensor, grad: Tensor) -> nn.Parameter:
     """A flat parameter that shares memory with a span's row and gradient."""
     leaf = nn.Parameter(row)
     leaf.grad = grad

@@ -90,7 +90,7 @@ class PrivateSteps:
     def samples(self, count: int) -> Iterator[Tensor]:
         """An epoch's batches: places among the client's examples."""
         for _ in range(self.steps):
-            yield self._sampling.chosen(count, 1 / self.steps)
+            yield self._sampling.chosen(count, 1 / self.steps).to(self._worker.device)
 
     def gradient(self, batch: Batch) -> Tensor | None:
         """Fill the parts' gradients; the outputs for the batch `[B, C]`, if its terms asked for them."""
@@ -99,7 +99,7 @@ class PrivateSteps:
         deviation = self._promise.deviation
         for part in self._parts:
             if deviation:
-                part.grad.add_(self._noise.normal(len(part.grad)), alpha=deviation)
+                part.grad.add_(self._noise.normal(len(part.grad)).to(part.grad.device), alpha=deviation)
             part.grad.div_(self._expected)
         return outputs
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from coterie.client.scores import LARGEST_TEST_BATCH, TEST_BATCH, TEST_NUMBERS
 from coterie.core.layout import Layout
+from coterie.core.pixels import Inputs
 from coterie.core.task import Task
 from coterie.core.training import Training
+from coterie.devices import PROCESSOR
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Problem:
 
     module: nn.Module
     layout: Layout
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     train: tuple[Tensor, ...]  # K index vectors
     validation: tuple[Tensor, ...]
@@ -28,6 +30,20 @@ class Problem:
     training: Training
     task: Task
     skip_single_samples: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are, and so where models are trained and tested."""
+        return self.inputs.device
+
+    def on(self, device: str) -> Problem:
+        """The same with all samples, and who holds which, on a device."""
+        place = torch.device(device)
+        if place.type == self.device.type and (place.type == PROCESSOR or place.index in (None, self.device.index)):
+            return self
+        train, validation, test = (_moved(parts, place) for parts in (self.train, self.validation, self.test))
+        inputs, labels = self.inputs.to(place), self.labels.to(place)
+        return replace(self, inputs=inputs, labels=labels, train=train, validation=validation, test=test)
 
     @property
     def has_validation(self) -> bool:
@@ -43,3 +59,8 @@ class Problem:
         """The same for an engine that is to score validation samples too: each client's follow those of its test."""
         both = zip(self.test, self.validation, strict=True)
         return replace(self, test=tuple(torch.cat([tested, held]) for tested, held in both))
+
+
+def _moved(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Index vectors on a device, all in one go: there may be thousands of them."""
+    return torch.cat(parts).to(device).split([len(part) for part in parts]) if parts else ()

@@ -64,6 +64,10 @@ class Measure:
 
     It is sent with the upload (`Uploads.measured`); with `keep` it never leaves the client, and becomes its row of
     the value of that name.
+
+    >>> from coterie.client.measures import ClassMeans
+    >>> Measure(ClassMeans()).name
+    'class_means'
     """
 
     take: Measurement
@@ -80,6 +84,10 @@ class Keep:
     """A slot whose rows follow from training: `rows` makes the cohort's new ones, `[m, slot width]`.
 
     It changes what clients keep and send, never the model that is tested as `trained`.
+
+    >>> remembered = Keep("previous", lambda rows: rows.after(group="extractor"))
+    >>> remembered.slot
+    'previous'
     """
 
     slot: str

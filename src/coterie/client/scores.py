@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.task.base import LOSS, SAMPLES
+from coterie.devices import PROCESSOR
 
 TUNING_DIVERGED = (
     "tuning its model for the test diverged (the tuned weights are not finite), so the model is tested untuned. "
@@ -46,6 +47,21 @@ class Score:
             {name: torch.cat([part.quantities[name] for part in parts]) for name in names},
             torch.cat(kept) if kept else None,
         )
+
+    def on_processor(self) -> Score:
+        """The same, brought back from its device."""
+        return Score.brought_back([self])[0]
+
+    @staticmethod
+    def brought_back(scores: Sequence[Score]) -> list[Score]:
+        """The same on the processor: a device is asked once for each quantity, however many scores there are."""
+        if not scores or scores[0].losses.device.type == PROCESSOR:
+            return list(scores)
+        whole = Score.joined(scores)
+        kept = None if whole.kept is None else whole.kept.cpu()
+        here = Score({name: values.cpu() for name, values in whole.quantities.items()}, kept)
+        parts = here.split([len(score.losses) for score in scores])
+        return [replace(part, untuned=score.untuned) for part, score in zip(parts, scores, strict=True)]
 
     @property
     def losses(self) -> Tensor:

@@ -12,5 +12,4 @@ StepRule = Callable[[TrainerView, Batches], None]
 def plain_steps(trainer: TrainerView, batches: Batches) -> None:
     """One optimiser step a batch."""
     for batch in batches:
-        trainer.gradient(batch)
-        trainer.step()
+        trainer.descend(batch)

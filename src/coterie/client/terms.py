@@ -26,7 +26,14 @@ class RowTerm(Protocol):
 
 
 def task_loss(batch: BatchView) -> Tensor:
-    """The loss of the run's task, such as cross-entropy: `[B]`."""
+    """The loss of the run's task, such as cross-entropy: `[B]`.
+
+    >>> from types import SimpleNamespace
+    >>> from coterie.core.task import Classification
+    >>> batch = SimpleNamespace(task=Classification(), logits=torch.zeros(3, 2), labels=torch.tensor([0, 1, 0]))
+    >>> task_loss(batch)
+    tensor([0.6931, 0.6931, 0.6931])
+    """
     return batch.task.loss(batch.logits, batch.labels)
 
 
@@ -66,7 +73,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class PrototypeDistance:
-    """weight · MSE(z, prototype of y), over features; classes without a prototype (NaN) are passed over."""
+    """weight · MSE(z, prototype of y), over features; classes without a prototype (NaN) are passed over.
+
+    >>> from types import SimpleNamespace
+    >>> prototypes = torch.tensor([[1.0, 1.0], [torch.nan, torch.nan]])
+    >>> labels, features = torch.tensor([0, 1]), torch.zeros(2, 2)
+    >>> batch = SimpleNamespace(value=lambda name: prototypes, labels=labels, features=features)
+    >>> PrototypeDistance("prototypes")(batch)
+    tensor([1., 0.])
+    """
 
     value: str
     weight: float = 1.0

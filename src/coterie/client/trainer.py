@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.optim import Optimiser, make_optimiser
+from coterie.client.model import MountedModel
+from coterie.client.optim import Optimiser, TensorSGD, make_optimiser
 from coterie.client.private import PrivateSteps
 from coterie.client.recipe import Measure, Phase, Recipe, told_phase, trained_slots
+from coterie.client.steps import plain_steps
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.training_scores import Seen
 from coterie.client.views import BatchView, TrainedPart
@@ -41,8 +43,12 @@ class Trainer:
         self.head_only = True
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             self._open(slot, group)
-        self._optimiser = self._fresh_optimiser()
         self._private = PrivateSteps(worker, phase, number, self.parts) if private else None
+        self._optimiser = self._fresh_optimiser(self._flat_optimiser)
+        # Where nobody looks at gradients between backward pass and step, they need not be gathered.
+        unseen = phase.rule is plain_steps and not (phase.row_terms or self.clip or private)
+        self._at_once = self._fresh_optimiser(self._tensor_optimiser) if unseen else None
+        self._gathers: bool | None = None
 
     def _open(self, slot: str, group: str) -> None:
         """Unfreeze a group of a slot and list its spans."""
@@ -73,7 +79,7 @@ class Trainer:
             if self._seen is not None:
                 self._seen.clear()
             for part in (
-                torch.randperm(len(own), generator=stream).split(problem.training.batch)
+                torch.randperm(len(own), generator=stream).to(worker.device).split(problem.training.batch)
                 if self._private is None
                 else self._private.samples(len(own))
             ):
@@ -84,12 +90,10 @@ class Trainer:
 
     def gradient(self, batch: BatchView) -> None:
         """Fill the parts' gradients with that of the phase's objective on the batch."""
+        self._gather_gradients(True)
         for part in self.parts:
             part.grad.zero_()
-        if self.phase.terms:
-            outputs = self._fill(batch)
-            if self._seen is not None and outputs is not None:
-                self._seen.append((outputs.detach(), batch.labels))
+        self._backward(batch)
         for row_term in self.phase.row_terms:
             for part in self.parts:
                 if part.slot == self.phase.slot:
@@ -99,6 +103,19 @@ class Trainer:
             scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
             for part in self.parts:
                 part.grad.mul_(scale)
+
+    def _backward(self, batch: BatchView) -> None:
+        """Add the gradients of the phase's terms to what is there, and keep what the model put out."""
+        if self.phase.terms:
+            outputs = self._fill(batch)
+            if self._seen is not None and outputs is not None:
+                self._seen.append((outputs.detach(), batch.labels))
+
+    def _gather_gradients(self, gather: bool) -> None:
+        if self._gathers is not gather:
+            self._gathers = gather
+            for slot in (self.phase.slot, *self.phase.also):
+                self.worker.model(slot).gather_gradients(gather)
 
     def _fill(self, batch: BatchView) -> Tensor | None:
         """Fill the parts' gradients with that of the phase's terms; the outputs for the batch, if they are known."""
@@ -120,7 +137,18 @@ class Trainer:
 
     def step(self) -> None:
         """Let the optimiser move the parts along their gradients."""
+        assert self._optimiser is not None
         self._optimiser.step()
+
+    def descend(self, batch: BatchView) -> None:
+        """Both at once, with the same result: the parts' gradients are used up by the way."""
+        if self._at_once is None:
+            self.gradient(batch)
+            self.step()
+            return
+        self._gather_gradients(False)
+        self._backward(batch)
+        self._at_once.step()
 
     def finish(self) -> None:
         """Leave the models as later phases and tests expect them: frozen, in evaluation mode."""
@@ -133,27 +161,54 @@ class Trainer:
         row = self.worker.received(self.phase.slot if slot == RECEIVED else slot)
         return row[part.span[0] : part.span[1]]
 
-    def _fresh_optimiser(self) -> Optimiser:
-        """The worker's optimiser for this kind of phase, started anew."""
+    def _fresh_optimiser(self, make: Callable[[], Optimiser | None]) -> Optimiser | None:
+        """The worker's optimiser of a kind for this kind of phase, started anew."""
         phase, kept = self.phase, self.worker.optimisers
-        key = (phase.slot, phase.train, tuple(phase.also.items()), tuple(phase.rates))
+        key = (make.__name__, phase.slot, phase.train, tuple(phase.also.items()), tuple(phase.rates))
         if key not in kept:
-            kept[key] = make_optimiser(self._groups_by_rate(), self.worker.problem.training)
-        kept[key].start([*(self.factor * rate for rate in phase.rates.values()), self.lr])
-        return kept[key]
+            kept[key] = make()
+        optimiser = kept[key]
+        if optimiser is not None:
+            optimiser.start([*(self.factor * rate for rate in phase.rates.values()), self.lr])
+        return optimiser
+
+    def _flat_optimiser(self) -> Optimiser:
+        """One for the parts."""
+        return make_optimiser(self._groups_by_rate(), self.worker.problem.training)
+
+    def _tensor_optimiser(self) -> Optimiser | None:
+        """One for the parts' tensors with gradients of their own; nothing where that would not be the same."""
+        settings = self.worker.problem.training
+        tensors = self._tensors_by_rate() if settings.optimizer == "sgd" else None
+        return None if tensors is None else TensorSGD(tensors, settings.momentum, settings.weight_decay)
 
     def _groups_by_rate(self) -> list[list[tuple[Tensor, Tensor]]]:
         """The trained spans, those of each group with a rate of its own first, the others last."""
-        layout = self.worker.problem.layout
         groups: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(self.phase.rates) + 1)]
+        for number, model, columns in self._by_rate():
+            groups[number] += [(model.row[start:stop], model.grad[start:stop]) for start, stop in columns.spans]
+        return groups
+
+    def _tensors_by_rate(self) -> list[list[nn.Parameter]] | None:
+        """The trained tensors in the same order; nothing if a rate or a phase cuts one in two."""
+        groups: list[list[nn.Parameter]] = [[] for _ in range(len(self.phase.rates) + 1)]
+        for number, model, columns in self._by_rate():
+            found = model.parameters_in(columns)
+            if found is None:
+                return None
+            groups[number] += found
+        return groups
+
+    def _by_rate(self) -> Iterator[tuple[int, MountedModel, Columns]]:
+        """What is trained of every model, with the number of its rate."""
+        layout = self.worker.problem.layout
         for part in self.parts:
             model, rest = self.worker.model(part.slot), part.columns
             named: list[str | Columns] = [*self.phase.rates, part.columns]
-            for spans, group in zip(groups, named, strict=True):
+            for number, group in enumerate(named):
                 columns = rest & layout.columns(group)
-                spans += [(model.row[start:stop], model.grad[start:stop]) for start, stop in columns.spans]
+                yield number, model, columns
                 rest = rest - columns
-        return groups
 
 
 def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool = False) -> dict[str, Tensor]:

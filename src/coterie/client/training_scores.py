@@ -11,9 +11,7 @@ from torch import Tensor
 
 from coterie.core.task import Task
 from coterie.core.task.base import SAMPLES
-
-# Outputs are scored many at a time, which costs next to nothing, but no more numbers than this are kept for it.
-MOST_NUMBERS = 1 << 20
+from coterie.devices import exact
 
 Seen = list[tuple[Tensor, Tensor]]
 """Outputs `[B, C]` and labels `[B]` of batches, as a client's steps came to them."""
@@ -41,25 +39,21 @@ class TrainingScores:
         self._task, self._clients = task, clients
         self._totals: dict[str, npt.NDArray[np.float64]] = {}
         self._samples = np.zeros(clients, np.int64)
-        self._waiting: Seen = []
-        self._owners: list[tuple[int, int]] = []  # whose the waiting batches are, and of how many samples
-        self._numbers = 0
+        # Sums by client that are fetched together in the end, wherever they lie.
+        self._waiting: dict[str, list[tuple[int, Tensor]]] = {}
 
     def take(self, client: int, seen: Seen) -> None:
-        """Take what the client at a place of the cohort saw in its last epoch."""
-        for outputs, labels in seen:
-            self._waiting.append((outputs, labels))
-            self._owners.append((client, len(labels)))
-            self._numbers += outputs.numel()
-        if self._numbers > MOST_NUMBERS:
-            self._score_waiting()
+        """Take what the client at a place of the cohort saw in its last epoch.
 
-    def _score_waiting(self) -> None:
-        if self._waiting:
-            clients, counts = zip(*self._owners, strict=True)
-            outputs, labels = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-            self.add(np.repeat(clients, counts), outputs, labels)
-        self._waiting, self._owners, self._numbers = [], [], 0
+        Each client's outputs are scored by themselves: a sample's loss may differ in its last bit with the samples
+        beside it, and which clients share a worker must not show in what is recorded.
+        """
+        if not seen:
+            return
+        outputs, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        self._samples[client] += len(labels)
+        for name, values in self._scored(outputs, labels).items():
+            self._waiting.setdefault(name, []).append((client, exact(values).sum()))
 
     def add(
         self,
@@ -72,17 +66,25 @@ class TrainingScores:
 
         `real [n]` says which of them count; to leave the others out beforehand would take as long as scoring them.
         """
-        with torch.no_grad():
-            found = self._task.scores(outputs, labels)
         owners = owners[real]
         self._samples += np.bincount(owners, minlength=self._clients)
-        for name, values in found.items():
-            total = self._totals.setdefault(name, np.zeros(self._clients))
-            total += np.bincount(owners, values.double().cpu().numpy()[real], self._clients)
+        for name, values in self._scored(outputs, labels).items():
+            total = self._total(name)
+            total += np.bincount(owners, values.cpu().double().numpy()[real], self._clients)
+
+    def _scored(self, outputs: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        with torch.no_grad():
+            return self._task.scores(outputs, labels)
+
+    def _total(self, name: str) -> npt.NDArray[np.float64]:
+        return self._totals.setdefault(name, np.zeros(self._clients))
 
     def sums(self) -> list[TrainingSums]:
         """Every client's sums; `samples` is 0 for one whose steps put nothing out."""
-        self._score_waiting()
+        for name, found in self._waiting.items():
+            clients, values = zip(*found, strict=True)
+            np.add.at(self._total(name), list(clients), torch.stack(values).cpu().numpy())
+        self._waiting = {}
         return [
             {**{name: float(totals[client]) for name, totals in self._totals.items()}, SAMPLES: int(samples)}
             for client, samples in enumerate(self._samples)

@@ -164,5 +164,9 @@ class TrainerView(Protocol):
         """Let the optimiser move the parts along their gradients."""
         ...
 
+    def descend(self, batch: BatchView) -> None:
+        """`gradient` and `step` in one, which may be faster: what the gradients were is not known afterwards."""
+        ...
+
 
 Batches = Iterator[BatchView]

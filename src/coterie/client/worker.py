@@ -19,6 +19,7 @@ from coterie.client.views import BatchView
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.slots import Slot
+from coterie.devices import seed_everything_drawn
 from coterie.rng import stream_seed, torch_stream
 
 
@@ -50,15 +51,18 @@ class Worker:
         self.problem = problem
         self.method = method
         self.seed = seed
+        self.device = problem.device
         self._models: dict[str, MountedModel] = {}
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self._features: dict[str, Tensor] = {}
+        self._own: dict[str, Tensor] = {}  # values of the client in the seat
+        self._common: dict[str, tuple[Tensor, Tensor]] = {}  # everybody's, as the federation has them and on the device
         self._peers: list[int] = []
         self._streams: dict[str, torch.Generator] = {}
         # What step rules found out about the client in the seat, for later phases and for measurements.
         self.notes: dict[str, Tensor] = {}
-        self.optimisers: dict[object, Optimiser] = {}
+        self.optimisers: dict[object, Optimiser | None] = {}
 
     def seat(self, federation: Federation, client: int, peers: Sequence[int] = ()) -> None:
         """Let a client take the seat: whatever is used of its slots (and of its peers') is read from the federation."""
@@ -70,13 +74,14 @@ class Worker:
         self.forget_features()
         self._streams.clear()
         self.notes.clear()
-        torch.default_generator.manual_seed(stream_seed(self.seed, "dropout", federation.round, self.key))
+        self._own.clear()
+        seed_everything_drawn(self.device, stream_seed(self.seed, "dropout", federation.round, self.key))
 
     def model(self, slot: str) -> MountedModel:
         """The model of a slot with this client's row in it; `received` is a copy of the model as downloaded."""
         model = self._models.get(slot)
         if model is None:
-            model = self._models[slot] = MountedModel(self.problem.module, self.problem.layout)
+            model = self._models[slot] = MountedModel(self.problem.module, self.problem.layout, self.device)
             model.train_only(Columns())
             model.mode(False)
         if slot not in self._present:
@@ -99,7 +104,7 @@ class Worker:
     def received(self, slot: str = "model") -> Tensor:
         """The client's row as it was before training here: `[P]`, the slot's columns filled."""
         if slot not in self._anchors:
-            row = torch.zeros(self.problem.layout.width)
+            row = torch.zeros(self.problem.layout.width, device=self.device)
             self.federation[slot].copy_row(self.client, row)
             self._anchors[slot] = row
         return self._anchors[slot]
@@ -107,11 +112,23 @@ class Worker:
     @property
     def rounds_taken(self) -> Tensor:
         """In how many rounds this client has taken part before: a number."""
-        return self.federation.rounds_taken[self.client]
+        return self._brought("", self.federation.rounds_taken[self.client])
 
     def value(self, name: str) -> Tensor:
         """A value as this client has it: the one for everybody, or its own."""
-        return self.federation.value_of(name, self.client)
+        whole = self.federation.value_of(name, self.client)
+        if self.federation.kinds[name].per_client:
+            return self._brought(name, whole)
+        known = self._common.get(name)
+        if known is None or known[0] is not whole:
+            known = self._common[name] = (whole, whole.to(self.device))
+        return known[1]
+
+    def _brought(self, name: str, own: Tensor) -> Tensor:
+        """Something of the client in the seat on the device, to which it is brought once."""
+        if name not in self._own:
+            self._own[name] = own.to(self.device)
+        return self._own[name]
 
     def stream(self, purpose: str) -> torch.Generator:
         """This client's stream of random numbers for a purpose, begun anew every round."""
@@ -129,7 +146,8 @@ class Worker:
 
     def _peer_rows(self, columns: Columns) -> Tensor:
         """Columns of the peers' models: `[n, |columns|]`."""
-        return self.federation["model"].rows(torch.tensor(self._peers, dtype=torch.int64), columns)
+        rows = self.federation["model"].rows(torch.tensor(self._peers, dtype=torch.int64), columns)
+        return rows.to(self.device)
 
     def train_features(self, slot: str = "model") -> Tensor:
         """The extractor's output on all of the client's training samples; kept until the extractor trains: `[n, d]`."""

@@ -30,6 +30,7 @@ OF_THE_WORK = (
     "clients",
     "privacy",
     "evaluate_every",
+    "evaluate_clients",
     "device",
     "workers",
 )

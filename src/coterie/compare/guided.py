@@ -1,4 +1,4 @@
-"""A search whose settings Optuna proposes, each in the light of what came of those before (the extra `optuna`)."""
+"""A search whose settings Optuna proposes, each from the results of those before (the extra `optuna`)."""
 
 from __future__ import annotations
 

@@ -57,6 +57,14 @@ class Comparison(Displayed):
 
     `Grid` says who wins a column. `folder` is where the runs are kept, if they are; `heard` is what was heard of those
     that are not.
+
+    >>> few = {"rounds": 1, "epochs": 1, "threads": 1}
+    >>> pair = {"alone": Experiment("local", **few), "together": Experiment("fedavg", **few)}
+    >>> comparison = compare(pair, seeds=[0], jobs=1)
+    >>> comparison
+    Comparison(alone, together; seed 0)
+    >>> comparison.to_frame()["method"].tolist()
+    ['alone', 'together']
     """
 
     seeds: tuple[int, ...]

@@ -1,39 +1,29 @@
-"""The server step: what clients sent, who learns from whom, and where the result lands."""
+"""What is said of a server step: what clients sent, who learns from whom, and where the result lands."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
-from coterie.core.slots import Slot, require_known
 from coterie.errors import CoterieError
-
-log = logging.getLogger("coterie")
-
-# Elements mixed at a time: bounds the memory of an exchange to a few such blocks, however many clients and columns.
-BLOCK = 1 << 22
-
-
-def block_width(rows: int) -> int:
-    """How many columns of so many rows make a block.
-
-    >>> block_width(1024)
-    4096
-    """
-    return max(1, BLOCK // max(rows, 1))
 
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it."""
+    """Rows of clients around local training: for what they keep of it, and for what the server remembers of it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort = torch.tensor([3, 5])
+    >>> rows = ClientRows(federation, cohort, {"model": federation["model"].rows(cohort) + 1})
+    >>> (rows.after(group="classifier") - rows.before(group="classifier")).mean().round().item()
+    1.0
+    """
 
     federation: Federation
     cohort: Tensor  # [m] client ids
@@ -65,6 +55,13 @@ class Uploads:
     """What the clients of this round sent: their trained rows (declared columns only) and their measurements.
 
     `federation` is the server's view: rows and values that have not travelled cannot be read from it.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> cohort, columns = torch.tensor([3, 5]), federation.layout.columns("classifier")
+    >>> uploads = Uploads(federation, cohort, {"model": federation["model"].rows(cohort)}, {"model": columns})
+    >>> uploads.rows("classifier").shape, uploads.sizes.shape
+    (torch.Size([2, 650]), torch.Size([2]))
     """
 
     federation: Federation
@@ -93,12 +90,18 @@ class Mix:
     """Weighted means of rows: `target[·, group] = weights @ source[·, group]`.
 
     `weights` has one column per source row: the cohort's uploads (`source="upload"`, taken from the slot
-    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name).
+    that `target` names unless `of` names another), or all clients' rows of a slot (`source=` its name), or of that slot
+    those of the clients that `sources [m]` names: with very many clients, a column for each would be too many.
     For shared columns it has one row (`[1, ·]`). Personal columns are written for the clients that `to`
     names (the cohort, everyone, or ids `[r]`), with a row of weights for each of them, or one row for all
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
     client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
     zero are not read.
+
+    >>> everybody_alike = Mix(torch.tensor([[0.25, 0.75]]), "extractor")
+    >>> each_their_own = Mix(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "classifier", target="teacher")
+    >>> each_their_own.source, each_their_own.to
+    ('upload', 'cohort')
     """
 
     weights: Tensor
@@ -108,6 +111,7 @@ class Mix:
     of: str = "model"
     to: Literal["cohort", "everyone"] | Tensor = "cohort"
     gate: Tensor | None = None
+    sources: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,10 @@ class Peers:
     """Whose uploaded models clients download besides their own (`ClientView.peers`); `of(client)` gives their ids.
 
     It is asked for one client at a time, and only where somebody trains.
+
+    >>> neighbours = Peers(lambda client: [client - 1, client + 1])
+    >>> neighbours.of(3)
+    [2, 4]
     """
 
     of: Callable[[int], Sequence[int]]
@@ -122,7 +130,11 @@ class Peers:
 
 @dataclass(frozen=True)
 class Drop:
-    """A slot that has served its purpose: nothing of it is owed to anybody any longer."""
+    """A slot that has served its purpose: nothing of it is owed to anybody any longer.
+
+    >>> Drop("teacher")
+    Drop(slot='teacher')
+    """
 
     slot: str
 
@@ -133,6 +145,9 @@ class Put:
 
     With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns, unless it is not
     finite: then the old value stays, and the log says so.
+
+    >>> prototypes = Put("prototypes", torch.zeros(10, 64))
+    >>> trained_on_the_server = Put("model", torch.zeros(1, 650), group="classifier")
     """
 
     name: str
@@ -155,229 +170,3 @@ class Applied:
     gated: bool
     rows: Tensor
     columns: Tensor
-
-
-def check_weights(weights: Tensor) -> None:
-    """Every W is finite, non-negative, and its rows sum to one.
-
-    >>> check_weights(torch.tensor([[0.5, 0.5]]))
-    """
-    if weights.ndim != 2:
-        raise CoterieError(f"mixing weights must be a matrix; these have the shape {tuple(weights.shape)}")
-    if not bool(torch.isfinite(weights).all()):
-        raise CoterieError("mixing weights are not finite")
-    if bool((weights < 0).any()):
-        raise CoterieError(f"mixing weights must be non-negative; the smallest is {float(weights.min()):.3g}")
-    worst = float((weights.double().sum(1) - 1).abs().max())
-    if worst > 1e-6:
-        raise CoterieError(f"each row of mixing weights must sum to 1; one is off by {worst:.3g}")
-
-
-def apply(
-    actions: Iterable[Action], federation: Federation, uploads: Uploads, mark: int, method: str = "the method"
-) -> list[Applied]:
-    """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
-
-    `method` is who the log names as the origin of what cannot be written.
-
-    Mixes act on each column alone, so they run block of columns by block of columns: within a block all
-    products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
-    was written for.
-    """
-    listed = list(actions)
-    if federation.defence.reduces:
-        _require_mixes(listed, federation, method)
-    mixes = [_BoundMix(action, federation, uploads) for action in listed if isinstance(action, Mix)]
-    bound = [one for one in mixes if one.holds]
-    for one in mixes:
-        if not one.holds:
-            log.warning(
-                "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep %s",
-                federation.round,
-                one.group,
-                federation.defence.spoken,
-            )
-    union = Columns()
-    for one in bound:
-        union = union | one.columns
-    for block in union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1))):
-        results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
-        for one, part, values in results:
-            one.write(part, values)
-    for one in bound:
-        one.target.dropped = False  # whatever was said before, it is of use again
-        one.target.tracks.wrote(one.columns, one.receivers, mark)
-    for action in listed:
-        if isinstance(action, Drop):
-            federation[action.slot].dropped = True
-            federation[action.slot].tracks.forget_marks()
-        elif isinstance(action, Put) and action.group is None:
-            federation.write_value(action.name, action.value, mark)
-        elif isinstance(action, Put) and action.group is not None:
-            _put(action.name, action.group, action.value, federation, mark, method)
-    return [one.applied() for one in bound]
-
-
-def _require_mixes(actions: Iterable[Action], federation: Federation, method: str) -> None:
-    """An error if clients would be sent what the server computed itself: nobody's share of that is defined."""
-    for action in actions:
-        if isinstance(action, Put) and (action.group is not None or federation.kinds[action.name].held_by != "server"):
-            raise no_share_defined(federation, method, f"what it puts into '{action.name}'")
-
-
-def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
-    """The refusal of a method in which others reach a client by other ways than mixes."""
-    return CoterieError(
-        f"{federation.defence.spoken}: {method} gives clients more than mixes ({what}), of which no share can be "
-        "bounded; leave it out (quarantine works with every method)"
-    )
-
-
-def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, mark: int, method: str) -> None:
-    """Write what the server computed into shared columns: everybody would train on from there, so finite rows only."""
-    if bool(torch.isfinite(value).all()):
-        columns = federation.layout.columns(group)
-        federation[slot].write_shared(columns, value)
-        federation[slot].tracks.wrote(columns, None, mark)
-        return
-    log.warning(
-        "round %d: the server step of %s gave numbers that are not finite for %s of slot '%s'; the old ones stay. "
-        "A smaller lr (or server_lr, where the method has one) may help.",
-        federation.round,
-        method,
-        f"'{group}'" if isinstance(group, str) else "columns",
-        slot,
-    )
-
-
-def _written(to: Literal["cohort", "everyone"] | Tensor, cohort: Tensor, everyone: Tensor) -> Tensor:
-    """The clients that a mix is written for."""
-    if isinstance(to, Tensor):
-        return to
-    return cohort if to == "cohort" else everyone
-
-
-class _BoundMix:
-    """A mix together with the rows it reads and writes."""
-
-    def __init__(self, mix: Mix, federation: Federation, uploads: Uploads) -> None:
-        check_weights(mix.weights)
-        self.reducer, self.holds = reducer_of(federation.defence), True
-        self.weights = mix.weights.float()
-        self.gate = mix.gate
-        self.group = mix.group if isinstance(mix.group, str) else "columns"
-        self.columns = federation.layout.columns(mix.group)
-        self.target: Slot = federation[mix.target]
-        self.from_upload = mix.source == "upload"
-        self.source: Slot = federation[mix.of if self.from_upload else mix.source]
-        if self.from_upload:
-            uploads.rows(self.columns, mix.of)  # refuses columns that were not uploaded
-            self.uploaded = uploads.trained[mix.of]
-        elif not self.columns <= self.source.columns:
-            raise CoterieError(f"mix of '{mix.group}': slot '{mix.source}' does not hold all of its columns")
-        rows, sources = mix.weights.shape
-        learned_from = uploads.cohort if self.from_upload else federation.everyone
-        if sources != len(learned_from):
-            raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
-        self.to_shared = self.columns <= self.target.shared_columns
-        self.clients = _written(mix.to, uploads.cohort, federation.everyone)
-        personal = self.columns <= self.target.own_columns
-        if not ((rows == 1 and (self.to_shared or personal)) or (rows == len(self.clients) and personal)):
-            raise CoterieError(
-                f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
-                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
-            )
-        self.learned_from = learned_from
-        self._defend(mix.weights, f"round {federation.round}: {federation.defence.spoken}: the mix of '{self.group}'")
-        self.counts = torch.ones(len(learned_from), dtype=torch.bool)
-        if not self.from_upload:
-            self.counts = (self.weights != 0).any(0)
-            self.read = federation.everyone[self.counts]
-            self.read_weights = self.weights if bool(self.counts.all()) else self.weights[:, self.counts]
-            require_known(mix.source, self.source, self.read, self.columns)
-        gated = (1 if self.to_shared else len(self.clients), self.columns.size)
-        if self.gate is not None and self.gate.shape != gated:
-            raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
-        # Whom the result is for: everybody who shares it, or those of whom anything is written.
-        self.receivers = None if self.to_shared else self.clients[self._changes()]
-        self.target_name = mix.target
-
-    def applied(self) -> Applied:
-        """The mix as it was carried out: of whom each learner learned, over all columns."""
-        weights = self.weights
-        if self.counted is not None:  # in some columns somebody counts, in others not
-            weights = torch.zeros_like(self.weights)
-            weights[:, self.counts] = (self.counted / self.columns.size).float()
-        return Applied(
-            weights=weights,
-            group=self.group,
-            target=self.target_name,
-            gated=self.gate is not None,
-            rows=self.clients[:0] if self.to_shared else self.clients,
-            columns=self.learned_from,
-        )
-
-    def _defend(self, weights: Tensor, what: str) -> None:
-        """Let the run's defence have its say about the weights."""
-        self.counted: Tensor | None = None  # [r, m]: what sources counted for, summed over columns
-        self.stays: Tensor | None = None  # [r, 1]: the share of each result that stays what was there
-        if self.reducer is MEAN:
-            return
-        learners = None if self.to_shared else self.clients
-        found = self.reducer.weights(Contributions(weights, learners, self.learned_from, self._blocks, what))
-        if found is None:
-            self.holds = False
-        elif found is not weights:
-            total = found.double().sum(1, keepdim=True)
-            if bool((total < 1 - EXACT).any()):
-                self.stays = (1 - total).float()
-                found = found / total.where(total > 0, 1)
-            self.weights = found.float()
-
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some columns at a time: the sources' rows, and what stands where the result goes."""
-        for part in self.columns.blocks(block_width(len(self.learned_from))):
-            yield self._sources(part), self._there(part)
-
-    def _sources(self, part: Columns) -> Tensor:
-        """Columns of all sources' rows: `[m, |part|]`; zeros for those that the server does not know."""
-        if self.from_upload:
-            return part.within(self.source.columns).take(self.uploaded)
-        rows, known = torch.zeros(len(self.learned_from), part.size), self.source.tracks.all_known(part)
-        rows[known] = self.source.rows(self.learned_from[known], part)
-        return rows
-
-    def _there(self, part: Columns) -> Tensor:
-        """Columns of what stands where the result goes: `[1, |part|]` if it is shared, else a row per client."""
-        if self.to_shared:
-            return part.within(self.target.shared_columns).take(self.target.shared)
-        return self.target.rows(self.clients, part)
-
-    def _changes(self) -> Tensor:
-        """Of which clients anything is written: not of those whose own row is all of their mix, where it lies."""
-        changes = torch.ones(len(self.clients), dtype=torch.bool)
-        if self.gate is not None:
-            changes &= self.gate.any(1)
-        if not self.from_upload and self.source is self.target:
-            own = self.weights.expand(len(self.clients), -1).gather(1, self.clients[:, None])[:, 0]
-            changes &= (own != 1) | ((self.weights != 0).sum(1) > 1)
-        return changes
-
-    def product(self, part: Columns) -> Tensor:
-        """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
-        rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
-        reduced = self.reducer.reduce(self.weights if self.from_upload else self.read_weights, rows)
-        if reduced.counted is not None:
-            self.counted = reduced.counted + (0 if self.counted is None else self.counted)
-        if self.stays is None:
-            return reduced.values
-        return (1 - self.stays) * reduced.values + self.stays * self._there(part)
-
-    def write(self, part: Columns, values: Tensor) -> None:
-        """Write the product of some of the columns, where the gate allows it."""
-        if self.gate is not None:
-            values = torch.where(part.within(self.columns).take(self.gate), values, self._there(part))
-        if self.to_shared:
-            self.target.write_shared(part, values)
-        else:
-            self.target.write_own(self.clients, part, values)

@@ -42,6 +42,14 @@ class Federation:
     rounds in which a client's upload counted: rows of those without any are not evidence of anything; `last_round
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
+
+    >>> from coterie.experiment.experiment import Experiment
+    >>> federation = Experiment("fedper").prepare().federation()
+    >>> two = federation.everyone[:2]
+    >>> federation["model"].rows(two, federation.layout.columns("classifier")).shape
+    torch.Size([2, 650])
+    >>> federation.add_slot("velocity", "parameters", shared="parameters", fill=0.0, held_by="server").width
+    4810
     """
 
     layout: Layout
@@ -60,6 +68,7 @@ class Federation:
     skip_single_samples: bool = False
     defence: Defence = field(default_factory=Defence)  # how much one client may do to the others
     privacy: Privacy = field(default_factory=Privacy)  # how much of the data may show in uploads
+    outline: bool = False  # whether it is looked at alone, so that nobody needs rows of their own yet
 
     def __post_init__(self) -> None:
         # A copy in evaluation mode: what the server computes must not depend on dropout or on anybody's training.
@@ -121,7 +130,7 @@ class Federation:
         return self.slots[name]
 
     def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        return Slot(initial, self.clients, columns, shared, held_by, follows)
+        return Slot(initial, self.clients, columns, shared, held_by, follows, self.outline)
 
     def add_value(
         self, name: str, start: Tensor, per_client: bool = False, held_by: HeldBy = "both", told: bool = False
@@ -205,18 +214,33 @@ class Federation:
         with torch.no_grad():
             return torch.stack([self.head_output(row, features) for row in rows])
 
+    @property
+    def row_bytes(self) -> int:
+        """How much memory all rows take."""
+        return sum(slot.shared.nbytes + slot.own.nbytes for slot in self.slots.values())
+
+    def put_rows_on(self, device: str) -> None:
+        """Keep rows on a device from now on, and mix them there; everything else stays on the processor.
+
+        What a method reads of rows then lies there too: `.cpu()` brings small parts of it back. Ids, sizes, values,
+        measurements and weights of mixes are on the processor always.
+        """
+        self.initial = self.initial.to(device)
+        for slot in self.slots.values():
+            slot.shared, slot.own = slot.shared.to(device), slot.own.to(device)
+
     def __getitem__(self, slot: str) -> Slot:
         if slot not in self.slots:
             raise unknown("slot", slot, self.slots)
         return self.slots[slot]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that changes from round to round, by name."""
+        """Every tensor that changes from round to round, by name, on the processor."""
         yield "rounds_taken", self.rounds_taken
         yield "last_round", self.last_round
         for name, slot in self.slots.items():
-            yield f"slot.{name}.shared", slot.shared
-            yield f"slot.{name}.own", slot.own
+            yield f"slot.{name}.shared", slot.shared.cpu()
+            yield f"slot.{name}.own", slot.own.cpu()
             yield f"dropped.{name}", torch.tensor(slot.dropped)
             for part, tensor in slot.tracks.state():
                 yield f"tracks.{name}.{part}", tensor

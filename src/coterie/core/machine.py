@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -24,6 +25,18 @@ def machine() -> dict[str, str]:
         "processor": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def memory_bytes() -> int:
+    """The memory of this machine; without a limit where it is not known.
+
+    >>> memory_bytes() > 1 << 20
+    True
+    """
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def _processor() -> str:

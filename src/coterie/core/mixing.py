@@ -9,7 +9,12 @@ from coterie.core.exchange import Uploads
 
 
 def by_size(uploads: Uploads) -> Tensor:
-    """Weights in proportion to the clients' training samples: `[1, m]`, FedAvg's n_k / Σn."""
+    """Weights in proportion to the clients' training samples: `[1, m]`, FedAvg's n_k / Σn.
+
+    >>> from types import SimpleNamespace
+    >>> by_size(SimpleNamespace(sizes=torch.tensor([30.0, 10.0])))
+    tensor([[0.7500, 0.2500]])
+    """
     return (uploads.sizes / uploads.sizes.sum())[None]
 
 

@@ -113,6 +113,11 @@ class Reducer(metaclass=TypedOptions):
         """Whether rows are reduced by their weighted mean, whatever becomes of the weights."""
         return type(self).reduce is Reducer.reduce
 
+    @property
+    def spans_learners(self) -> bool:
+        """Whether a learner's weights depend on the other learners' too, so that all of them must be seen at once."""
+        return False
+
 
 @dataclass(frozen=True)
 class ShareLimit(Reducer):
@@ -155,6 +160,11 @@ class InTurn(Reducer):
     def reduce(self, weights: Tensor, rows: Tensor) -> Reduced:
         """What the one says that makes other than means."""
         return next((part for part in self.parts if not part.is_mean), MEAN).reduce(weights, rows)
+
+    @property
+    def spans_learners(self) -> bool:
+        """Whether any of them does."""
+        return any(part.spans_learners for part in self.parts)
 
 
 MEAN = Reducer()

@@ -107,15 +107,19 @@ def _middle(upto: Tensor, weights: Tensor) -> Tensor:
 
 def _by_column(weights: Tensor, rows: Tensor, counts: Callable[[Tensor, Tensor], Tensor]) -> Reduced:
     """Reduce every column of `rows [m, c]` on its own by what sorted numbers count for."""
-    ordered, places = rows.double().sort(0)
     different, which = weights.double().unique(dim=0, return_inverse=True)
     values = torch.empty(len(different), rows.shape[1], dtype=torch.float64)
     counted = torch.zeros(len(different), len(rows), dtype=torch.float64)
+    numbers, members = rows.double(), which[:0]
     for number, row in enumerate(different):
-        sorted_weights = row[places]
+        contributors = row.nonzero()[:, 0]
+        if not contributors.equal(members):  # often the same as those of the row before
+            members, (ordered, places) = contributors, numbers[contributors].sort(0)
+        sorted_weights = row[members][places]
         used = counts(sorted_weights.cumsum(0), sorted_weights)
         values[number] = (used * ordered).sum(0)
-        counted[number].index_add_(0, places.flatten(), used.flatten())
+        shares = torch.zeros(len(members), dtype=torch.float64)
+        counted[number, members] = shares.index_add_(0, places.flatten(), used.flatten())
     return Reduced(values[which].to(rows.dtype), counted[which])
 
 
@@ -208,7 +212,9 @@ class Influence(Reducer):
 
     A client's influence is the mean over all learners but itself of its weight in their mixes, Σ_{i≠j} W_ij / r.
     Where that is above `limit`, its weights in others' mixes shrink in proportion until it is not, and what learners
-    lose is their own. In a mix that all share, it is the share limit: what is above goes to the others.
+    lose is their own. In a mix that all share, it is the share limit: what is above goes to the others. Learners are
+    the cohort in an exchange; at download they are everybody, whoever downloads at that time: what a client receives
+    does not depend on who is served with it.
     """
 
     limit: float = 0.1
@@ -219,6 +225,11 @@ class Influence(Reducer):
     def lacks(self, contributors: int) -> str:
         """Fewer than 1 / limit cannot all keep it in a mix that all share."""
         return lacking(contributors, self.limit)
+
+    @property
+    def spans_learners(self) -> bool:
+        """Influence is counted over all learners."""
+        return True
 
     def weights(self, mix: Contributions) -> Tensor | None:
         """Weights whose columns keep the limit."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from coterie.core.columns import Columns
+from coterie.core.mapped import MappedRows, personal_rows
 from coterie.core.tracks import Tracks
 from coterie.errors import CoterieError
 
@@ -20,9 +21,18 @@ Follows = str | Callable[[Any], Tensor] | None
 class Slot:
     """Named rows: some columns held once for everybody (`shared [1, ·]`), the others per client (`own [K, ·]`).
 
-    Memory follows what is personal: a slot whose columns are all shared costs one row. `held_by` says who has it:
+    Memory follows what is personal: a slot whose columns are all shared costs one row, and personal rows that memory
+    is too small for lie in a file (`mapped`). An `outline` is not to be written to: one row stands for everybody's.
+    `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
     *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
+
+    >>> import torch
+    >>> slot = Slot(torch.zeros(5), clients=3, columns=Columns.of((0, 5)), shared=Columns.of((0, 4)))
+    >>> slot.write_own(torch.tensor([2]), Columns.of((4, 5)), torch.tensor([[7.0]]))
+    >>> slot.rows(torch.tensor([0, 2]))
+    tensor([[0., 0., 0., 0., 0.],
+            [0., 0., 0., 0., 7.]])
     """
 
     def __init__(
@@ -33,6 +43,7 @@ class Slot:
         shared: Columns,
         held_by: HeldBy = "both",
         follows: Follows = None,
+        outline: bool = False,
     ) -> None:
         self.columns = columns
         self.shared_columns = shared & columns
@@ -41,8 +52,23 @@ class Slot:
         self.follows = follows
         self.dropped = False  # whether it has served its purpose
         self.shared = self.shared_columns.take(initial)[None].clone()
-        self.own = self.own_columns.take(initial)[None].repeat(clients, 1)
+        first = self.own_columns.take(initial)
+        self.mapped: MappedRows | None = None
+        if outline:
+            self.own = first.expand(clients, -1)
+        else:
+            self.own, self.mapped = personal_rows(first, clients)
         self.tracks = Tracks(self.shared_columns, self.own_columns, clients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.mapped is None:
+            return self.__dict__
+        return {**self.__dict__, "own": None, "mapped": self.mapped.elsewhere()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.mapped is not None:
+            self.own = self.mapped.opened()
 
     @property
     def width(self) -> int:
@@ -59,7 +85,10 @@ class Slot:
         if common:
             common.within(wanted).put(out, common.within(self.shared_columns).take(self.shared))
         if own:
-            own.within(wanted).put(out, own.within(self.own_columns).take(self.own)[clients])
+            held, chosen = own.within(self.own_columns), clients.to(out.device)
+            # One span is looked at where it lies; of several, only these clients' are put together.
+            one = len(held.spans) == 1
+            own.within(wanted).put(out, held.take(self.own)[chosen] if one else held.take(self.own[chosen]))
         return out
 
     def copy_row(self, client: int, out: Tensor) -> None:
@@ -79,7 +108,7 @@ class Slot:
 
     def write_own(self, clients: Tensor, columns: Columns, values: Tensor) -> None:
         """Write `values [m, |columns|]` into the personal columns of the given clients."""
-        offset = 0
+        offset, clients = 0, clients.to(self.own.device)
         for start, stop in columns.within(self.own_columns).spans:
             self.own[clients, start:stop] = values[:, offset : offset + stop - start]
             offset += stop - start

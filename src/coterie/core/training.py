@@ -14,6 +14,7 @@ from coterie.typed import TypedOptions
 
 StatsPolicy = Literal["mean", "local"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+MemoryChoice = Literal["auto", "contiguous", "channels_last"]
 NormPolicy = Literal["group"]
 SCHEDULES = ("constant", "exponential", "cosine")
 # Those that update each element on its own, so that a row may be trained as one flat tensor.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from coterie.core.pixels import Inputs, Pixels, whole
 from coterie.core.task import Task, as_task
 from coterie.data.archives import DAMAGE
 from coterie.data.dataset import Dataset
@@ -46,7 +47,8 @@ def from_arrays(
 ) -> Dataset:
     """A data set from arrays: `x [N, ...]`, `y [N]`, and where known each sample's client `owners [N]`.
 
-    - uint8 values are scaled to [−1, 1]; all others are taken as they are, as float32;
+    - uint8 values are scaled to [−1, 1], and kept as bytes until then; those of a file that is mapped
+      (`np.load(file, mmap_mode="r")`) stay in it. All others are taken as they are, as float32;
     - with `keep_dtype` whole numbers stay whole numbers (int64) and dimensions stay as they are: for models that
       begin with an embedding;
     - `[N, features]` stays; `[N, H, W]` becomes one channel `[N, 1, H, W]`;
@@ -63,7 +65,7 @@ def from_arrays(
     >>> data.shape, data.class_names, data.owner_names, data.labels.tolist()
     ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
     """
-    inputs = [to_inputs(_array(x), name, keep_dtype)]
+    inputs = [_kept(x, name, keep_dtype)]
     labels = [_array(y).reshape(-1)]
     given = [owners]
     if test is not None:
@@ -71,7 +73,7 @@ def from_arrays(
             isinstance(test, tuple) and len(test) in (2, 3),
             f"test = {shown(test)}: must be (x, y) or (x, y, owners) of an official test split",
         )
-        inputs.append(to_inputs(_array(test[0]), name, keep_dtype))
+        inputs.append(_kept(test[0], name, keep_dtype))
         labels.append(_array(test[1]).reshape(-1))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
@@ -79,11 +81,11 @@ def from_arrays(
     for part, part_labels in zip(inputs, labels, strict=True):
         require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
     learned, owned = as_task(task), _owner_indices(given, name)
-    whole = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    both = inputs[0] if len(inputs) == 1 else _both(*inputs)
     if learned.label_dtype.is_floating_point:
         require(classes is None and not class_names, f"data '{name}': the task {learned.name} has no classes")
         numbers = torch.from_numpy(label_numbers(_joined(labels, name), name, learned.name))
-        return Dataset(name, whole, numbers, 0, len(labels[0]), *owned, task=learned)
+        return Dataset(name, both, numbers, 0, len(labels[0]), *owned, task=learned)
     if isinstance(classes, Classes):
         indices, names, count = classes.number(_joined(labels, name), name), classes.names, classes.count
     else:
@@ -91,7 +93,7 @@ def from_arrays(
         names = names or tuple(class_names)
         count = _class_count(indices, names, classes, name)
     named = names if len(names) == count else ()
-    return Dataset(name, whole, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned)
+    return Dataset(name, both, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned)
 
 
 def load_npz(
@@ -147,28 +149,55 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise CoterieError(f"cannot read {path} ({' '.join(str(error).split())})") from error
 
 
+def _kept(given: Values, name: str, keep_dtype: bool) -> Inputs:
+    """Inputs as a data set keeps them: bytes as bytes."""
+    values = given if isinstance(given, np.memmap) else _array(given)
+    if values.dtype == np.uint8 and not keep_dtype:
+        return Pixels.mapped(_channels_first(values, name))
+    return to_inputs(values, name, keep_dtype)
+
+
+def _both(train: Inputs, test: Inputs) -> Inputs:
+    """Training and test samples, one after the other."""
+    if isinstance(train, Pixels) and isinstance(test, Pixels):
+        return Pixels(torch.cat([train.kept, test.kept]))
+    return torch.cat([whole(train), whole(test)])
+
+
 def to_inputs(values: Array, name: str, keep_dtype: bool = False) -> Tensor:
     """Inputs as float32, channels first, uint8 scaled to [−1, 1]; or whole numbers as int64 if they are to be kept.
 
     >>> to_inputs(np.zeros((5, 32, 24, 3)), "own").shape
     torch.Size([5, 3, 32, 24])
     """
-    require(
-        values.ndim >= 2,
-        f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
-    )
-    require(values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers")
     if keep_dtype and values.dtype.kind in "iu":
+        require_samples(values, name)
         return torch.from_numpy(np.array(values, dtype=np.int64, order="C"))
-    if values.ndim == 3:
-        values = values[:, None]
-    elif values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:
-        values = values.transpose(0, 3, 1, 2)
+    values = _channels_first(values, name)
     if values.dtype == np.uint8:
         return normalise(values)
     # A copy in any case: the caller's array may change or go away.
     with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the data set refuses
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+
+
+def require_samples(values: Array, name: str) -> None:
+    """An error if an array cannot be inputs."""
+    require(
+        values.ndim >= 2,
+        f"data '{name}': inputs have shape {values.shape}; they must be [N, features] or images",
+    )
+    require(values.dtype.kind in "biuf", f"data '{name}': inputs are of type {values.dtype}; they must be numbers")
+
+
+def _channels_first(values: Array, name: str) -> Array:
+    """Inputs with their channels first, if they are images; the same memory."""
+    require_samples(values, name)
+    if values.ndim == 3:
+        return values[:, None]
+    if values.ndim == 4 and values.shape[1] not in CHANNELS_FIRST and values.shape[3] in CHANNELS_LAST:
+        return values.transpose(0, 3, 1, 2)
+    return values
 
 
 def _array(values: Values) -> Array:

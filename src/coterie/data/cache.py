@@ -87,7 +87,7 @@ def write_entry(folder: Path, decoded: Decoded) -> None:
 
 
 def _read_array(folder: Path, kind: str, facts: dict[str, dict[str, int]]) -> npt.NDArray[Any]:
-    # Mapped, not read: normalisation goes through the pixels once and needs no second copy in memory.
+    # Mapped, not read: images stay in the file, and all processes of the machine share what is there.
     array: npt.NDArray[Any] = np.load(folder / f"{kind}.npy", mmap_mode="r", allow_pickle=False)
     if _checksum(array) != facts["checksums"][kind]:
         raise ValueError(f"{kind}.npy is damaged")

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.pixels import Inputs
 from coterie.core.task import Classification, Task
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
@@ -22,9 +23,9 @@ class Dataset(Displayed, metaclass=TypedOptions):
 
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
     scaled to [0, 1] and then by (x − 0.5) / 0.5), or int64 for models that take whole numbers, such as the numbers
-    of words. `owners [N]`, where given, names for each sample the
-    client or domain it belongs to, as an index into `owner_names`. `task` says what a label is: one of so many
-    `classes` unless told otherwise.
+    of words; or `Pixels`, which are kept as bytes and scaled just so when a batch is taken. `owners [N]`, where given,
+    names for each sample the client or domain it belongs to, as an index into `owner_names`. `task` says what a label
+    is: one of so many `classes` unless told otherwise.
 
     >>> data = Dataset("toy", torch.zeros(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
     >>> len(data), data.shape, data.train_size
@@ -32,7 +33,7 @@ class Dataset(Displayed, metaclass=TypedOptions):
     """
 
     name: str
-    inputs: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
+    inputs: Inputs = field(metadata={EXAMPLE: FROM_ARRAYS})
     labels: Tensor = field(metadata={EXAMPLE: FROM_ARRAYS})
     classes: int = 0
     train_size: int = -1
@@ -63,9 +64,8 @@ class Dataset(Displayed, metaclass=TypedOptions):
             f"data '{self.name}': samples of shape {tuple(self.inputs.shape[1:])} hold no numbers",
         )
         self.of_task.check_labels(self.labels, self.name)
-        if not bool(torch.isfinite(self.inputs.sum())) and not bool(torch.isfinite(self.inputs).all()):
-            first = int(torch.nonzero(~torch.isfinite(self.inputs).reshape(n, -1).all(1))[0])
-            raise CoterieError(f"data '{self.name}': sample {first} holds NaN or infinite values; remove or fill it")
+        if isinstance(self.inputs, Tensor):
+            require_finite(self.inputs, self.name)
         require(
             1 <= self.train_size <= n,
             f"data '{self.name}': train_size = {self.train_size} must lie in 1..{n}",
@@ -108,3 +108,10 @@ class Dataset(Displayed, metaclass=TypedOptions):
             return np.empty(0, np.int64)
         chosen = self.labels[torch.as_tensor(indices, dtype=torch.int64)]
         return torch.bincount(chosen, minlength=self.classes).numpy()
+
+
+def require_finite(inputs: Tensor, name: str) -> None:
+    """An error that names the first sample of `inputs [N, ...]` that holds anything but finite numbers."""
+    if not bool(torch.isfinite(inputs.sum())) and not bool(torch.isfinite(inputs).all()):
+        first = int(torch.nonzero(~torch.isfinite(inputs).reshape(len(inputs), -1).all(1))[0])
+        raise CoterieError(f"data '{name}': sample {first} holds NaN or infinite values; remove or fill it")

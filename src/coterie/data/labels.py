@@ -14,6 +14,8 @@ from coterie.errors import CoterieError, require, unknown
 
 Labels = npt.NDArray[Any]
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+BEYOND = 2**63
+"""Class numbers are below it, as the machine's whole numbers are."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Classes:
 
     def number(self, labels: Labels, what: str) -> Ints:
         """The labels `[N]` as class numbers `[N]`; `what` names the data in errors."""
-        if labels.dtype.kind == "f" and bool(np.isfinite(labels).all()) and bool((labels == np.round(labels)).all()):
+        if labels.dtype.kind == "f" and bool(((labels == np.round(labels)) & (np.abs(labels) < BEYOND)).all()):
             labels = labels.astype(np.int64)
         if labels.dtype.kind in "iu" and any(WHOLE.fullmatch(name) for name in self.names):
             labels = labels.astype(str)
@@ -47,6 +49,8 @@ class Classes:
                 wrong is None,
                 f"data '{what}': label '{wrong}' is text, and the classes have no names; list them as class_names",
             )
+            large = next((label for label in np.unique(labels).tolist() if len(label) > 18), None)
+            require(large is None, f"data '{what}': label {large}: must have 18 digits at most")
             labels = labels.astype(np.int64)
         numbers, _ = label_indices(labels, what)
         beyond = np.flatnonzero(numbers >= self.count)
@@ -89,6 +93,9 @@ def label_indices(values: Labels, name: str) -> tuple[Ints, tuple[str, ...]]:
     if len(negative):
         first = negative[0]
         raise CoterieError(f"data '{name}': label {values[first]} of sample {first}: labels count from 0")
+    large = np.flatnonzero(values >= BEYOND) if values.dtype.kind in "uf" else np.zeros(0, np.int64)
+    if len(large):
+        raise CoterieError(f"data '{name}': label {values[large[0]]} of sample {large[0]}: must be below 2**63")
     return values.astype(np.int64), ()
 
 

@@ -37,6 +37,14 @@ def load_own(
     `size` (height, width) is what images are resized to; without it they keep their size, and images of
     differing sizes are brought to the size of the first. `classes` say how labels are numbered where that is settled
     already; the data may lack some of them then. With `task="regression"` labels are numbers.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> table = Path(folder.name, "visits.csv")
+    >>> _ = table.write_text("age,pressure,label,client\\n1,2,well,A\\n2,1,sick,B\\n", encoding="utf-8")
+    >>> load_own(table)
+    Dataset('visits', 2 samples of shape (2,), 2 classes, 2 owners)
+    >>> folder.cleanup()
     """
     path = Path(path).expanduser()
     name = path.stem or path.resolve().stem

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from coterie.core.pixels import Pixels
 from coterie.data.cache import cache_key, read_entry, write_entry
 from coterie.data.dataset import Dataset
 from coterie.data.download import Remote, download
@@ -24,7 +25,7 @@ from coterie.data.finders import (
     find_mnist,
     find_tiny_imagenet,
 )
-from coterie.data.images import Decoded, normalise
+from coterie.data.images import Decoded
 from coterie.data.locate import data_folder, decoded_folder
 from coterie.data.readers.cifar import CIFAR10, CIFAR100
 from coterie.data.readers.cinic import ARCHIVE as CINIC_ARCHIVE
@@ -72,7 +73,7 @@ class KnownDataset:
         names = decoded.class_names or self.class_names
         return Dataset(
             self.name,
-            normalise(decoded.images),
+            Pixels.mapped(decoded.images),
             torch.from_numpy(decoded.labels),
             self.classes,
             decoded.train_size,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from coterie.core.pixels import Pixels, PixelScale
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError, require
 
@@ -35,7 +36,7 @@ def rescaled(dataset: Dataset, scale: str) -> Dataset:
     """A data set on another scale: `published`, or as it is.
 
     Loaded images are x = (p / 255 − 0.5) / 0.5 of pixels p from 0 to 255. Published, they are (p − mean) / deviation:
-    an affine map of x, by channel. The others stay as they were loaded.
+    an affine map of x, by channel, or another scale of the pixels themselves. The others stay as they were loaded.
 
     >>> black = Dataset("cifar10", torch.full((1, 3, 32, 32), -1.0), torch.tensor([0]), classes=10)
     >>> round(float(rescaled(black, "published").inputs[0, 0, 0, 0]), 4)  # (0 - 0.4914) / 0.2023
@@ -49,10 +50,13 @@ def rescaled(dataset: Dataset, scale: str) -> Dataset:
         known = ", ".join(PUBLISHED)
         raise CoterieError(f"scale = {scale}: data '{dataset.name}' has no published scale ({known} has); leave it out")
     channels, inputs = PUBLISHED[dataset.name], dataset.inputs
-    fits = inputs.ndim == 4 and inputs.shape[1] == len(channels.means) and float(inputs.abs().max()) <= 1
+    fits = inputs.ndim == 4 and inputs.shape[1] == len(channels.means)
     require(
-        fits, f"scale = {scale}: data '{dataset.name}' must be images of 3 channels, scaled to -1 .. 1; leave it out"
+        fits and (isinstance(inputs, Pixels) or float(inputs.abs().max()) <= 1),
+        f"scale = {scale}: data '{dataset.name}' must be images of 3 channels, scaled to -1 .. 1; leave it out",
     )
+    if isinstance(inputs, Pixels):
+        return replace(dataset, inputs=replace(inputs, scale=PixelScale(1.0, channels.means, channels.deviations)))
     means, deviations = (torch.tensor(values)[:, None, None] for values in (channels.means, channels.deviations))
     result = torch.empty_like(inputs)
     for begin in range(0, len(inputs), PIECE):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from coterie.core.pixels import some
 from coterie.data.dataset import Dataset
 from coterie.errors import require
 from coterie.rng import numpy_stream
@@ -35,7 +36,7 @@ def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
     require(len(index) > 0, f"share = {share:g}: leaves no samples of data '{dataset.name}'")
     return replace(
         dataset,
-        inputs=dataset.inputs[index],
+        inputs=some(dataset.inputs, index),
         labels=dataset.labels[index],
         owners=None if dataset.owners is None else dataset.owners[index],
         train_size=int((index < dataset.train_size).sum()),

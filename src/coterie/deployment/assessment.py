@@ -20,6 +20,7 @@ from coterie.deployment.baseline import Baseline
 from coterie.deployment.gain import paired_gain
 from coterie.deployment.journal import Entry, Journal
 from coterie.deployment.workplace import SiteWorker, Workplace
+from coterie.devices import PROCESSOR
 from coterie.engines.base import tuned_score
 from coterie.experiment.config import method_name
 from coterie.experiment.history import plain_number, plain_numbers
@@ -43,14 +44,14 @@ class Assessment:
     Whatever goes wrong here is logged and told in the journal; the site's answer to its server goes out all the same.
     """
 
-    def __init__(self, place: Workplace, data: Dataset, journal: Journal) -> None:
-        self._place, self._data, self.journal = place, data, journal
+    def __init__(self, place: Workplace, data: Dataset, journal: Journal, device: str = PROCESSOR) -> None:
+        self._place, self._data, self.journal, self._device = place, data, journal, device
         self._entry: Entry = {}
         self._without = ""  # why there is no baseline in the open round
 
     @cached_property
     def _baseline(self) -> Baseline:
-        return Baseline(self._place.agreement, self._place.client, self._data)
+        return Baseline(self._place.agreement, self._place.client, self._data, self._device)
 
     def begin(self, round: int, since: int, kept: Mapping[str, Tensor] | None, received: Score | None) -> None:
         """A task came in. The site goes on from what it kept after round `since`; `received` is its model's score."""
@@ -93,9 +94,9 @@ class Assessment:
 
     def _shared(self) -> Score:
         """The score of the model that all sites share, where the method tests another one."""
-        worker = SiteWorker(self._place.problem, Local(), self._place.agreement.seed)
+        worker = SiteWorker(self._place.worker.problem, Local(), self._place.agreement.seed)
         worker.seat(self._place.federation, self._place.client)
-        return tuned_score(worker, keep_scores=True)
+        return tuned_score(worker, keep_scores=True).on_processor()
 
     def train(self, seconds: float, rounds_taken: int) -> dict[str, Tensor]:
         """Train the baseline too, if the round's own work left time for it; what the site is to keep of it."""

@@ -13,6 +13,7 @@ from coterie.core.privacy import Privacy
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.workplace import workplace
+from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
 from coterie.methods import Local
 from coterie.rounds.collect import collect
@@ -28,10 +29,10 @@ class Baseline:
     takes part in the same rounds, and so are the weights after each of them, bit for bit.
     """
 
-    def __init__(self, agreement: Agreement, client: int, data: Dataset) -> None:
+    def __init__(self, agreement: Agreement, client: int, data: Dataset, device: str = PROCESSOR) -> None:
         # It never leaves its site, and needs no noise.
         alone = replace(agreement, method=Local(), **vars(Privacy()))
-        self._place = workplace(alone, client, data)
+        self._place = workplace(alone, client, data, device=device)
         self._first = self._row.clone()
 
     @property
@@ -62,4 +63,4 @@ class Baseline:
     def score(self) -> Score:
         """How good it is on the site's test samples."""
         self._place.worker.seat(self._place.federation, self._place.client)
-        return tuned_score(self._place.worker, keep_scores=True)
+        return tuned_score(self._place.worker, keep_scores=True).on_processor()

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from coterie.core.privacy import Privacy
 from coterie.errors import CoterieError
 
 
@@ -24,11 +25,18 @@ class FederationFacts:
     fingerprint: str = ""
     class_names: list[str] = field(default_factory=list)
     version: int = 1
+    device: str = ""  # where a site would train
+    privacy: str = ""  # what is promised, in words
 
 
-def look(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
-    """Read and check an agreement; with `data`, load that too and see that it fits; with `app`, write its app there."""
-    words = [None if word is None else str(word) for word in (agreement, data, label, app)]
+def look(
+    agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None, device: str = ""
+) -> FederationFacts:
+    """Read and check an agreement; with `data`, load that too and see that it fits; with `app`, write its app there.
+
+    With `device`, see that the site could train on it.
+    """
+    words = [None if word is None else str(word) for word in (agreement, data, label, app, device)]
     done = subprocess.run([sys.executable, "-m", __name__, json.dumps(words)], stdout=subprocess.PIPE, text=True)
     try:
         found = json.loads(done.stdout)
@@ -39,28 +47,58 @@ def look(agreement: Path, data: Path | None = None, label: str = "", app: Path |
     return FederationFacts(**found)
 
 
-def look_here(agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None) -> FederationFacts:
+def look_here(
+    agreement: Path, data: Path | None = None, label: str = "", app: Path | None = None, device: str = ""
+) -> FederationFacts:
     """The same in this process."""
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import write_app
     from coterie.deployment.sitedata import load_site_data
+    from coterie.devices import named, require_there
     from coterie.experiment.config import method_name
 
     agreed = Agreement.read(agreement)
+    if device:
+        require_there(named(device))
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
     if app is not None:
         write_app(app, agreed)
-    who = (agreed.name, list(agreed.sites), agreed.rounds, method_name(agreed.kind))
-    names = list(agreed.class_names or map(str, range(agreed.classes)))
-    judged = agreed.task.primary.scale.name
-    return FederationFacts(*who, samples, judged, agreed.fingerprint, names, agreed.version)
+    return FederationFacts(
+        name=agreed.name,
+        sites=list(agreed.sites),
+        rounds=agreed.rounds,
+        method=method_name(agreed.kind),
+        samples=samples,
+        metric=agreed.task.primary.scale.name,
+        fingerprint=agreed.fingerprint,
+        class_names=list(agreed.class_names or map(str, range(agreed.classes))),
+        version=agreed.version,
+        device=named(device) if device else "",
+        privacy=promised(agreed.promise),
+    )
+
+
+def promised(promise: Privacy) -> str:
+    """What an agreement promises about privacy, in words.
+
+    >>> from coterie.core.privacy import Privacy
+    >>> promised(Privacy())
+    'none is promised, what this site sends has no noise'
+    >>> promised(Privacy(privacy="client", privacy_noise=4.0, privacy_clip=0.5, epsilon=8.0))
+    'noise here for each client, 4 times the clip of 0.5; a budget of ε = 8 (δ = 1e-05)'
+    """
+    if promise.privacy is None or promise.privacy_noise == 0:
+        return "none is promised, what this site sends has no noise"
+    budget = "no budget" if promise.epsilon is None else f"a budget of ε = {promise.epsilon:g}"
+    noise = f"{promise.privacy_noise:g} times the clip of {promise.privacy_clip:g}"
+    return f"noise here for each {promise.privacy}, {noise}; {budget} (δ = {promise.delta:g})"
 
 
 def main() -> None:
     """Print the facts as JSON, or what is wrong."""
-    agreement, data, label, app = json.loads(sys.argv[1])
+    agreement, data, label, app, device = json.loads(sys.argv[1])
     try:
-        facts = look_here(Path(agreement), data and Path(data), label, app and Path(app))
+        facts = look_here(Path(agreement), data and Path(data), label, app and Path(app), device)
         print(json.dumps(asdict(facts)))
     except (CoterieError, OSError) as error:
         print(json.dumps({"error": str(error)}))

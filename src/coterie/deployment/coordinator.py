@@ -344,8 +344,10 @@ class Coordinator:
             return
         try:
             note = read_text(answer.content.text)["note"]
-            self._require_single(note.get("site"), answer.node)
-            name = self.server.admit(note, self._names.get(answer.node, ""))
+            registered = self._names.get(answer.node, "")
+            if registered in ("", note.get("site")):  # of any other name its key tells that it lies
+                self._require_single(note.get("site"), answer.node)
+            name = self.server.admit(note, registered)
         except Exception as error:  # whatever a message does to us is its sender's fault
             self._refused[answer.node] = _Pause(until=math.inf)
             log.warning("a site is refused: %s", fault_of(error))

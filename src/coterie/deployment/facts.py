@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coterie.core.pixels import whole
 from coterie.data import Dataset
 from coterie.deployment.packed import RefusedError
 
@@ -42,7 +43,7 @@ def facts_of(data: Dataset) -> DataFacts:
     return {
         "columns": hashlib.sha256(names).hexdigest() if data.feature_names else "",
         "classes": [lowest, highest],
-        "magnitudes": _magnitudes(data.inputs),
+        "magnitudes": _magnitudes(whole(data.inputs)),
     }
 
 

@@ -25,6 +25,7 @@ from coterie.deployment.site import Site
 from coterie.deployment.sitedata import data_stamp, load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
+from coterie.devices import PROCESSOR
 
 log = logging.getLogger("coterie")
 
@@ -71,19 +72,23 @@ class Resident:
             self._built = None  # never two at once
             data = load_site_data(agreement, Path(own.data), own.label)
             store = Store(Path(own.state), agreement.name, own.name, agreement.fingerprint, agreement.former)
-            self._built = (agreement, stamp, Site(agreement, own.name, data, store))
+            self._built = (agreement, stamp, Site(agreement, own.name, data, store, own.device))
         return self._built[2]
 
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """Who the site is: its name, its data, where its state is kept; its own copy of the agreement if it has one."""
+    """Who the site is: its name, its data, where its state is kept; its own copy of the agreement if it has one.
+
+    `device` is where it trains.
+    """
 
     name: str
     data: str
     state: str
     label: str = DEFAULT_LABEL
     agreement: str = ""
+    device: str = PROCESSOR
 
 
 def serve(listener: socket.socket, resident: Resident) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
+from coterie.core.applying import apply
 from coterie.core.downloads import begin_anew, owed
-from coterie.core.exchange import Applied, apply
+from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.admission import Standing, said_counts, said_name, said_snapshots, said_standing

@@ -29,6 +29,7 @@ from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
+from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect, declared_columns
@@ -37,19 +38,22 @@ log = logging.getLogger("coterie")
 
 
 class Site:
-    """What a site does with the messages of its server. `data` is all that it has: nobody else sees it."""
+    """What a site does with the messages of its server. `data` is all that it has: nobody else sees it.
 
-    def __init__(self, agreement: Agreement, name: str, data: Dataset, store: Store) -> None:
+    It trains on a `device` of its own choice, which is nobody else's business.
+    """
+
+    def __init__(self, agreement: Agreement, name: str, data: Dataset, store: Store, device: str = PROCESSOR) -> None:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
         self._account: SiteAccount | None = None
-        self._data, self._place = data, workplace(agreement, self.client, data, self._told_size)
+        self._data, self._place = data, workplace(agreement, self.client, data, self._told_size, device)
         self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
-        self.assessment = Assessment(self._place, data, Journal(store.path))
+        self.assessment = Assessment(self._place, data, Journal(store.path), device)
 
     def _told_size(self, samples: int) -> int:
         """What this site tells of its number of training samples; where privacy is promised, its account says so."""
@@ -123,7 +127,8 @@ class Site:
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
         me = torch.tensor([self.client])
-        trained = Trained(rows, {name: value[None] for name, value in measured.items()})
+        score = None if score is None else score.on_processor()
+        trained = Trained(rows, {name: value[None].cpu() for name, value in measured.items()})
         collected = collect(federation, recipe, note["uploads"], me, trained)
         uploads = collected.uploads
         seconds = time.perf_counter() - begin
@@ -233,7 +238,7 @@ class Site:
 
     def _test(self) -> Score:
         self.worker.seat(self.federation, self.client)
-        return tuned_score(self.worker, keep_scores=True)
+        return tuned_score(self.worker, keep_scores=True).on_processor()
 
     def _told(self, score: Score) -> Note:
         """A score as it is sent; the site's own log says if it is not that of the tuned model."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from coterie.core.pixels import whole
 from coterie.data import Dataset, load_own
 from coterie.data.labels import Classes
 from coterie.data.own import DEFAULT_LABEL
@@ -32,7 +33,7 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     wanted = image_size(path, agreement.shape)
     classes = Classes(agreement.classes, agreement.class_names)
     data = load_own(path, label, size=wanted, progress=progress, classes=classes)
-    inputs = fitted(data.inputs, agreement.shape, data.name, resized=wanted is not None)
+    inputs = fitted(whole(data.inputs), agreement.shape, data.name, resized=wanted is not None)
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
     splits = table_splits(path)

@@ -18,6 +18,7 @@ from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.devices import PROCESSOR
 from coterie.errors import require
 from coterie.partition.split import Split
 from coterie.rounds.privacy import check_privacy
@@ -58,13 +59,17 @@ class SiteWorker(Worker):
     visitors: Tensor | None = None  # [n, |what peers upload|]
 
     def _peer_rows(self, columns: Columns) -> Tensor:
-        return torch.empty(0, columns.size) if self.visitors is None else self.visitors
+        rows = torch.empty(0, columns.size) if self.visitors is None else self.visitors
+        return rows.to(self.device)
 
     def held(self) -> dict[str, Tensor]:
-        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns."""
+        """What the worker holds of each slot in use, as it is now: trained or tuned, in the slot's columns.
+
+        It is brought to the processor, as is all that leaves a worker's device.
+        """
         slots = self.federation.slots
         used = sorted(self._present & slots.keys())
-        return {name: slots[name].columns.take(self._models[name].row) for name in used}
+        return {name: slots[name].columns.take(self._models[name].row).cpu() for name in used}
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,16 @@ class Workplace:
 
 
 def workplace(
-    agreement: Agreement, client: int, data: Dataset, tell: Callable[[int], int] = lambda samples: samples
+    agreement: Agreement,
+    client: int,
+    data: Dataset,
+    tell: Callable[[int], int] = lambda samples: samples,
+    device: str = PROCESSOR,
 ) -> Workplace:
     """The place of a client before the first round; its data is the only one there.
 
-    `tell` says what others are told of its number of training samples, by which it trains too.
+    `tell` says what others are told of its number of training samples, by which it trains too. Its worker trains on
+    `device`; what is sent and kept is on the processor.
     """
     blueprint = agreement.build()
     train, validation, test = own_split(agreement, data, client)
@@ -120,7 +130,7 @@ def workplace(
     federation.validation_sizes[client] = len(validation)
     agreement.kind.init(federation)
     check_privacy(agreement.kind, federation)
-    worker = SiteWorker(problem, agreement.kind, agreement.seed)
+    worker = SiteWorker(problem.on(device), agreement.kind, agreement.seed)
     return Workplace(agreement, client, problem, federation, worker, blueprint.fingerprint)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from coterie.client.problem import Problem
+from coterie.devices import PROCESSOR, require_there
 from coterie.engines.adaptive.engine import Adaptive
 from coterie.engines.base import Engine, EngineOptions, Trained, Work
 from coterie.engines.processes.engine import Processes
 from coterie.engines.ray.engine import RayCluster
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.engine import Stacked
-from coterie.errors import CoterieError, require
+from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.registry import Registry, subclasses_of
 
@@ -42,19 +41,14 @@ def require_device(device: str, engine: str) -> None:
     ...
     coterie.errors.CoterieError: device = cuda: engine 'processes' trains on the processor; use engine='stacked'
     """
-    if device == "cpu":
+    if device == PROCESSOR:
         return
     require(
         engine == "auto" or ENGINES.find(engine).uses_device,
         f"device = {device}: engine '{engine}' trains on the processor; use engine='stacked'",
     )
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise CoterieError(
-            f"device = {device}: cannot be used here ({reason}); leave it out, or install a PyTorch that has it"
-        ) from None
+    if engine != "ray":  # whose actors may have what this machine has not
+        require_there(device)
 
 
 __all__ = [

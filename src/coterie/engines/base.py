@@ -76,8 +76,12 @@ class Engine(ABC):
     name: str
     # Whether it can train elsewhere than on the processor.
     uses_device: ClassVar[bool] = False
+    # Whether rows may lie on that device too: it takes them from the federation, and puts them there, by itself.
+    rows_on_device: ClassVar[bool] = False
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
+    # How many threads of the main process may mix rows while nobody trains.
+    mixing_threads: int = 1
     # Whom to tell while the cohort trains: how many clients are done.
     on_client: Callable[[int], None] | None = None
 
@@ -110,7 +114,7 @@ class Engine(ABC):
 
 def empty_rows(federation: Federation, work: Work, count: int) -> dict[str, Tensor]:
     """Room for the trained rows of `count` clients."""
-    return {slot: torch.empty(count, federation[slot].width) for slot in work.slots}
+    return {slot: federation.initial.new_empty(count, federation[slot].width) for slot in work.slots}
 
 
 def do_work(

@@ -10,6 +10,7 @@ from coterie.client.scores import Score
 from coterie.client.training_scores import Seen, TrainingScores
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
+from coterie.devices import PROCESSOR
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work, do_test, do_work, empty_rows
 from coterie.methods.base import Method
 
@@ -18,14 +19,16 @@ class Serial(Engine):
     """Clients train one by one; PyTorch may use several threads for each."""
 
     name = "serial"
+    uses_device = True
+    rows_on_device = True
 
-    def __init__(self, problem: Problem, method: Method, seed: int) -> None:
-        self.worker = Worker(problem, method, seed)
+    def __init__(self, problem: Problem, method: Method, seed: int, device: str = PROCESSOR) -> None:
+        self.worker = Worker(problem.on(device), method, seed)
 
     @classmethod
     def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> Serial:
-        """The engine; it has no options."""
-        return cls(problem, method, seed)
+        """The engine on the device that the run names."""
+        return cls(problem, method, seed, options.device)
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have every client of the cohort do the work."""
@@ -43,7 +46,8 @@ class Serial(Engine):
                 trained.scores.append(score)
             trained.test_seconds += seconds
             self.tell(position + 1)
-        trained.measured = {name: torch.stack(values) for name, values in found.items()}
+        trained.scores = Score.brought_back(trained.scores)
+        trained.measured = {name: torch.stack(values).cpu() for name, values in found.items()}
         trained.training = training.sums()
         return trained
 
@@ -51,4 +55,4 @@ class Serial(Engine):
         self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY
     ) -> list[Score]:
         """Score the clients' models, one after the other."""
-        return do_test(self.worker, federation, clients.tolist(), keep_scores, peers)
+        return Score.brought_back(do_test(self.worker, federation, clients.tolist(), keep_scores, peers))

@@ -12,11 +12,72 @@ from coterie.data.fingerprint import fingerprint
 from coterie.experiment.config import Config, complete
 from coterie.experiment.prepared import Prepared
 from coterie.processes import cores
+from coterie.typed import shown
 
 About = dict[str, Any]
 
 FORMAT = 1
 """The format of `about.json`."""
+
+COUNT = range(2**53)
+"""Whole numbers as everybody's JSON holds them."""
+SHAPE: dict[str, Any] = {
+    "protocol": (str, None),
+    "data": {
+        "name": (str,),
+        "samples": COUNT,
+        "shape": [COUNT],
+        "whole_numbers": (bool,),
+        "task": {"name": (str,), "judged_by": (str,), "metrics": (dict,)},
+        "outputs": COUNT,
+        "class_names": [(str,)],
+    },
+    "model": {"feature_width": COUNT, "skip_single_samples": (bool,)},
+    "clients": [
+        {
+            "name": (str,),
+            "takes_part": (bool,),
+            "train": COUNT,
+            "validation": COUNT,
+            "test": COUNT,
+            "classes": [(COUNT, None)],
+        }
+    ],
+    "settings": (dict,),
+    "sessions": [(dict,)],
+}
+"""What readers of `about.json` rely on: tables, lists of one kind, and what a value may be."""
+
+
+def misfit(value: Any, shape: Any = SHAPE, where: str = "") -> str:
+    """Where a value is not of a shape, in words; empty if it is.
+
+    >>> misfit({"data": {"shape": [3, -1]}}, {"data": {"shape": [COUNT]}})
+    'data.shape[1] is -1'
+    >>> misfit({}, {"data": COUNT})
+    'it lacks data'
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return f"{where or 'it'} is no table"
+        lacking = sorted(shape.keys() - value.keys())
+        if lacking:
+            return f"{where or 'it'} lacks {', '.join(lacking)}"
+        parts = [(value[key], inner, f"{where}.{key}".lstrip(".")) for key, inner in shape.items()]
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{where} is no list"
+        parts = [(one, shape[0], f"{where}[{number}]") for number, one in enumerate(value)]
+    else:
+        allowed = shape if isinstance(shape, tuple) else (shape,)
+        return "" if any(_is(value, one) for one in allowed) else f"{where} is {shown(value)}"
+    return next((fault for part in parts if (fault := misfit(*part))), "")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(kind, range):
+        return type(value) is int and value in kind
+    return value is None if kind is None else isinstance(value, kind)
 
 
 def about_run(prepared: Prepared) -> About:

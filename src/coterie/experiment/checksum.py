@@ -1,4 +1,4 @@
-"""Whether rows on disk are, bit for bit, those that were written."""
+"""Whether what is on disk is, bit for bit, what was written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from coterie.errors import require
 KEY = "sha256"
 
 
+def sealed(about: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """What is said, and the SHA-256 of that (and of every bit of tensors that it is said about).
+
+    >>> sealed({"round": 2}).keys()
+    dict_keys(['round', 'sha256'])
+    """
+    return {**about, KEY: _checksum(tensors or {}, json.dumps(about))}
+
+
 def with_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
     """What is said about tensors, as JSON, with the SHA-256 of that and of every bit of the tensors.
 
     >>> json.loads(with_checksum({"row": torch.zeros(3)}, {"round": 2})).keys()
     dict_keys(['round', 'sha256'])
     """
-    return json.dumps({**about, KEY: _checksum(tensors, json.dumps(about))})
+    return json.dumps(sealed(about, tensors))
 
 
 def require_intact(what: str, tensors: Mapping[str, Tensor], text: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coterie.experiment.cost import expected_seconds
-from coterie.experiment.engine_measurements import ENOUGH, Measurement, Measurements, workload_of
+from coterie.experiment.engine_measurements import ENOUGH, EngineTimes, Measurements, workload_of
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.settings import Settings
 from coterie.experiment.trials import measure, typical
@@ -47,7 +47,7 @@ def choose(prepared: Prepared, ways: Sequence[Way] | None = None) -> Choice:
     """The fastest way to run a prepared experiment among those it leaves open (or the given ones), and why."""
     ways = ways_of(prepared) if ways is None else ways
     if len(ways) == 1:
-        return Choice(ways[0], "nothing else is possible here")
+        return Choice(ways[0], "nothing else is left open")
     if (guess := expected_seconds(prepared)) < SHORT:
         plain = plain_way(prepared.experiment)
         return Choice(plain, f"the run is short (about {guess:.1g} s, going by its sizes), so nothing was measured")
@@ -60,11 +60,11 @@ def choose(prepared: Prepared, ways: Sequence[Way] | None = None) -> Choice:
             log.debug("engine auto: a trial failed", exc_info=error)
             return Choice(ways[0], f"nothing could be measured ({type(error).__name__}: {error})")
         kept.add(seconds)
-        known = [*known, Measurement(0.0, seconds)]
+        known = [*known, EngineTimes(0.0, seconds)]
     return _fastest(known, kept.workload)
 
 
-def _fastest(known: Sequence[Measurement], workload: str) -> Choice:
+def _fastest(known: Sequence[EngineTimes], workload: str) -> Choice:
     """The way that is the fastest by some measurements, those that all of them have compared."""
     shared = set.intersection(*(set(one.seconds) for one in known))
     together = typical([{way: one.seconds[way] for way in known[-1].seconds if way in shared} for one in known])

@@ -20,7 +20,7 @@ from coterie.core.federation import Federation, described_rows
 from coterie.errors import CoterieError, require, said
 from coterie.experiment.about import About
 from coterie.experiment.alone import lock_of
-from coterie.experiment.checksum import with_checksum
+from coterie.experiment.checksum import sealed, with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
 from coterie.experiment.kept import (
@@ -41,12 +41,15 @@ from coterie.experiment.kept import (
     Tensors,
     mixes_name,
 )
-from coterie.files import PARTIAL, at_path, flush_to_disk, link_whole, write_whole
+from coterie.experiment.streamed import stream_tensors
+from coterie.files import PARTIAL, at_path, flush_to_disk, json_text, link_whole, write_whole
 from coterie.options import references_in
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, short_name, split_reference, stand_in
 
 LOG = "log.txt"
+STREAMED = 1 << 27
+"""Files of more bytes are written piece by piece."""
 COPIES = "plugins"
 
 
@@ -59,7 +62,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         # The format refuses tensors that share memory, such as the cohort as rows and as columns of a mix.
         apart[name] = tensor.clone(memory_format=torch.contiguous_format) if place in memory else tensor.contiguous()
         memory.add(place)
-    write_whole(path, save(apart, dict(metadata)))
+    if sum(tensor.nbytes for tensor in apart.values()) > STREAMED:
+        stream_tensors(path, apart, metadata)
+    else:
+        write_whole(path, save(apart, dict(metadata)))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -139,7 +145,7 @@ class RunDirectory(KeptRun):
 
     def write_about(self, about: About) -> None:
         """Describe the run as a whole."""
-        write_whole(self.path / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        write_whole(self.path / ABOUT, json_text(sealed(about)).encode())
 
     def add_session(self, session: About, settings: Config) -> None:
         """Note that a process works on the run from here on, and with which settings."""
@@ -272,11 +278,11 @@ class RunDirectory(KeptRun):
         flush_to_disk(self.path / ROUNDS)
         self._save_state(ROWS, federation, tested, lines)
         (self.path / PREVIOUS).unlink(missing_ok=True)
-        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / SUMMARY, json_text(summary).encode())
 
     def stop(self, summary: Mapping[str, Any]) -> None:
         """Record that the run was stopped before its end, with its summary until then."""
-        write_whole(self.path / STOPPED, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / STOPPED, json_text(summary).encode())
 
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""

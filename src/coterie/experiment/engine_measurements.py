@@ -33,7 +33,7 @@ WORKLOADS = 200
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EngineTimes:
     """The seconds that a round should take each way, measured in turns at some time (seconds since 1970)."""
 
     when: float
@@ -51,13 +51,13 @@ class Measurements:
         folder = user_cache()
         self._path = None if folder is None else folder / "coterie" / "engines.json"
 
-    def recent(self) -> list[Measurement]:
+    def recent(self) -> list[EngineTimes]:
         """Those that still count, the oldest first."""
         found = []
         for one in self._all().get(self.workload, ()):
             try:
                 seconds = {Way.read(text): float(value) for text, value in one["seconds"].items()}
-                measurement = Measurement(float(one["when"]), seconds)
+                measurement = EngineTimes(float(one["when"]), seconds)
             except (AttributeError, KeyError, TypeError, ValueError):
                 continue
             if 0 <= time.time() - measurement.when < LIFE and all(value > 0 for value in seconds.values()):

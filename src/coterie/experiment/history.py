@@ -10,7 +10,16 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.core.task import Task
-from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment, mean_over_clients, over_rounds
+from coterie.rounds.evaluate import (
+    MOMENTS,
+    Evaluation,
+    Floats,
+    Integers,
+    Moment,
+    TestedSample,
+    mean_over_clients,
+    over_rounds,
+)
 from coterie.rounds.report import RoundReport
 
 Line = dict[str, Any]
@@ -20,6 +29,11 @@ TRAINING = "training"
 """Where a line holds how the cohort did on the samples that it trained on, while it did."""
 PRIVACY = "privacy"
 """Where a line holds the largest ε of all clients so far and those of who was asked (none: infinite), if promised."""
+TESTED = "clients"
+"""Where the scores of a moment say whose they are, if not everybody's; beside them stand the means' standard errors."""
+ERRORS = ("error", "weighted_error")
+EVERYBODY = "everybody"
+"""Where the last line holds the scores of everybody, by moment, if samples were tested before."""
 VALIDATION = "validation"
 """Where a line holds the same as for test samples of the validation samples, if there are any."""
 
@@ -54,6 +68,11 @@ def as_line(report: RoundReport) -> Line:
             line[moment] = _with_means(evaluation)
             if evaluation.validation is not None:
                 validation[moment] = _with_means(evaluation.validation)
+    if report.everybody:
+        line[EVERYBODY] = {moment: _with_means(own) for moment, own in report.everybody.items()}
+        held = {moment: own.validation for moment, own in report.everybody.items() if own.validation is not None}
+        if held:
+            validation[EVERYBODY] = {moment: _with_means(own) for moment, own in held.items()}
     return {**line, VALIDATION: validation} if validation else line
 
 
@@ -68,7 +87,31 @@ def _with_means(evaluation: Evaluation) -> Line:
         "std": plain_number(evaluation.std),
         "worst_decile": plain_number(evaluation.worst_decile),
         **_by_client(evaluation),
+        **_sampled(evaluation),
     }
+
+
+def _sampled(evaluation: Evaluation) -> Line:
+    """Whose the scores are and how far off the means may be, where a sample was tested."""
+    if evaluation.sample is None:
+        return {}
+    errors = {name: plain_number(getattr(evaluation, name)) for name in ERRORS}
+    return {**errors, TESTED: evaluation.sample.clients.tolist()}
+
+
+def tested_sample(found: Line, clients: int) -> TestedSample | None:
+    """Who was tested at a moment of a line, of so many clients; none if that was everybody."""
+    return TestedSample(np.array(found[TESTED], np.int64), clients) if TESTED in found else None
+
+
+def by_client(found: Line, metric: str, clients: int) -> Floats:
+    """A metric of every client at a moment of a line: `[K]`, NaN for who was not tested.
+
+    >>> by_client({"accuracy": [0.5], "clients": [1]}, "accuracy", clients=2)
+    array([nan, 0.5])
+    """
+    values, sample = numbers(found[metric]), tested_sample(found, clients)
+    return values if sample is None else sample.spread(values)
 
 
 def plain_numbers(values: Floats) -> list[float | None]:
@@ -108,25 +151,28 @@ class History:
 
     def measured(self, moment: Moment) -> list[tuple[int, Line]]:
         """The same with the rounds."""
-        found = ((line["round"], _at(line, moment)) for line in self.lines)
+        found = ((line["round"], at_moment(line, moment)) for line in self.lines)
         return [(round, measured) for round, measured in found if measured is not None]
 
     def validated(self, moment: Moment) -> list[Line]:
         """The same on validation samples; nothing if there are none."""
-        found = (_at(line[VALIDATION], moment) for line in self.lines if VALIDATION in line)
+        found = (at_moment(line[VALIDATION], moment) for line in self.lines if VALIDATION in line)
         return [measured for measured in found if measured is not None]
 
     def last(self, moment: Moment) -> Evaluation | None:
         """The evaluation at a moment of the very last round, if that was evaluated."""
-        return self.newest(moment) if self.lines and moment in self.lines[-1] else None
+        told = at_moment(self.lines[-1], moment) if self.lines and moment in self.lines[-1] else None
+        return self.newest(moment) if told is not None and TESTED not in told else None
 
     def stored(self, first: Evaluation) -> Evaluation:
         """Everybody's score right after their own last training; `first` is everybody's before any."""
         held = first
         for line in self.lines:
             if COHORT in line:
-                found = self._evaluation(line[COHORT], line.get(VALIDATION, {}).get(COHORT))
-                held = held.updated(np.array(line["cohort"]), found)
+                cohort = np.array(line["cohort"], np.int64)
+                held = held.updated(
+                    cohort, self._evaluation(line[COHORT], line.get(VALIDATION, {}).get(COHORT), cohort)
+                )
         return held
 
     def newest(self, moment: Moment) -> Evaluation | None:
@@ -134,13 +180,19 @@ class History:
         evaluations, validated = self.evaluations(moment), self.validated(moment)
         return self._evaluation(evaluations[-1], validated[-1] if validated else None) if evaluations else None
 
-    def _evaluation(self, found: Line, validated: Line | None = None) -> Evaluation:
+    def _evaluation(
+        self, found: Line, validated: Line | None = None, whose: Integers | slice = slice(None)
+    ) -> Evaluation:
         scale, names = self.task.primary.scale, [metric.scale.name for metric in self.task.metrics]
         validation = None
         if validated is not None:
-            held = {name: numbers(validated[name]) for name in names}
-            validation = Evaluation(scale, held, np.array(self.validation_sizes))
-        return Evaluation(scale, {name: numbers(found[name]) for name in names}, np.array(self.test_sizes), validation)
+            held = {name: self._everybodys(validated, name) for name in names}
+            validation = Evaluation(scale, held, np.array(self.validation_sizes)[whose])
+        values = {name: self._everybodys(found, name) for name in names}
+        return Evaluation(scale, values, np.array(self.test_sizes)[whose], validation)
+
+    def _everybodys(self, found: Line, metric: str) -> Floats:
+        return by_client(found, metric, len(self.test_sizes))
 
     def curves(self, metric: str) -> dict[str, dict[str, dict[str, float | None]]]:
         """A metric's `[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated.
@@ -153,11 +205,11 @@ class History:
         held_weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
         found: dict[str, dict[str, dict[str, float | None]]] = {}
         for moment in MOMENTS:
-            clients = [numbers(entry[metric]) for entry in self.evaluations(moment)]
+            clients = [self._everybodys(entry, metric) for entry in self.evaluations(moment)]
             if not clients:
                 continue
             found[moment] = {}
-            held = [numbers(entry[judged.name]) for entry in self.validated(moment)]
+            held = [self._everybodys(entry, judged.name) for entry in self.validated(moment)]
             # The first rounds of a run that an older version began tell nothing of validation, and cannot be chosen.
             held = [np.full(len(self.test_sizes), np.nan)] * (len(clients) - len(held)) + held if held else []
             for mean, sizes in weights.items():
@@ -171,7 +223,7 @@ class History:
         scale = self.task.primary.scale
         found: dict[str, dict[str, dict[str, float | None]]] = {}
         for moment in MOMENTS:
-            clients = [numbers(entry[scale.name]) for entry in self.validated(moment)]
+            clients = [self._everybodys(entry, scale.name) for entry in self.validated(moment)]
             if clients:
                 weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
                 curves = {
@@ -182,6 +234,16 @@ class History:
                     mean: {at: plain_number(value) for at, value in curve.items()} for mean, curve in curves.items()
                 }
         return found
+
+    def sampled(self) -> dict[str, Any]:
+        """How many clients a sample of the last round has, of how many, and by moment its means' standard errors."""
+        newest = self.lines[-1] if self.lines else {}
+        found = {moment: newest[moment] for moment in MOMENTS if TESTED in newest.get(moment, {})}
+        if not found:
+            return {}
+        counts = {len(told[TESTED]) for told in found.values()}
+        errors: Line = {moment: {name: told[name] for name in ERRORS} for moment, told in found.items()}
+        return {"clients": max(counts), "of": len(self.test_sizes), "at_the_end": EVERYBODY in newest, **errors}
 
     def seconds(self) -> dict[str, Any]:
         """Time in all, and per round by activity."""
@@ -225,7 +287,13 @@ class History:
         return found
 
 
-def _at(line: Line, moment: Moment) -> Line | None:
-    """What a line has of a moment. Where everybody trained, that is what they store."""
-    found: Line | None = line.get(moment) or (line.get("trained") if moment == "stored" else None)
+def at_moment(line: Line, moment: Moment) -> Line | None:
+    """What a line has of a moment: of everybody, if it has that. Where everybody trained, that is what they store.
+
+    >>> at_moment({"trained": {"mean": 0.5}}, "stored"), at_moment({"everybody": {"stored": {"mean": 1}}}, "stored")
+    ({'mean': 0.5}, {'mean': 1})
+    """
+    found: Line | None = line.get(EVERYBODY, {}).get(moment) or line.get(moment)
+    if found is None and moment == "stored" and not (COHORT in line and TESTED in line.get("trained", {})):
+        found = line.get("trained")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.experiment.history import History, numbers, plain_number
+from coterie.experiment.history import History, by_client, plain_number
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, mean_over_clients, over_rounds
 from coterie.rounds.hostile import Hostile
@@ -29,7 +29,7 @@ def honest_numbers(history: History, names: Sequence[str], hostile: Sequence[int
     scale, sizes = history.task.primary.scale, np.array(history.test_sizes)[honest]
     found: dict[str, Any] = {}
     for moment in MOMENTS:
-        tests = [numbers(line[scale.name])[honest] for line in history.evaluations(moment)]
+        tests = [by_client(line, scale.name, len(names))[honest] for line in history.evaluations(moment)]
         if tests:
             means = over_rounds(scale, [mean_over_clients(values) for values in tests])
             worst = Evaluation(scale, {scale.name: tests[-1]}, sizes).worst_decile

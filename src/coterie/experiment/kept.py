@@ -17,7 +17,8 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import FORMAT as ABOUT_FORMAT
-from coterie.experiment.about import About
+from coterie.experiment.about import About, misfit
+from coterie.experiment.checksum import KEY as CHECKSUM
 from coterie.experiment.checksum import require_intact
 from coterie.experiment.config import FORMAT, PLUGINS, Config
 from coterie.experiment.history import Line
@@ -125,8 +126,10 @@ class KeptRun(ABC):
         """What describes the run as a whole."""
         found = self._json(ABOUT)
         require_format(f"run = {self.path}: {ABOUT}", found.get("format"), ABOUT_FORMAT, "run it again")
-        lacking = {"protocol", "data", "model", "clients", "settings", "sessions"} - found.keys()
-        require(not lacking, f"run = {self.path}: {ABOUT} is damaged (it lacks {', '.join(sorted(lacking))})")
+        fault = misfit(found)
+        require(not fault, f"run = {self.path}: {ABOUT} is damaged ({fault})")
+        require_intact(f"run = {self.path}: {ABOUT}", {}, json.dumps(found))
+        found.pop(CHECKSUM, None)
         return found
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coterie.experiment.history import COHORT, TRAINING, VALIDATION, Line
+from coterie.experiment.history import COHORT, ERRORS, EVERYBODY, TRAINING, VALIDATION, Line
 from coterie.rounds.evaluate import MOMENTS
 
 MEANS = ("mean", "weighted", "std", "worst_decile")
@@ -44,15 +44,17 @@ class LinesDigest:
 
 
 def untested(line: Line, evaluate_every: int) -> Line:
-    """A line as that of any round but the last: without scores if it is not its turn to be tested.
+    """A line as that of any round but the last: without scores if it is not its turn to be tested, or not everybody's.
 
     >>> untested({"round": 3, "received": {}}, 2), untested({"round": 4, "received": {}}, 2)
     ({'round': 3}, {'round': 4, 'received': {}})
     """
-    if line["round"] % evaluate_every == 0:
+    tested = line["round"] % evaluate_every == 0
+    if tested and EVERYBODY not in line:
         return line
+    left_out = (EVERYBODY,) if tested else (EVERYBODY, *MOMENTS)
     kept, validated = (
-        {key: value for key, value in part.items() if key not in MOMENTS} for part in (line, line.get(VALIDATION, {}))
+        {key: value for key, value in part.items() if key not in left_out} for part in (line, line.get(VALIDATION, {}))
     )
     kept.pop(VALIDATION, None)
     return {**kept, VALIDATION: validated} if validated else kept
@@ -78,7 +80,11 @@ def fault_of_line(line: Line) -> str:
     lacking = [way for way in DIRECTIONS if way not in line["bytes"]]
     if lacking:
         return f"lacks bytes {', '.join(lacking)}"
-    return next(filter(None, (_fault_of_scores(part) for part in (line, line.get(VALIDATION, {})))), "")
+    validated = line.get(VALIDATION, {})
+    parts = [line, line.get(EVERYBODY, {}), validated]
+    if isinstance(validated, Mapping):
+        parts.append(validated.get(EVERYBODY, {}))
+    return next(filter(None, map(_fault_of_scores, parts)), "")
 
 
 def _fault_of_scores(part: Any) -> str:
@@ -88,10 +94,12 @@ def _fault_of_scores(part: Any) -> str:
         if name not in part:
             continue
         scores, means = part[name], MEANS if name in MOMENTS else ()
-        lists: list[Any] = [scores[key] for key in scores if key not in means] if isinstance(scores, dict) else [None]
+        single = (*means, *ERRORS)
+        lists: list[Any] = [scores[key] for key in scores if key not in single] if isinstance(scores, dict) else [None]
         right = (
             isinstance(scores, dict)
             and all(_is_number(scores.get(mean, "")) for mean in means)
+            and all(_is_number(scores.get(error)) for error in ERRORS)
             and all(isinstance(one, list) and all(map(_is_number, one)) for one in lists)
             and len({len(one) for one in lists}) <= 1
         )

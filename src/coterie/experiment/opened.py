@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
@@ -19,7 +20,7 @@ from coterie.experiment.about import About
 from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
-from coterie.experiment.history import History, Line
+from coterie.experiment.history import History, Line, at_moment, by_client
 from coterie.experiment.kept import FEDERATION, LAYOUT, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Inputs, Result, metric_of, plot_mixing, plot_run, recorded_mixes
@@ -45,6 +46,13 @@ def open_run(path: str | Path, experiment: Experiment | None = None) -> OpenedRu
     `path` is its directory, or a file that `coterie pack` wrote (`FILE.zip`; if it holds several, `FILE.zip/NAME`).
     A run whose method, model or task was made in Python gives numbers as it is; for its models it needs the
     `experiment` again. The data set is needed by none but methods that tune before they are tested.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedper", rounds=2, epochs=1, threads=1).run(f"{folder}/run")
+    ...     open_run(f"{folder}/run").rounds
+    [1, 2]
     """
     kept = kept_run(Path(path))
     kept.require_complete()
@@ -62,6 +70,14 @@ class OpenedRun(Displayed):
     """A run as its files tell it.
 
     `config` repeats it and `about` describes it. Clients count as in the run: those held out are not among them.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     run = open_run(f"{folder}/run")
+    ...     run.status, run.done, run.config["method"]
+    ('finished', 1, 'fedavg')
     """
 
     def __init__(self, kept: KeptRun, experiment: Experiment | None = None) -> None:
@@ -129,7 +145,7 @@ class OpenedRun(Displayed):
         for line in self._lines:
             training, cost = training_mean(line, LOSS), (sum(line["seconds"].values()), sum(line["bytes"].values()))
             for moment in MOMENTS:
-                if (found := _at(line, moment)) is not None:
+                if (found := at_moment(line, moment)) is not None:
                     scores = (found[name] for name in ("mean", "weighted", "std", "worst_decile"))
                     yield line["round"], moment, *scores, training, *cost
 
@@ -155,7 +171,9 @@ class OpenedRun(Displayed):
         columns = {key: [one[key] for one in everyone] for key in ("name", "train", "validation", "test")}
         for moment in MOMENTS:
             newest = self.newest(moment)
-            columns[moment] = [float("nan")] * len(everyone) if newest is None else newest[self.judged_by]
+            unknown = np.full(len(everyone), np.nan)
+            found = unknown if newest is None else by_client(newest, self.judged_by, len(everyone))
+            columns[moment] = found.tolist()
         for metric in dict.fromkeys((LOSS, self.judged_by)):
             columns[f"training_{metric}"] = last_training(self._lines, metric, len(everyone)).tolist()
         for number, name in enumerate(self.about["data"]["class_names"]):
@@ -200,8 +218,11 @@ class OpenedRun(Displayed):
         return str(self.about["data"]["task"]["judged_by"])
 
     def newest(self, moment: Moment) -> Line | None:
-        """What was last measured at a moment, as `rounds.jsonl` has it: means, and every metric of every client."""
-        return next((found for line in reversed(self._lines) if (found := _at(line, moment)) is not None), None)
+        """What was last measured at a moment, as `rounds.jsonl` has it: means, and every metric of every client.
+
+        Where that is a sample of the clients, it says whose the scores are (`clients`), and how far off means may be.
+        """
+        return next((found for line in reversed(self._lines) if (found := at_moment(line, moment)) is not None), None)
 
     def accuracy(self) -> AtMoments:
         """Accuracy by moment, by mean, by round, by client, as `Result.accuracy` gives it."""
@@ -277,9 +298,3 @@ class OpenedRun(Displayed):
             with silence():
                 prepared = experiment_of(config, partition, experiment, with_data=True).prepare()
         return Result(prepared, federation, self._history, self.summary or {"rounds": self.done}, self._kept)
-
-
-def _at(line: Line, moment: str) -> Line | None:
-    """What was measured at a moment of a round. Where everybody trained, that is what they store."""
-    found: Line | None = line.get(moment) or (line.get("trained") if moment == "stored" else None)
-    return found

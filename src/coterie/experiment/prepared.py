@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
+from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.scaling import rescaled
 from coterie.data.share import part_of
-from coterie.engines import Engine, EngineOptions, make_engine
+from coterie.devices import PROCESSOR, free_bytes, has_float64
+from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
@@ -36,6 +38,9 @@ from coterie.rounds.sampling import cohort_size
 
 log = logging.getLogger("coterie")
 
+# What rows may take of a device's free memory: samples, and what training needs, go there too.
+ROWS_SHARE = 0.5
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -49,12 +54,14 @@ class Prepared:
     feature_width: int
     class_counts: Indices  # [K, C] training samples of all the partition's clients
     notes: tuple[str, ...] = ()  # what the run's log should say
+    stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
 
     @property
     def participants(self) -> list[int]:
         """The clients that take part in training, in the partition's order."""
-        return [k for k in range(self.partition.clients) if k not in set(self.partition.held_out)]
+        held_out = set(self.partition.held_out)
+        return [k for k in range(self.partition.clients) if k not in held_out]
 
     def problem(self, clients: list[int] | None = None) -> Problem:
         """The problem of some of the partition's clients (those that take part, by default)."""
@@ -66,7 +73,7 @@ class Prepared:
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
-        if clients is None and self.hostile is not None:
+        if clients is None and self.hostile is not None and not self.stands_in:
             return replace(found, labels=self.hostile.labels(found))
         return found
 
@@ -89,6 +96,20 @@ class Prepared:
         about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
         return make_engine(name, problem, self.method, wanted.seed, about)
 
+    def _place_rows(self, federation: Federation) -> None:
+        """Bring rows to the run's device, if they are to be mixed there: they fit, and server steps can be done."""
+        wanted = self.experiment
+        if wanted.device == PROCESSOR or wanted.engine == "auto" or not ENGINES.find(wanted.engine).rows_on_device:
+            return
+        # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
+        plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
+        free = free_bytes(wanted.device)
+        # Rows in a file are more than the processor's own memory takes.
+        mapped = any(slot.mapped is not None for slot in federation.slots.values())
+        fits = not mapped and (free is None or federation.row_bytes <= ROWS_SHARE * free)
+        if plain and fits and has_float64(wanted.device):
+            federation.put_rows_on(wanted.device)
+
     def in_memory(self, memory: MemoryFormat) -> Prepared:
         """The same in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
@@ -109,11 +130,19 @@ class Prepared:
         set_up_defences(self.method, federation)
         set_up_privacy(federation)
         begin_attack(self.hostile if clients is None else None, federation)
+        self._place_rows(federation)
         return federation
 
     def empty_federation(self, clients: list[int] | None = None) -> Federation:
         """The same as the method finds it: with a model, and nothing else yet."""
         federation = self.bare_federation(clients)
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
+    def outline(self) -> Federation:
+        """The same to be looked at alone: many clients' rows would take long to make."""
+        federation = self.bare_federation()
+        federation.outline = True
         federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
         return federation
 
@@ -123,7 +152,7 @@ class Prepared:
         layout, module = self.problem_base.layout, self.problem_base.module
         counts = torch.from_numpy(self.class_counts)[chosen]
         if clients is None and self.hostile is not None:
-            counts = self.hostile.class_counts(counts, replace(self.problem(), labels=self.problem_base.labels))
+            counts = self.hostile.class_counts(counts, self.problem_base.task)
         federation = Federation(
             layout=layout,
             initial=layout.row(module),
@@ -178,7 +207,7 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
-    begun = prepared.empty_federation()
+    begun = prepared.outline()
     method.check(begun)
     taking_part = cohort_size(experiment.join, len(prepared.participants))
     require_enough(experiment.defences, taking_part, "let more clients take part in a round")
@@ -209,8 +238,8 @@ def _partition(experiment: Settings, data: Dataset) -> Partition:
             validation=default.validation if experiment.validation is None else experiment.validation,
         )
         partition = experiment.partition(data, seed, split)
-    for name, test in zip(partition.names, partition.test, strict=True):
-        require(len(test) > 0, f"client '{name}' has no test samples; give it more samples or leave it out")
+    untested = next((name for name, own in zip(partition.names, partition.test, strict=True) if not len(own)), None)
+    require(untested is None, f"client '{untested}' has no test samples; give it more samples or leave it out")
     if experiment.held_out:
         partition = partition.with_held_out(experiment.held_out, seed)
     return partition
@@ -259,10 +288,3 @@ def initial_model(
 def _own_classifier(path: str) -> str:
     require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
     return path
-
-
-def as_memory(inputs: Tensor, memory: MemoryFormat) -> Tensor:
-    """Images `[N, channels, height, width]` in a memory format; batches cut from them keep it."""
-    if memory == "contiguous" or inputs.ndim != 4:
-        return inputs
-    return inputs.contiguous(memory_format=torch.channels_last)

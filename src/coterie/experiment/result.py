@@ -24,7 +24,7 @@ from coterie.data import Dataset
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import method_name
-from coterie.experiment.history import History, numbers
+from coterie.experiment.history import TESTED, History, by_client, numbers
 from coterie.experiment.kept import KeptRun
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.training import training_frame
@@ -150,10 +150,10 @@ class Result(Displayed):
         names = [client["client"] for client in self.summary["clients"]]
         metrics = [metric.scale.name for metric in self.history.task.metrics]
         return DataFrame(
-            {"round": round, "moment": moment, "client": name, **{metric: found[metric][row] for metric in metrics}}
+            {"round": round, "moment": moment, "client": names[client], **{name: found[name][row] for name in metrics}}
             for moment in MOMENTS
             for round, found in self.history.measured(moment)
-            for row, name in enumerate(names)
+            for row, client in enumerate(found.get(TESTED, range(len(names))))
         )
 
     def training(self) -> DataFrame:
@@ -259,11 +259,12 @@ def metric_of(history: History, name: str = "") -> AtMoments:
     name = name or history.task.judged_by
     curves, done = history.curves(name), len(history.lines)
     require(bool(curves), f"the run was stopped after round {done}, before its first evaluation")
-    moments = {}
+    moments, clients = {}, len(history.test_sizes)
     for moment in MOMENTS:
-        by_round = {
-            mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in curves[moment].items()
-        }
-        last = history.evaluations(moment)[-1]
-        moments[moment] = AtMoment(**by_round, by_client=numbers(last[name]))
+        tests = history.evaluations(moment)
+        # Where samples are tested, what everybody stores is known in the end alone.
+        told = curves[moment] if tests else {mean: dict.fromkeys(at) for mean, at in curves["received"].items()}
+        by_round = {mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in told.items()}
+        last = by_client(tests[-1], name, clients) if tests else np.full(clients, np.nan)
+        moments[moment] = AtMoment(**by_round, by_client=last)
     return AtMoments(**moments)

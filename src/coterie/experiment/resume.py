@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.data.fingerprint import fingerprint
+from coterie.core.pixels import Pixels
+from coterie.data.fingerprint import fingerprint, older_fingerprint
 from coterie.errors import CoterieError, require
 from coterie.experiment.alone import alone
 from coterie.experiment.directory import RunDirectory
@@ -37,6 +38,13 @@ def resume(
     With `rounds`, a run that planned fewer goes on until there are so many in all, also if it was finished. It then
     ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
     many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
+
+    >>> import tempfile
+    >>> from coterie.experiment.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     len(resume(f"{folder}/run", rounds=2).history.lines)
+    2
     """
     directory = RunDirectory.open(Path(path))
     with alone(directory.path):
@@ -74,6 +82,8 @@ def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
     require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
     assert isinstance(known, dict)
     differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
+    if differing == ["inputs"] and isinstance(prepared.data.inputs, Pixels):
+        differing = [part for part, digest in older_fingerprint(prepared.data).items() if known.get(part) != digest]
     require(
         not differing,
         f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from coterie.devices import PROCESSOR, draw_again, drawn_state
 from coterie.engines import ENGINES, Engine
 from coterie.errors import require, said
 from coterie.experiment.about import about_run, effective, session
@@ -19,6 +20,7 @@ from coterie.experiment.directory import LOG, RunDirectory, refuse_existing
 from coterie.experiment.history import History, Line, plain_number, plain_numbers
 from coterie.experiment.kept import ROUNDS
 from coterie.experiment.lines import untested
+from coterie.experiment.memory import ran_out, require_room
 from coterie.experiment.newcomers import onboard
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.recorder import Recorder
@@ -26,13 +28,12 @@ from coterie.experiment.remembered import RememberedRun
 from coterie.experiment.result import Result
 from coterie.experiment.settings import Settings
 from coterie.experiment.summary import summary_of
+from coterie.experiment.ways import fitting_threads
 from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
 from coterie.rounds.round import Rounds
-
-SMALL_MODEL = 100_000  # parameters
 
 
 def run(
@@ -71,8 +72,8 @@ def watched(listeners: Sequence[GivenListener], progress: bool) -> Iterator[tupl
 def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
     experiment = prepared.experiment
-    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or _fitting_threads(prepared)
-    with _quiet_state(threads), nullcontext() if directory is None else log_to(directory.path / LOG):
+    threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or fitting_threads(prepared)
+    with _quiet_state(threads, experiment.device), nullcontext() if directory is None else log_to(directory.path / LOG):
         try:
             return _run_rounds(prepared, directory, listeners)
         except BaseException as error:
@@ -81,16 +82,10 @@ def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequen
             raise
 
 
-def _fitting_threads(prepared: Prepared) -> int:
-    """One thread for small models without convolutions, which lose more by sharing a step than they gain; else 0."""
-    layout = prepared.problem_base.layout
-    convolutions = any(len(entry.shape) > 2 for entry in layout.entries)
-    return 0 if convolutions or layout.width > SMALL_MODEL else 1
-
-
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
     experiment, method = prepared.experiment, prepared.method
     federation, problem = prepared.federation(), prepared.problem()
+    require_room(prepared, federation)
     validated = problem.has_validation
     history = History(
         problem.task,
@@ -131,10 +126,15 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 validated,
                 prepared.hostile,
                 prepared.attendance,
+                experiment.evaluate_clients,
             )
-            rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
+            sampled = bool(rounds.evaluate_clients)
+            if not sampled:
+                rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
             if federation.round and (experiment.join < 1 or experiment.presence):
-                rounds.stored = history.stored(_first(prepared, engine, validated))
+                rounds.stored = history.stored(
+                    rounds.first_stored() if sampled else _first(prepared, engine, validated)
+                )
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:
@@ -155,6 +155,10 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
                 for moment, scores in onboard(prepared, federation).items()
             }
         tell.end(Outcome(len(history.lines), summary, stopped, quality=finished.quality))
+    except torch.OutOfMemoryError:
+        trouble = ran_out(prepared, federation)
+        tell.end(Outcome(len(history.lines), error=trouble))
+        raise trouble from None
     except BaseException as error:
         tell.end(Outcome(len(history.lines), error=error))
         raise
@@ -216,13 +220,14 @@ def _load_optimisers() -> None:
 
 
 @contextmanager
-def _quiet_state(threads: int) -> Iterator[None]:
+def _quiet_state(threads: int, device: str) -> Iterator[None]:
     """Use the wished number of threads, and leave PyTorch's global state as it was."""
-    before = torch.get_num_threads()
+    before, place = torch.get_num_threads(), torch.device(device if device != "auto" else PROCESSOR)
     if threads:
         torch.set_num_threads(threads)
+    drawn = drawn_state(place)
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
+        draw_again(place, drawn)
         torch.set_num_threads(before)

@@ -6,9 +6,9 @@ Free of PyTorch: the command line's help is made from them. `Settings` says whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from coterie.core.training import JointTraining, MemoryFormat
+from coterie.core.training import JointTraining, MemoryChoice
 from coterie.errors import require
 from coterie.options import BY_RULE, setting
 from coterie.processes import most_threads
@@ -64,7 +64,7 @@ class RunOptions(JointTraining):
     partition_seed: int | None = setting(
         None, "A seed of its own for the partition: rule, split and newcomers.", "partition", shown=RUNS_SEED
     )
-    memory: MemoryFormat | Literal["auto"] = setting(
+    memory: MemoryChoice = setting(
         "auto", "Order of images and convolutions in memory: contiguous, channels_last, auto (by trial).", "running"
     )
     presence: str = setting(
@@ -86,12 +86,20 @@ class RunOptions(JointTraining):
         "ray (a cluster).",
         "running",
     )
-    device: str = setting("cpu", "Where engine 'stacked' trains: cpu or cuda (then auto is stacked).", "running")
+    device: str = setting(
+        "cpu", "Where clients train: cpu, cuda, mps or auto (but for cpu, engine auto is stacked).", "running"
+    )
     workers: int = setting(0, "Workers of engines 'processes' and 'ray' (0: one per core).", "running")
     ray_address: str = setting("", "Engine 'ray': HOST:PORT of a cluster, or 'auto' (none: a local Ray).", "running")
     ray_gpus: float = setting(0.0, "Engine 'ray': the share of a GPU that each actor reserves.", "running")
     threads: int = setting(0, "PyTorch threads (0: by model: 1 if small, else PyTorch's).", "running")
     evaluate_every: int = setting(1, "Test everybody every so many rounds.", "running")
+    evaluate_clients: int = setting(
+        0,
+        "Test so many clients, drawn anew each time, in place of everybody; everybody at the end.",
+        "running",
+        shown="everybody",
+    )
     record_every: int = setting(1, "Record who learns from whom every so many rounds (0: never).", "running")
     checkpoint_every: int | None = setting(
         None,
@@ -103,6 +111,10 @@ class RunOptions(JointTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
+        require(
+            self.evaluate_clients == 0 or self.evaluate_clients >= 2,
+            f"evaluate_clients = {self.evaluate_clients}: must be at least 2, or 0 for everybody",
+        )
         for option in ("record_every", "checkpoint_every"):
             value = getattr(self, option)
             require(value is None or value >= 0, f"{option} = {value}: must not be negative (0: never)")

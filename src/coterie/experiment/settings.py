@@ -14,6 +14,7 @@ from coterie import options
 from coterie.core.reducing import reducer_of
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset, from_arrays
+from coterie.devices import named
 from coterie.engines import ENGINES, require_device
 from coterie.errors import CoterieError, require, unknown
 from coterie.experiment.run_options import RunOptions
@@ -56,8 +57,9 @@ class Settings(RunOptions):
     `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
     as a paper's authors did (`coterie.data.scaling`). `engine="auto"` and `memory="auto"` are chosen before the first
     round: by trials, except that short runs take `serial`, and other devices than the processor, such as `cuda`, take
-    `stacked`. `workers` counts the processes of engines `processes` and `adaptive` and the actors of engine `ray`;
-    `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus` each actor's GPUs.
+    `stacked`. `device="auto"` is the best one here, which is what the run then records. `workers` counts the processes
+    of engines `processes` and `adaptive` and the actors of engine `ray`; `ray_address` is that of a Ray cluster (empty:
+    a local Ray), `ray_gpus` each actor's GPUs.
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 
@@ -102,6 +104,8 @@ class Settings(RunOptions):
         if self.attack:
             options.made(ATTACKS, self.attack)
         reducer_of(self.defences)
+        if self.engine != "ray":  # a cluster's machines differ from this one
+            object.__setattr__(self, "device", named(self.device))
         if self.engine != "auto":
             ENGINES.find(self.engine, besides=["auto"])
         object.__setattr__(self, "engine", absolute(self.engine))

@@ -42,6 +42,7 @@ def summary_of(
         "rounds": len(history.lines),
         "seconds": history.seconds(),
         **_metrics(history, history.task),
+        **({"sampled": sampled} if (sampled := history.sampled()) else {}),
         "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
         "std": {moment: plain_number(found.std) for moment, found in newest.items()},
         **honest_numbers(history, names, hostile_rows(config, partition, participants)),

@@ -13,13 +13,14 @@ from coterie.client.problem import Problem
 from coterie.client.scores import TEST_BATCH
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
+from coterie.core.pixels import as_memory, some
 from coterie.core.training import MemoryFormat
 from coterie.engines import Work
 from coterie.experiment.cost import epochs_of
-from coterie.experiment.prepared import Prepared, as_memory
+from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.rounds.delivery import Delivery
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampling import draw_cohort, draw_tested
 
 # Test samples of a piece: more of them would not make the measurement any better.
 MOST_TESTED = TEST_BATCH
@@ -41,8 +42,9 @@ class Round:
         drawn = draw_cohort(keys, experiment.join, experiment.seed, 1).tolist()
         cohort = [participants[client] for client in drawn]
         train, test = prepared.partition.train, prepared.partition.test
-        # Everybody is tested with what was received, the cohort with what it trained.
-        tests = sum(len(test[client]) for client in participants) + sum(len(test[client]) for client in cohort)
+        # Everybody (or a sample of them) is tested with what was received, the cohort with what it trained.
+        received = draw_tested(keys, experiment.evaluate_clients, experiment.seed, 1).tolist()
+        tests = sum(len(test[client]) for client in (*(participants[place] for place in received), *cohort))
         batches = [max(-(-len(train[client]) // experiment.batch), 1) for client in cohort]
         return cls(tuple(cohort), tuple(batches), tests / experiment.evaluate_every)
 
@@ -120,5 +122,5 @@ def _cut(problem: Problem, memory: MemoryFormat, samples: int, tests: int) -> Pr
             offset += len(index)
         cut.append(tuple(places))
     train, validation, test = cut
-    inputs, labels = as_memory(problem.inputs[kept], memory), problem.labels[kept]
+    inputs, labels = as_memory(some(problem.inputs, kept), memory), problem.labels[kept]
     return replace(problem, inputs=inputs, labels=labels, train=train, validation=validation, test=test)

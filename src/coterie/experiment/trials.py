@@ -28,15 +28,15 @@ from coterie.processes import cores
 
 log = logging.getLogger("coterie")
 
-# The seconds that trials may take, unless a round takes longer than that.
-BUDGET = 2.4
+# The seconds that trials may take, and those where a round takes twice as long.
+BUDGET, LONGEST = 2.4, 6.0
 # Passes over all ways, if there is time.
 PASSES = 7
 # A piece is made to take about this long with one thread: seconds.
 PIECE = 0.04
 MOST_CLIENTS = 16
-# Ways that are foreseen to take so many times as long as the best get no further turns.
-HOPELESS = 1.8
+# Ways that are foreseen to take so many times as long as the best get no further turns; and after the first of all.
+HOPELESS, BEYOND = 1.5, 8.0
 # The larger of two pieces for the stacked engine: clients, steps, the values that their rows may hold, and how many
 # times as much there is to do as in a piece for the others, since that is what it is good at.
 STACKED_CLIENTS, STACKED_STEPS, STACKED_VALUES, STACKED_PIECES = 32, 3, 2**24, 4
@@ -71,22 +71,24 @@ def measure(prepared: Prepared, ways: Sequence[Way]) -> dict[Way, float]:
                     timings[key] = timing
         left = [way for way in ways if all((timer, way.threads, way.memory) in timings for timer in way.timers)]
         passes: list[dict[Way, float]] = []
+        found: dict[Way, float] = {}
         for turn in range(1 + PASSES):  # the first one does not count: memory and kernels are new
             needed = {(timer, way.threads, way.memory) for way in left for timer in way.timers}
             order = [key for key in timings if key in needed]
             shift = turn % len(order)
             rates = {key: timings[key]() for key in order[shift:] + order[:shift]}
             foreseen = {way: _foreseen(prepared, round, way, rates) for way in left}
-            best = min(foreseen.values())
-            # The first pass tells apart what is beyond comparison; after it, ways are compared as exactly as can be.
-            limit = HOPELESS * (2 if turn == 0 else 1) * best
-            if turn:
-                passes.append(foreseen)
-            left = [way for way in left if foreseen[way] <= limit]
+            passes += [foreseen] if turn else []
+            found |= typical(passes) if turn else foreseen
+            best = min(found[way] for way in left)
+            # Disturbances only ever make a way slower: it is dropped if it was too slow each time.
+            fastest = {way: min(one[way] for one in passes or [foreseen]) for way in left}
+            if turn != 1:
+                left = [way for way in left if fastest[way] <= best * (HOPELESS if turn else BEYOND)]
             taken = time.perf_counter() - begin
-            if passes and taken * (1 + 1 / (turn + 1)) > max(BUDGET, 0.6 * best):
+            if turn and taken * (1 + 1 / (turn + 1)) > max(BUDGET, min(best / 2, LONGEST)):
                 break
-    return typical(passes)
+    return found
 
 
 def typical(passes: Sequence[Mapping[Way, float]]) -> dict[Way, float]:
@@ -203,6 +205,7 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
         batch = max(several - one, 0.0) / extra if extra else 0.0
         return Rates(batch, test / pieces[0].tests, step=max(one / steps - batch, 0.0))
 
+    once()  # what the engine loads the first time takes far longer than what it is timed on
     return once
 
 

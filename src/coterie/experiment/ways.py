@@ -11,6 +11,8 @@ from coterie.core.training import MemoryFormat
 from coterie.experiment.prepared import Prepared
 from coterie.processes import cores
 
+SMALL_MODEL = 100_000  # parameters
+
 Timer = Literal["alone", "together", "stacked"]
 """What a trial times: clients one by one, one at each core at the same time, or all as one batch."""
 
@@ -73,6 +75,13 @@ def ways_beside_others(prepared: Prepared) -> list[Way]:
     return [way for way in found if way.threads == 1 and way.engine in ("serial", "stacked")]
 
 
+def fitting_threads(prepared: Prepared) -> int:
+    """One thread for small models without convolutions, which lose more by sharing a step than they gain; else 0."""
+    layout = prepared.problem_base.layout
+    convolutions = any(len(entry.shape) > 2 for entry in layout.entries)
+    return 0 if convolutions or layout.width > SMALL_MODEL else 1
+
+
 def _formats(prepared: Prepared) -> list[MemoryFormat]:
     """Channels-last is worth a trial where there are convolutions on images."""
     wanted = prepared.experiment.memory
@@ -86,7 +95,7 @@ def _formats(prepared: Prepared) -> list[MemoryFormat]:
 
 def _with_clients_apart(prepared: Prepared, memory: MemoryFormat) -> list[Way]:
     """One client after the other with some threads, or several at a time with one each."""
-    wanted, most = prepared.experiment.threads, torch.get_num_threads()
+    wanted, most = prepared.experiment.threads, fitting_threads(prepared) or torch.get_num_threads()
     apart = Way("adaptive" if cores() > 1 else "serial", 1, memory)
     several = [Way("serial", count, memory) for count in dict.fromkeys((wanted or most,)) if count > 1]
     return [apart, *several] if wanted < 2 else several

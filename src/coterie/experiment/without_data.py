@@ -81,7 +81,8 @@ def prepared_without_data(
         skip_single_samples=about["model"]["skip_single_samples"],
     )
     counts = np.array([one["classes"] for one in about["clients"]], np.int64).reshape(partition.clients, -1)
-    return Prepared(experiment, method, data, partition, problem, about["model"]["feature_width"], counts)
+    width = about["model"]["feature_width"]
+    return Prepared(experiment, method, data, partition, problem, width, counts, stands_in=True)
 
 
 def task_of(config: Config, data: About, experiment: Experiment | None, run: object) -> Task:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from coterie.client.views import ClientView
 from coterie.core.layout import Entry, Layout
+from coterie.devices import exact
 from coterie.maths.similarity import squared_distances
 
 
@@ -44,7 +45,8 @@ class ChannelStatistics:
         """Run the data through the extractor and listen to its layers."""
         layers = measured_layers(worker.problem.layout)
         trunk = worker.trunk("model")
-        sums = [torch.zeros(3, entry.shape[0], dtype=torch.float64) for entry in layers]
+        nothing = exact(worker.model("model").row.new_zeros(3, channel_count(worker.problem.layout)))
+        sums = nothing.split([entry.shape[0] for entry in layers], dim=1)
         hooks = [
             trunk.get_submodule(entry.name.rpartition(".")[0]).register_forward_hook(_listener(entry, total))
             for entry, total in zip(layers, sums, strict=True)
@@ -54,7 +56,7 @@ class ChannelStatistics:
         finally:
             for hook in hooks:
                 hook.remove()
-        count, total, squares = torch.cat(sums, 1)
+        count, total, squares = nothing
         mean = total / count
         return torch.stack([mean, (squares / count - mean.square()).clamp(min=0).sqrt()]).float()
 
@@ -64,7 +66,7 @@ def _listener(entry: Entry, sums: Tensor) -> Callable[[nn.Module, object, Tensor
     channels = 1 if len(entry.shape) > 2 else -1
 
     def listen(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        values = output.detach().double().movedim(channels, 0).flatten(1)
+        values = exact(output.detach()).movedim(channels, 0).flatten(1)
         sums.add_(torch.stack([torch.full_like(sums[0], values.shape[1]), values.sum(1), values.square().sum(1)]))
 
     return listen

@@ -27,9 +27,9 @@ def critical(scores: Tensor, share: float) -> Tensor:
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     cut = scores.kthvalue(scores.numel() - count + 1).values
-    if float(cut) == 0 and count < scores.numel():
-        return scores > 0
-    return scores >= cut
+    if count == scores.numel():
+        return scores >= cut
+    return torch.where(cut == 0, scores > 0, scores >= cut)
 
 
 def uncritical(scores: Tensor, share: float) -> Tensor:
@@ -63,7 +63,7 @@ class CriticalMask:
         layout, row = worker.problem.layout, worker.model("model").row
         stream = torch_stream(worker.seed, "mask", worker.federation.round, worker.key)
         sensitivity = ((row - worker.received()) * row).abs()
-        mask = torch.zeros(layout.width, dtype=torch.bool)
+        mask = torch.zeros(layout.width, dtype=torch.bool, device=row.device)
         for entry in layout.entries:
             part = slice(entry.start, entry.stop)
             if entry.is_buffer:
@@ -71,6 +71,6 @@ class CriticalMask:
                 continue
             scores = sensitivity[part]
             if self.kind == "random":
-                scores = torch.rand(len(scores), generator=stream)
+                scores = torch.rand(len(scores), generator=stream).to(row.device)
             mask[part] = (uncritical if self.kind == "reverse" else critical)(scores, self.share)
         return layout.columns("all").take(mask)

@@ -69,7 +69,7 @@ class GeneratorShape:
     def generate(self, row: Tensor, labels: Tensor, stream: torch.Generator) -> Tensor:
         """Features `[n, d]` for `labels [n]` by the generator with the tensors `row [G]`, in evaluation mode."""
         module, layout = _reader(self)
-        noise = self.draw(len(labels), stream)
+        noise = self.draw(len(labels), stream).to(row.device)
         out: Tensor = torch.func.functional_call(module, layout.views(row), (labels, noise))
         return out
 

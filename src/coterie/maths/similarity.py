@@ -1,4 +1,7 @@
-"""How alike clients are: distances and similarities of rows, vectorised over clients, in float64 where it matters."""
+"""How alike clients are: distances and similarities of rows, vectorised over clients, in float64 where it matters.
+
+They are computed where the rows are; the result, a small matrix, is on the processor.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from coterie.core.applying import block_width
 from coterie.core.columns import Columns
-from coterie.core.exchange import block_width
 from coterie.core.federation import Federation
 from coterie.errors import require
 
@@ -44,12 +47,12 @@ def squared_distances(rows: Tensor) -> Tensor:
     tensor([[ 0., 25.],
             [25.,  0.]], dtype=torch.float64)
     """
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for columns in Columns.of((0, rows.shape[1])).blocks(block_width(len(rows))):
         block = columns.take(rows).double()
         block = block - block.mean(0)
         gram += block @ block.T
-    gram = mirrored(gram)
+    gram = mirrored(gram.cpu())
     squares = gram.diagonal()
     distances = (squares[:, None] + squares[None] - 2 * gram).clamp(min=0)
     return distances.fill_diagonal_(0)
@@ -69,7 +72,7 @@ def class_cosines(weights: Tensor) -> Iterator[Tensor]:
     """Class by class, the cosines between clients' classifier rows `[m, C, d]`: C symmetric `[m, m]`, float64."""
     for rows in weights.double().unbind(1):
         norms = rows.norm(dim=1)
-        yield mirrored(rows @ rows.T) / (norms[:, None] * norms[None] + 1e-8)
+        yield (mirrored(rows @ rows.T) / (norms[:, None] * norms[None] + 1e-8)).cpu()
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ def cosines(rows: Tensor) -> Tensor:
             [0., 1.]], dtype=torch.float64)
     """
     unit = torch.nn.functional.normalize(rows.double(), dim=1)
-    return mirrored(unit @ unit.T).clamp(-1, 1).fill_diagonal_(1.0)
+    return mirrored((unit @ unit.T).cpu()).clamp(-1, 1).fill_diagonal_(1.0)
 
 
 def overlaps(masks: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.views import Batches, ClientView, TrainedPart, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method
@@ -30,9 +31,11 @@ class FollowingSteps:
         """The personal model is mixed anew for every batch."""
         worker = trainer.worker
         peers, rows = worker.peers()
-        known = [*peers, worker.client]
         shares = worker.value("shares")
-        relations = (worker.value("relations") if int(worker.rounds_taken) else shares).clone()
+        known = torch.tensor([*peers, worker.client], device=shares.device)
+        relations = (
+            worker.value("relations") if int(worker.federation.rounds_taken[worker.client]) else shares
+        ).clone()
         target = shares[known]
         # Nobody has heard of these yet: what they would weigh goes to the client's own core.
         strangers = torch.ones_like(relations, dtype=torch.bool)
@@ -48,7 +51,7 @@ class FollowingSteps:
         for batch in batches:
             _mix(pairs, rows, relations[known], elsewhere)
             trainer.gradient(batch)
-            slopes = torch.zeros(len(known))
+            slopes = rows.new_zeros(len(known))
             for core, personal in pairs:
                 slopes[:-1] += rows[:, core.span[0] : core.span[1]] @ personal.grad
                 slopes[-1] += core.row @ personal.grad
@@ -96,6 +99,9 @@ class APPLE(Method):
 
     Tested: w_k as the client's last training left it, at both moments. In the first round all cores are equal and
     there is nothing to download.
+
+    >>> APPLE(mu=0.5)
+    APPLE(mu=0.5, lr_relations=0.001, horizon=0.2)
     """
 
     mu: float = 0.1
@@ -112,6 +118,10 @@ class APPLE(Method):
         require(self.mu >= 0, f"mu = {self.mu}: must not be negative")
         require(self.lr_relations >= 0, f"lr_relations = {self.lr_relations}: must not be negative")
         require(0 <= self.horizon <= 1, f"horizon = {self.horizon}: must lie in [0, 1]")
+
+    def check(self, federation: Federation) -> None:
+        """A number for every pair of clients must fit into memory."""
+        require_pairs("apple", federation.clients, "relations", each=8)
 
     def init(self, federation: Federation) -> None:
         """Personal models besides the cores; everybody's share of the data, from which relations start."""

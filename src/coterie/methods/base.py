@@ -31,6 +31,13 @@ class Method(metaclass=TypedOptions):
 
     `exchange` and `deliver` see the federation as the server does; `recipe`, `uploads` and `tune` may use the round
     and what the client holds (the server may leave measurements out, see `Measure`).
+
+    >>> class Mean(Method):
+    ...     def exchange(self, uploads):
+    ...         yield Mix((uploads.sizes / uploads.sizes.sum())[None])
+    >>> from coterie.experiment.experiment import Experiment
+    >>> Experiment(Mean(), rounds=1, epochs=1, threads=1).run().rounds
+    [1]
     """
 
     paper: ClassVar[str] = ""

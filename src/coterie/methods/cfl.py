@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.errors import require, unknown
 from coterie.maths.clusters import two_halves, within_groups
 from coterie.maths.similarity import cosines
@@ -39,6 +40,9 @@ class CFL(Method):
     participation. Without it, clusters are judged and split by every member's last Δ; members that never took
     part stay with the larger half, and the cluster's new model, which all its members hold, is the mean over
     this round's. Batch-norm statistics are averaged within the cluster and do not count as part of Δ.
+
+    >>> CFL(relative=True, eps1=0.1, eps2=1.0)
+    CFL(eps1=0.1, eps2=1.0, relative=True, warm_up=20, linkage='single')
     """
 
     eps1: float = 0.4
@@ -57,6 +61,10 @@ class CFL(Method):
         require(self.warm_up >= 0, f"warm_up = {self.warm_up}: must not be negative")
         if self.linkage not in LINKAGES:
             raise unknown("linkage", self.linkage, LINKAGES)
+
+    def check(self, federation: Federation) -> None:
+        """A number for every pair of clients must fit into memory."""
+        require_pairs("cfl", federation.clients, "mixing weights", each=24)
 
     def init(self, federation: Federation) -> None:
         """Last updates, who belongs to which cluster, and the largest mean update so far."""

@@ -25,6 +25,9 @@ class Ditto(FedAvg):
     same order. λ = 0 makes v_k Local's model, and w is FedAvg's whatever λ.
 
     Tested: v_k. It starts as the common initial model and changes only in rounds in which its client takes part.
+
+    >>> Ditto(lam=0.5)
+    Ditto(lam=0.5, personal_epochs=1)
     """
 
     lam: float = 1.0

@@ -36,7 +36,7 @@ class AdaptiveAggregation:
     def __call__(self, trainer: TrainerView, _: Batches) -> None:
         """At most once a visit: a model that was trained since is tested as it is."""
         worker = trainer.worker
-        rounds = int(worker.rounds_taken)
+        rounds = int(worker.federation.rounds_taken[worker.client])
         if rounds == 0 or "blended" in worker.notes:
             return
         worker.notes["blended"] = torch.ones(1)
@@ -55,14 +55,14 @@ class AdaptiveAggregation:
         features = worker.features(samples) if trainer.head_only else None
         losses: list[float] = []
         for _pass in range(MOST_PASSES if rounds == 1 else 1):
-            total = 0.0
+            found: list[Tensor] = []
             for batch in batches_of(worker, samples, features):
                 trainer.gradient(batch)
-                total += float(task_loss(batch).detach().sum())
+                found.append(task_loss(batch).detach().sum())
                 for part, own, new, share in zip(model, last, received, blends, strict=True):
                     share.sub_(self.rate * part.grad * (new - own)).clamp_(0, 1)
                 blend()
-            losses.append(total / len(samples))
+            losses.append(sum(torch.stack(found).cpu().tolist()) / len(samples))
             if len(losses) > WINDOW and torch.tensor(losses[-WINDOW:]).std(correction=0) < self.settled:
                 break
 
@@ -71,7 +71,8 @@ class AdaptiveAggregation:
         worker = trainer.worker
         own = worker.problem.train[worker.client]
         stream = torch_stream(worker.seed, "aggregation", worker.federation.round, worker.key)
-        return own[torch.randperm(len(own), generator=stream)[: math.ceil(self.share * len(own) - 1e-9)]]
+        chosen = torch.randperm(len(own), generator=stream)[: math.ceil(self.share * len(own) - 1e-9)]
+        return own[chosen.to(own.device)]
 
 
 def batches_of(worker: ClientView, samples: Tensor, features: Tensor | None) -> Iterator[Batch]:
@@ -98,6 +99,9 @@ class FedALA(FedAvg):
 
     Tested: ŵ at the moment `received` (every client aggregates with the newest w on a copy, also one that sat
     out), w_k at `trained`.
+
+    >>> FedALA(share=0.5)
+    FedALA(eta=1.0, share=0.5, adapted='classifier', settled=0.1)
     """
 
     eta: float = 1.0

@@ -14,7 +14,7 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import Proximal
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.mixing import embedded
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.similarity import squared_distances
@@ -38,6 +38,9 @@ class FedAMP(Method):
     The paper's α may change from round to round; here it is constant. `noop_reg=True` leaves the regulariser out, as a
     widespread implementation does by accident (its term has no gradient): that is local training. Batch-norm
     statistics stay local.
+
+    >>> FedAMP(sigma=10.0)
+    FedAMP(alpha=1.0, sigma=10.0, lam=1.0, noop_reg=False)
     """
 
     alpha: float = 1.0
@@ -54,6 +57,10 @@ class FedAMP(Method):
         require(self.alpha > 0, f"alpha = {self.alpha}: must be greater than 0")
         require(self.sigma > 0, f"sigma = {self.sigma}: must be greater than 0")
         require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
+
+    def check(self, federation: Federation) -> None:
+        """A number for every pair of clients must fit into memory."""
+        require_pairs("fedamp", federation.clients, "distances", each=32)
 
     def init(self, federation: Federation) -> None:
         """What each client is drawn to, and whether the run has said that clients' own models have no part in it."""
@@ -75,8 +82,7 @@ class FedAMP(Method):
         pool = federation.everyone[federation.taken_part]
         rows = federation["model"].rows(pool, federation.layout.columns("parameters"))
         attention = self.attention(squared_distances(rows))
-        weights = embedded(attention, pool, federation.clients)[pool]
-        yield Mix(weights, source="model", target="anchor", to=pool)
+        yield Mix(attention, source="model", sources=pool, target="anchor", to=pool)
         without = int((attention.diagonal() < 1e-9).sum())
         if 2 * without > len(pool) and not bool(federation.values["warned"]):
             log.warning(

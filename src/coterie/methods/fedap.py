@@ -14,6 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, embedded, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers
@@ -39,6 +40,9 @@ class FedAP(Method):
     At the end of FedBN all clients store the same model, so any P leaves it as it is: statistics travel with the
     first upload after it. A client that sits that round out is measured when it first takes part again, on FedBN's
     model as well, which it holds until then; it is in nobody's mix before.
+
+    >>> FedAP(warm_up=0.2)
+    FedAP(warm_up=0.2, m=0.5)
     """
 
     warm_up: float = 0.5
@@ -55,6 +59,7 @@ class FedAP(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by what the extractor's layers put out."""
+        require_pairs("fedap", federation.clients, "mixing weights", each=24)
         require(
             bool(measured_layers(federation.layout)),
             "fedap: the extractor has no convolution or fully connected layer to compare clients by",

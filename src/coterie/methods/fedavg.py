@@ -16,6 +16,9 @@ class FedAvg(Method):
     """Communication-efficient learning of deep networks from decentralized data (McMahan et al., 2017).
 
     w ← Σ_k n_k/Σn · w_k over this round's cohort. Running statistics of batch norm are averaged too.
+
+    >>> FedAvg().shared
+    'all'
     """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"

@@ -28,6 +28,9 @@ class FedBABU(Method):
     run's rate, and the copy is tested; rounds before show the model that is not tuned. `tune_epochs=0` never
     tunes; `tune_group` names what moves. Clients who never took part get θ and tune it like everybody else. Whose
     tuned copy is not finite is named and tested without tuning.
+
+    >>> FedBABU(tune_epochs=10)
+    FedBABU(tune_epochs=10, tune_group='all', average='size')
     """
 
     tune_epochs: int = 5

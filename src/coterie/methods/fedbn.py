@@ -22,6 +22,9 @@ class FedBN(Method):
     FedAvg on everything but the batch-norm layers, whose affine parameters and running statistics are
     personal. Layers are found by type. A model without batch norm makes it FedAvg,
     of which the log warns.
+
+    >>> FedBN().shared
+    'all - norm'
     """
 
     paper: ClassVar[str] = "Li et al., ICLR 2021"

@@ -37,6 +37,9 @@ class FedCAC(Method):
     Where the paper contradicts itself: its O is a difference but is used as a similarity; we take the
     authors' code, 1 − ‖M_i − M_j‖₁ / (2‖M_i‖₁). The mean of all models (9) is uniform as in the paper;
     `weights="size"` takes it by data size as the code does. With partial participation all of it is about the cohort.
+
+    >>> FedCAC(beta=50)
+    FedCAC(tau=0.5, beta=50, mask='sensitivity', collaboration='threshold', weights='uniform')
     """
 
     tau: float = 0.5

@@ -61,6 +61,9 @@ class FedDistill(Method):
 
     Tested: w_k, which never travels. In the first round nobody is taught. A client that sits a round out keeps w_k.
     λ = 0 is Local.
+
+    >>> FedDistill(lam=0.5)
+    FedDistill(lam=0.5, leave_out_own=False)
     """
 
     lam: float = 1.0

@@ -27,6 +27,9 @@ class FedDyn(Method):
     g_k and h start at zero: the first local round is FedProx's with μ = α. g_k never leaves its client and rests
     while that sits out; h is the server's. Running statistics of batch norm are averaged. Published code clips
     gradients at 10: set the run's clip. Tested: the global model w, which need not lie between the clients'.
+
+    >>> FedDyn(alpha=0.1)
+    FedDyn(alpha=0.1)
     """
 
     alpha: float = 0.01

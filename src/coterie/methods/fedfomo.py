@@ -15,6 +15,7 @@ from coterie.client.steps import plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.rng import torch_stream
@@ -24,7 +25,7 @@ def mix_then_train(trainer: TrainerView, batches: Batches) -> None:
     """The step rule: start from the mix of the helpful models, then train as usual."""
     worker, network = trainer.worker, trainer.worker.model("model")
     peers, rows = worker.peers()
-    gains = torch.zeros(worker.federation.clients)
+    gains = rows.new_zeros(worker.federation.clients)
     if peers:
         own = network.row.clone()
         gains[peers] = helpfulness(worker, own, rows)
@@ -76,6 +77,9 @@ class FedFomo(Method):
 
     Tested: the client's own model as its last training left it, at both moments. In the first round there is
     nothing to download. A client that sits out keeps its model, which others may still download.
+
+    >>> FedFomo(models=3)
+    FedFomo(models=3)
     """
 
     models: int = 5
@@ -90,6 +94,7 @@ class FedFomo(Method):
 
     def check(self, federation: Federation) -> None:
         """Models are judged on validation data."""
+        require_pairs("fedfomo", federation.clients, "preferences", each=8)
         sizes = federation.validation_sizes
         require(
             sizes is not None and bool((sizes > 0).any()),

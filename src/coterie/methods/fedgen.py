@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -29,11 +29,13 @@ class GeneratedSamples:
 
     weight: float
     shape: GeneratorShape
+    shares: Tensor = field(compare=False)  # [C], how frequent labels are among the clients seen so far
 
     def __call__(self, batch: BatchView) -> Tensor:
         """One generated sample for each real one: `[B]`."""
         stream = batch.stream("generated samples")
-        labels = torch.multinomial(batch.value("label_shares"), len(batch.labels), replacement=True, generator=stream)
+        labels = torch.multinomial(self.shares, len(batch.labels), replacement=True, generator=stream)
+        labels = labels.to(batch.labels.device)
         features = self.shape.generate(batch.value("generator"), labels, stream)
         return self.weight * batch.task.loss(batch.head(batch.slot, features), labels)
 
@@ -72,6 +74,9 @@ class FedGen(Method):
     which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
     Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
     sizes are.
+
+    >>> FedGen(alpha=1.0, beta=1.0).alpha
+    1.0
     """
 
     alpha: float = 10.0
@@ -93,7 +98,7 @@ class FedGen(Method):
         for option in ("noise", "hidden", "steps"):
             require(getattr(self, option) >= 1, f"{option} = {getattr(self, option)}: must be at least 1")
         require(0 < self.decay <= 1, f"decay = {self.decay}: must lie in (0, 1]")
-        require(self.server_lr > 0, f"server_lr = {self.server_lr}: must be greater than 0")
+        require(0 < self.server_lr <= 1e30, f"server_lr = {self.server_lr}: must be above 0 and at most 1e30")
         require(self.server_batch >= 2, f"server_batch = {self.server_batch}: must be at least 2 (batch norm)")
 
     def check(self, federation: Federation) -> None:
@@ -116,7 +121,7 @@ class FedGen(Method):
         if federation.round > 1:
             factor, shape = self.decay ** (federation.round - 1), self.shape(federation)
             if self.alpha:
-                terms.append(GeneratedSamples(factor * self.alpha, shape))
+                terms.append(GeneratedSamples(factor * self.alpha, shape, federation.values["label_shares"]))
             if self.beta:
                 terms.append(GeneratedTeacher(factor * self.beta, shape))
         return (Phase(terms=tuple(terms)),)
@@ -135,7 +140,7 @@ class FedGen(Method):
         shape = self.shape(federation)
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced at once
             module = shape.layout.load(shape.build(), federation.values["generator"]).train()
-        heads, counts = uploads.rows("classifier"), federation.class_counts[uploads.cohort].float()
+        heads, counts = uploads.rows("classifier").cpu(), federation.class_counts[uploads.cohort].float()
         optimiser = torch.optim.Adam(module.parameters(), lr=self.server_lr)
         stream = torch_stream(federation.seed, "generator training", federation.round)
         for _ in range(self.steps):

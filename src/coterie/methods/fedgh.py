@@ -33,6 +33,9 @@ class FedGH(Method):
 
     Tested as received: (θ_k, φ); as trained: (θ_k, φ_k). A client that sits a round out keeps θ_k and gets the
     newest φ. Everybody starts from the common initial model. `server_epochs=0` leaves φ as it was.
+
+    >>> FedGH(server_lr=0.1)
+    FedGH(server_lr=0.1, server_epochs=1, server_batch=None)
     """
 
     server_lr: float = 0.01
@@ -74,7 +77,7 @@ class FedGH(Method):
         means = uploads.measured["class_means"][torch.argsort(federation.keys[uploads.cohort])]
         known = means.isfinite().all(2)  # NaN: a class that the client does not have
         row = federation["model"].rows(federation.everyone[:1], federation.layout.columns("classifier"))[0]
-        row = self.trained_head(federation, row, means[known], known.nonzero()[:, 1])
+        row = self.trained_head(federation, row.cpu(), means[known], known.nonzero()[:, 1])
         yield Put("model", row[None], group="classifier")
 
     def trained_head(self, federation: Federation, row: Tensor, features: Tensor, labels: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, embedded
 from coterie.core.training import StatsPolicy
+from coterie.devices import exact
 from coterie.errors import require
 from coterie.maths.similarity import mirrored
 from coterie.maths.simplex import simplex_minimiser, without_traces
@@ -36,8 +37,9 @@ class FeatureStatistics:
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the received extractor, in evaluation mode."""
         own = worker.problem.train[worker.client]
-        features, labels = worker.train_features().double(), worker.problem.labels[own]
-        sums = torch.zeros(worker.federation.classes, features.shape[1], dtype=torch.float64)
+        features = exact(worker.train_features())
+        labels = worker.problem.labels[own].to(features.device)
+        sums = features.new_zeros(worker.federation.classes, features.shape[1])
         shares_of_mean = sums.index_add_(0, labels, features) / len(own)
         spread = features.square().sum(1).mean() - shares_of_mean.square().sum()
         return torch.cat([spread[None] / len(own), shares_of_mean.flatten()]).float()
@@ -56,6 +58,9 @@ class FedPAC(Method):
     weights below 10⁻³ set to zero and the rest renormalised. Tested: the mean extractor with the client's own
     combination. There are no prototypes in round 1, nor for a class that nobody has sent yet. All of it is about
     the cohort: an unsampled client keeps its classifier. Batch-norm statistics stay local.
+
+    >>> FedPAC(head_epochs=2)
+    FedPAC(lam=1.0, head_epochs=2, head_lr=0.1)
     """
 
     lam: float = 1.0

@@ -17,6 +17,9 @@ class FedPer(Method):
     """Federated learning with personalization layers (Arivazhagan et al., 2019).
 
     Clients train (θ, φ_k) jointly; θ ← Σ_k n_k/Σn · θ_k, φ_k stays. Batch-norm statistics stay local.
+
+    >>> FedPer().shared
+    'extractor'
     """
 
     paper: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818"

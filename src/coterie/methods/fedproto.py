@@ -37,6 +37,9 @@ class FedProto(Method):
     Tested: the class of the nearest prototype in feature space (`test_by="classifier"`: the client's classifier).
     In the first round there are no prototypes: the term is zero, and the classifier is tested until there are.
     A client that sits a round out keeps w_k and gets the newest prototypes. λ = 0 trains like Local.
+
+    >>> FedProto(test_by="classifier")
+    FedProto(lam=1.0, average='clients', test_by='classifier')
     """
 
     lam: float = 1.0

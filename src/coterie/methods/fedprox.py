@@ -17,6 +17,9 @@ class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., 2020).
 
     Clients minimise CE(w) + (μ/2)‖w − w_t‖², w_t the model as received; the server is FedAvg's. μ = 0 is FedAvg.
+
+    >>> FedProx(mu=0.1)
+    FedProx(mu=0.1)
     """
 
     mu: float = 0.01

@@ -15,6 +15,7 @@ from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import among, by_size, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import cosines, mirrored
@@ -38,6 +39,9 @@ class FedReMa(Method):
     (`include_lower=True` does). The gap to the client itself does not count, with either. A round in which at most
     two clients answer has no gap and does not end the period. `variant="F"` aligns features with the mean class
     features, `"A"` trains classifier and extractor in turn, `"A&F"` does both.
+
+    >>> FedReMa(delta=0.0).delta
+    0.0
     """
 
     delta: float = 0.5
@@ -66,6 +70,7 @@ class FedReMa(Method):
 
     def check(self, federation: Federation) -> None:
         """Classifiers are compared by what they say about classes."""
+        require_pairs("fedrema", federation.clients, "the counts of who was relevant", each=8)
         require_classes(federation, "fedrema")
 
     def init(self, federation: Federation) -> None:
@@ -118,7 +123,7 @@ class FedReMa(Method):
 
         Symmetric if the features are shared.
         """
-        federation, rows = uploads.federation, uploads.rows("classifier")
+        federation, rows = uploads.federation, uploads.rows("classifier").cpu()
         shape = (self.num_probes, federation.feature_width)
         if self.probe == "shared":
             stream = torch_stream(federation.seed, "probe", federation.round)

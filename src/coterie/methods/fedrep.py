@@ -25,6 +25,9 @@ class FedRep(FedPer):
 
     Tested: (θ, φ_k). A client that sits a round out keeps φ_k and gets the newest θ; before it first takes part
     φ_k is the common initial classifier.
+
+    >>> FedRep(head_epochs=4)
+    FedRep(head_epochs=4, body_epochs=1)
     """
 
     head_epochs: int = 10

@@ -47,6 +47,9 @@ class FedRod(Method):
 
     Tested: argmax(g(z) + p_k(z)); `head="personal"` tests p_k alone, `"global"` g alone. A client that sits a round
     out keeps p_k and gets the newest (θ, g); before it first takes part p_k is the initial classifier.
+
+    >>> FedRod(head="personal")
+    FedRod(balanced=True, head='personal')
     """
 
     balanced: bool = True

@@ -39,6 +39,9 @@ class FedTC(Method):
     Where the paper contradicts itself: Algorithm 1 (line 13) overwrites φ_k with φ̄ each round while text and
     figures keep it; `reset_local_head=True` is the algorithm's reading. A client that has never taken part
     holds φ̄, so that it starts from it when it first does.
+
+    >>> FedTC(lr_classifier=0.01)
+    FedTC(lr_classifier=0.01, reset_local_head=False)
     """
 
     lr_classifier: float = 1e-4

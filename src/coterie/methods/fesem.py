@@ -13,6 +13,7 @@ from coterie.client.terms import Proximal
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.pairs import require_pairs
 from coterie.errors import require
 from coterie.maths.clusters import lloyd, within_groups
 from coterie.maths.similarity import require_weight_matrix
@@ -32,6 +33,9 @@ class FeSEM(Method):
     centre. All centres start at the common initial model, so that rule makes the first ones too. Unsampled clients
     count with their last uploaded model, receive their centre all the same, and a client that never took part
     receives the mean of everybody's. Batch-norm statistics are averaged with the rest.
+
+    >>> FeSEM(centres=3)
+    FeSEM(centres=3, lloyd_steps=5, mu=0.0)
     """
 
     centres: int = 5
@@ -49,6 +53,7 @@ class FeSEM(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by their classifiers' weights."""
+        require_pairs("fesem", federation.clients, "mixing weights", each=24)
         require_weight_matrix(federation, "fesem")
 
     def compared(self, federation: Federation) -> Columns:
@@ -77,7 +82,7 @@ class FeSEM(Method):
         known = federation.taken_part
         points = federation["uploaded"].rows(federation.everyone[known], self.compared(federation))
         clusters = federation.values["clusters"].clone()
-        clusters[known], centres = lloyd(points, federation.values["centres"], self.lloyd_steps)
+        clusters[known], centres = lloyd(points.cpu(), federation.values["centres"], self.lloyd_steps)
         weights = within_groups(clusters, known)
         weights[~known] = known.double() / known.sum()
         yield Mix(weights, source="uploaded", to="everyone")

@@ -26,6 +26,9 @@ class LGFedAvg(Method):
 
     Tested: (θ_k, φ). A client that sits a round out keeps θ_k and gets the newest φ; before it first takes part θ_k
     is the initial extractor, or the last one of the warm-up.
+
+    >>> LGFedAvg(warmup=5)
+    LGFedAvg(warmup=5)
     """
 
     warmup: int = 0

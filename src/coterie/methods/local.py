@@ -14,6 +14,9 @@ class Local(Method):
     """Every client trains alone, from the common initial model; nothing travels.
 
     With partial participation only the clients of a round's cohort train in it.
+
+    >>> Local().shared
+    ''
     """
 
     shared: ClassVar[str] = ""

@@ -46,6 +46,9 @@ class MOON(FedAvg):
     is contrasted, so that every method trains the same model. Its μ is 5 on CIFAR-10, 1 on the others. μ = 0 is
     FedAvg. In a client's first round both frozen models are the same and the term would be the constant μ log 2:
     it is left out. A client that sits out keeps its last model. Tested: the global model.
+
+    >>> MOON(mu=5.0)
+    MOON(mu=5.0, temperature=0.5)
     """
 
     mu: float = 1.0

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import Batches, BatchView, TrainerView
 from coterie.core.federation import Federation
+from coterie.devices import draw_again, drawn_state
 from coterie.errors import require, unknown
 from coterie.methods.fedavg import FedAvg
 
@@ -28,7 +28,7 @@ class MetaSteps:
 
     def __call__(self, trainer: TrainerView, batches: Batches) -> None:
         """One step a batch; a batch too small to be cut is passed over."""
-        alpha = self.alpha * trainer.factor
+        alpha, place = self.alpha * trainer.factor, trainer.worker.model("model").row.device
         least = 2 if trainer.worker.problem.skip_single_samples else 1
         for batch in batches:
             pieces = batch.split(PIECES[self.variant])
@@ -39,9 +39,9 @@ class MetaSteps:
             direction = gradient_at(trainer, pieces[1], moved(start, inner, -alpha))
             if self.variant == "HF":
                 # Both see the same dropout: its noise, divided by δ, would drown the difference.
-                dropout = torch.get_rng_state()
+                dropout = drawn_state(place)
                 above = gradient_at(trainer, pieces[2], moved(start, direction, self.delta))
-                torch.set_rng_state(dropout)
+                draw_again(place, dropout)
                 below = gradient_at(trainer, pieces[2], moved(start, direction, -self.delta))
                 direction = moved(direction, moved(above, below, -1.0), -alpha / (2 * self.delta))
             for part, row, gradient in zip(trainer.parts, start, direction, strict=True):
@@ -76,6 +76,9 @@ class PerFedAvg(FedAvg):
     and an epoch is still one pass. β is the run's lr unless given (the paper takes α = 0.01, β = 0.001); the
     run's schedule scales both. Tested: the model after `tune_epochs` of plain training at rate α at the client,
     at both moments; clients that sit out are tested with the newest global model, tuned likewise.
+
+    >>> PerFedAvg(alpha=0.05)
+    PerFedAvg(alpha=0.05, beta=None, variant='FO', delta=0.001, tune_epochs=1)
     """
 
     alpha: float = 0.01

@@ -16,7 +16,8 @@ from coterie.client.views import BatchView
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Drop, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.mixing import by_size, embedded
+from coterie.core.mixing import by_size
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths import grouping
@@ -65,6 +66,9 @@ class PFedCS(Method):
     one. `weights="self_inclusive"` reads its sums over C̄ ∪ {k}; `"renormalised"` divides by the total;
     `"peers_only"` leaves the client out. β and λ are not in the paper: all rounds and 0.5. There is no teacher in a
     client's first round. `selection` names the variants of Tables 3 and 4; `"none"` is FedPer.
+
+    >>> PFedCS(beta=10).beta
+    10
     """
 
     beta: int | None = None
@@ -109,6 +113,7 @@ class PFedCS(Method):
 
     def check(self, federation: Federation) -> None:
         """Teachers speak of classes; clients are compared by their classifiers' weights."""
+        require_pairs("pfedcs", federation.clients, "distances", each=32)
         require_classes(federation, "pfedcs")
         require_weight_matrix(federation, "pfedcs")
 
@@ -138,8 +143,8 @@ class PFedCS(Method):
         yield Mix(by_size(uploads), "extractor")
         if self.makes_teachers(federation):
             pool = federation.everyone[federation.taken_part]
-            weights = embedded(self.teaching(federation, pool), pool, federation.clients)[pool]
-            yield Mix(weights, "classifier", source="model", target="teacher", to=pool)
+            teaching = self.teaching(federation, pool)
+            yield Mix(teaching, "classifier", source="model", sources=pool, target="teacher", to=pool)
         else:
             yield Drop("teacher")
 

@@ -59,6 +59,9 @@ class PFedMe(FedAvg):
 
     Tested: θ̃_k as the client's last training left it, at both moments; a client that has never taken part holds
     the newest w, which it downloads as its personal model too when it first takes part.
+
+    >>> PFedMe(steps=3)
+    PFedMe(lam=15.0, beta=1.0, steps=3, inner_lr=0.01)
     """
 
     lam: float = 15.0

@@ -13,6 +13,7 @@ from torch import Tensor
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, identity, normalised
+from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import class_cosines, require_weight_matrix
@@ -37,6 +38,9 @@ class PFedSim(Method):
     the client itself, `"code"` is −log(1 − max(0, mean_c cos_c)) with −log 1e-4 ≈ 9.21; `self_weight`
     overrides it. A peer's cosines are capped at 1 − 2⁻²³, which float32 resolves: an equal classifier weighs 15.9.
     Tested as in the paper at the moment `trained`: every client with its last trained model.
+
+    >>> PFedSim(rho=0.3)
+    PFedSim(rho=0.3, similarity='code', self_weight=None)
     """
 
     rho: float = 0.5
@@ -59,6 +63,7 @@ class PFedSim(Method):
 
     def check(self, federation: Federation) -> None:
         """Clients are compared by their classifiers' weights."""
+        require_pairs("pfedsim", federation.clients, "similarities", each=16)
         require_weight_matrix(federation, "pfedsim")
 
     def init(self, federation: Federation) -> None:

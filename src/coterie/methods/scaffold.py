@@ -31,6 +31,9 @@ class SCAFFOLD(Method):
     corrections do not cancel). The estimate of c_k holds for plain SGD only: other optimisers, momentum and
     clipping are refused. Clients send c_k⁺ itself; they receive w and c. A client that sits out keeps its c_k.
     Tested: the global model.
+
+    >>> SCAFFOLD(weights="size")
+    SCAFFOLD(server_lr=1.0, weights='size')
     """
 
     server_lr: float = 1.0
@@ -77,7 +80,7 @@ class SCAFFOLD(Method):
 def new_controls(rows: ClientRows) -> Tensor:
     """c_k − c + (w_t − w_k)/(S·η): `[m, |parameters|]`; a client without a step keeps its c_k."""
     federation = rows.federation
-    steps = federation.steps(rows.cohort)
+    steps = federation.steps(rows.cohort).to(federation.initial.device)
     rate = federation.training.rate(federation.round, federation.rounds)
     drift = rows.before(group="parameters") - rows.after(group="parameters")
     mean_gradient = drift / (steps.clamp(min=1) * rate)[:, None]

@@ -17,7 +17,7 @@ def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Sequ
     """Fully connected layers of `hidden` widths with ReLU, then a linear classifier.
 
     Takes inputs of any shape and flattens them. The classifier is the last layer under both readings:
-    were it all fully connected layers, nothing would be left to extract features. Without hidden layers
+    if it were all fully connected layers, nothing would be left to extract features. Without hidden layers
     (`hidden=()`) this is softmax regression. Initialisation: PyTorch's defaults.
 
     >>> [tuple(p.shape) for p in mlp((1, 8, 8), 10).parameters()]

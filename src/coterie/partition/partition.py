@@ -108,8 +108,10 @@ class Partition(Displayed):
 
     def class_counts(self, dataset: Dataset, part: Part = "train") -> Indices:
         """How many samples of each class every client holds in one part: `[K, C]`."""
-        arrays: tuple[Indices, ...] = getattr(self, part)
-        return np.stack([dataset.class_counts(indices) for indices in arrays])
+        samples, holders = _with_holders(getattr(self, part))
+        classes = dataset.classes
+        places = holders * classes + dataset.labels.numpy()[samples] if classes else holders[:0]
+        return np.bincount(places, minlength=self.clients * classes).reshape(self.clients, classes)
 
     @property
     def hash(self) -> str:
@@ -176,22 +178,26 @@ class Partition(Displayed):
 
     def check(self, dataset: Dataset) -> None:
         """Raise a `CoterieError` that names the client whose samples are missing, out of range or leaked."""
-        for client, name in enumerate(self.names):
-            require(
-                len(self.train[client]) > 0,
-                f"client '{name}' has no training samples; use fewer clients or a larger minimum size",
+        empty = np.flatnonzero(self.sizes == 0)[:1]
+        for client in empty.tolist():
+            raise CoterieError(
+                f"client '{self.names[client]}' has no training samples; use fewer clients or a larger minimum size"
             )
-            for part in PARTS:
-                indices: Indices = getattr(self, part)[client]
-                bad = indices[(indices < 0) | (indices >= len(dataset))]
-                require(
-                    len(bad) == 0,
-                    f"client '{name}': {part} names sample {bad[:1].tolist()}, but data '{dataset.name}' has "
-                    f"samples 0..{len(dataset) - 1}",
+        held = {part: _with_holders(getattr(self, part)) for part in PARTS}
+        for part, (samples, holders) in held.items():
+            outside = np.flatnonzero((samples < 0) | (samples >= len(dataset)))[:1]
+            for place in outside.tolist():
+                raise CoterieError(
+                    f"client '{self.names[holders[place]]}': {part} names sample [{samples[place]}], but data "
+                    f"'{dataset.name}' has samples 0..{len(dataset) - 1}"
                 )
-            for part in ("validation", "test"):
-                leaked = np.intersect1d(self.train[client], getattr(self, part)[client])
-                require(len(leaked) == 0, f"client '{name}': {len(leaked)} samples are in both train and {part}")
+        # A sample at a client as one number: all clients are looked through at once.
+        train, *others = (holders * len(dataset) + samples for samples, holders in held.values())
+        for part, own in zip(PARTS[1:], others, strict=True):
+            leaked = np.intersect1d(train, own) // len(dataset)
+            for client in leaked[:1].tolist():
+                count = int((leaked == client).sum())
+                raise CoterieError(f"client '{self.names[client]}': {count} samples are in both train and {part}")
 
     def save(self, path: str | Path) -> None:
         """Write one .safetensors file: concatenated indices with offsets, and JSON metadata.
@@ -264,6 +270,12 @@ def _arrays_of(part: Part, given: Any) -> list[Indices]:
             "[[0, 1, 2], [5]]"
         )
     return [np.array(one, dtype=np.int64) for one in arrays]
+
+
+def _with_holders(rows: tuple[Indices, ...]) -> tuple[Indices, Indices]:
+    """All clients' samples one after the other, and who holds each: `[n]` each."""
+    samples, offsets = joined(rows)
+    return samples, np.repeat(np.arange(len(rows)), np.diff(offsets))
 
 
 def _whole(array: Any) -> bool:

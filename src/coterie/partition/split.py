@@ -55,10 +55,13 @@ class Split(metaclass=TypedOptions):
         >>> sorted([train.tolist(), validation.tolist()])
         [[7, 7, 7], [9, 9, 9]]
         """
+        nothing = np.empty(0, np.int64)
+        if self.validation == 0:
+            return np.sort(train), nothing
         samples, copies = np.unique(train, return_counts=True)
         wanted = int(self.validation * len(train) + ROUNDING)
-        if self.validation == 0 or len(samples) < 2:
-            return np.sort(train), np.empty(0, np.int64)
+        if len(samples) < 2:
+            return np.sort(train), nothing
         order = numpy_stream(seed, "partition:validation", client=client).permutation(len(samples))
         taken = int(np.searchsorted(np.cumsum(copies[order]), max(1, wanted))) + 1
         taken = min(taken, len(samples) - 1)

@@ -22,13 +22,13 @@ class ClassCounts:
 def class_counts(run: RunRecord) -> ClassCounts:
     """The class counts of a run; an error says why there are none."""
     about = run.directory.about()
+    data, names = about["data"]["name"], tuple(about["data"]["class_names"])
+    told = [one["classes"] for one in about["clients"] if one["takes_part"]]
+    unknown = any(count is None for own in told for count in own)
     try:
-        data, names = about["data"]["name"], tuple(map(str, about["data"]["class_names"]))
-        told = [one["classes"] for one in about["clients"] if one["takes_part"]]
-        unknown = any(count is None for own in told for count in own)
         counts = np.array([] if unknown else told, np.int64)
-    except (ValueError, KeyError, TypeError, OverflowError):
-        raise CoterieError("what the run says of its classes cannot be read") from None
+    except ValueError:  # not as many classes at each
+        raise CoterieError("what the run says of its classes does not fit its clients") from None
     require(not unknown, "a federation's server is not told which classes its sites have, unless the method needs that")
     require(bool(names), f"data '{data}' has no classes")
     fits = counts.shape == (len(run.names), len(names)) and not (counts < 0).any()

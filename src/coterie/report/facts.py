@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from coterie.client.recipe import measures
+from coterie.core.applying import apply
 from coterie.core.columns import Columns
 from coterie.core.downloads import Owed, owed
-from coterie.core.exchange import apply
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
 from coterie.core.tracks import exchange_mark

@@ -22,7 +22,7 @@ from coterie.report.quality import quality_content
 from coterie.report.reading import RunRecord
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
-from coterie.report.terminal import missing_lines
+from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
@@ -32,6 +32,8 @@ PARTS, ABSENT = 10_000, -1
 MOST_ENTRIES = 600_000
 # With more clients, a browser would be busy with cells that nobody can see.
 MOST_CLIENTS = 200
+# With more clients, some stand for all wherever each has a line, a bar or a bubble of its own.
+MOST_DRAWN = 500
 
 
 def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
@@ -42,37 +44,54 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
     except CoterieError as error:
         classes, why_no_classes = None, str(error)
     learning = _learning(run, classes, entries, problems) if entries else []
+    drawn = drawn_clients(run)
     return {
         **basic_content(run),
         "options": [[key, _spoken(value)] for key, value in run.config.get("set", {}).items()],
         "seed": run.config["seed"],
         "state": run.state,
-        "sizes": list(run.sizes),
+        "sizes": [run.sizes[client] for client in drawn] if run.sizes else [],
         **_class_content(run, classes, why_no_classes),
         "training": training_curve(run),
-        "final": {moment: rounded(run.scores(moment)[-1]) for moment in MOMENTS if run.rounds(moment)},
-        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS),
+        "final": {moment: rounded(run.last_scores(moment)[drawn]) for moment in MOMENTS if run.rounds(moment)},
+        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS, drawn),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "origin": origin(run),
         "notes": list(run.partition.notes) if run.partition else [],
+        "tested": _sampled(run),
         "wrong": [*problems, *_went_wrong(run)],
     }
 
 
 def basic_content(run: RunRecord) -> Content:
     """The part of it that takes no time, however many clients there are: names, curves, costs."""
+    drawn, hostile = drawn_clients(run), set(_hostile(run))
     return {
         "name": run.name,
         "method": spoken_method(run),
         "data": short_name(str(run.config["data"])),
         "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
-        "clients": list(run.names),
-        "hostile": _hostile(run),
+        "clients": [run.names[client] for client in drawn],
+        "everybody": len(run.names),
+        "hostile": [place for place, client in enumerate(drawn) if client in hostile],
         "curves": curves(run),
         "cost": _cost(run),
     }
+
+
+def drawn_clients(run: RunRecord) -> list[int]:
+    """The clients that a page shows one by one: all, or as many as a browser can draw, evenly spread."""
+    return _spread(range(len(run.names)), MOST_DRAWN)
+
+
+def _sampled(run: RunRecord) -> list[str]:
+    """That a sample of the clients was tested in each round, if so, and how far off its means may be."""
+    told, drawn = run.history.sampled(), len(drawn_clients(run))
+    few = f"of {len(run.names):,} clients, {drawn} are drawn one by one, evenly spread; means and curves are of all"
+    said = [" ".join(line.strip() for line in sampled_lines(told))] if told else []
+    return [*said, few] if drawn < len(run.names) else said
 
 
 def _hostile(run: RunRecord) -> list[int]:
@@ -128,13 +147,14 @@ def _quantiles(values: Floats) -> list[float]:
 
 
 def _class_content(run: RunRecord, classes: ClassCounts | None, why_not: str) -> Content:
+    drawn = drawn_clients(run)
     if classes is None:
-        return {"classes": None, "counts": None, "overlap": None, "order": [*range(len(run.names))], "why": why_not}
+        return {"classes": None, "counts": None, "overlap": None, "order": [*range(len(drawn))], "why": why_not}
     return {
         "classes": list(classes.names),
-        "counts": classes.counts.tolist(),
+        "counts": classes.counts[drawn].tolist(),
         "overlap": [rounded(row, 4) for row in label_overlap(classes.counts)] if _can_be_drawn(run) else None,
-        "order": label_order(classes.counts),
+        "order": label_order(classes.counts[drawn]),
         "why": "",
     }
 

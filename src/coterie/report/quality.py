@@ -30,8 +30,11 @@ def run_quality(run: RunRecord) -> Counts | None:
     return found
 
 
-def quality_content(run: RunRecord, classes: Sequence[str] | None, most_clients: int) -> Content:
-    """One run's part of a page: per-class recall, AUC and calibration by client; or in words why there is none."""
+def quality_content(run: RunRecord, classes: Sequence[str] | None, most_clients: int, drawn: Sequence[int]) -> Content:
+    """One run's part of a page: per-class recall, AUC and calibration by client; or in words why there is none.
+
+    Up to `most_clients` each has its recalls and its curve; AUC and calibration are those of the clients `drawn`.
+    """
     try:
         found = run_quality(run)
     except CoterieError as error:
@@ -44,8 +47,8 @@ def quality_content(run: RunRecord, classes: Sequence[str] | None, most_clients:
         "classes": _names(classes, found),
         "recall": [rounded(row, 4) for row in recalls(found)] if each else None,
         "support": found["support"].tolist() if each else None,
-        "auc": rounded(found["auc"], 4),
-        "ece": rounded(calibration_errors(found), 4),
+        "auc": rounded(found["auc"][drawn], 4),
+        "ece": rounded(calibration_errors(found)[drawn], 4),
         "together": _curve(merged([found])),
         "clients": [_curve({name: found[name][k] for name in WIDTHS}) for k in range(len(run.names))] if each else None,
     }

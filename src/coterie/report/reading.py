@@ -21,7 +21,17 @@ from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import Config
 from coterie.experiment.directory import LOG
-from coterie.experiment.history import COHORT, TRAINING, History, Line, numbers
+from coterie.experiment.history import (
+    COHORT,
+    EVERYBODY,
+    TESTED,
+    TRAINING,
+    History,
+    Line,
+    by_client,
+    numbers,
+    tested_sample,
+)
 from coterie.experiment.kept import CONFIG, ROUNDS, KeptRun
 from coterie.experiment.opened import kept_run
 from coterie.experiment.packed import runs_in
@@ -59,17 +69,25 @@ class RunRecord:
 
     def rounds(self, moment: Moment) -> list[int]:
         """The rounds in which clients were tested at a moment."""
-        return [line["round"] for line in self.history.lines if moment in line]
+        return [line["round"] for line, _ in self._told(moment)]
 
-    def scores(self, moment: Moment) -> Floats:
-        """What the run is judged by, at a moment: `[rounds, K]`."""
-        found = [numbers(line[moment][self.scale.name]) for line in self.history.lines if moment in line]
-        return np.stack(found) if found else np.empty((0, len(self.names)))
+    def _told(self, moment: Moment) -> list[tuple[Line, Line]]:
+        """The lines that tell of a moment, and what they tell of it."""
+        found = ((line, line.get(EVERYBODY, {}).get(moment) or line.get(moment)) for line in self.history.lines)
+        return [(line, told) for line, told in found if told is not None]
+
+    def last_scores(self, moment: Moment) -> Floats:
+        """What the run is judged by, at a moment of the last round that tells of it: `[K]`; NaN for the untested."""
+        return by_client(self._told(moment)[-1][1], self.scale.name, len(self.names))
 
     def evaluations(self, moment: Moment) -> list[Evaluation]:
-        """The same, round by round."""
-        sizes = np.array(self.history.test_sizes, np.int64)
-        return [Evaluation(self.scale, {self.scale.name: values}, sizes) for values in self.scores(moment)]
+        """What the run is judged by, at a moment, round by round."""
+        sizes, found = np.array(self.history.test_sizes, np.int64), []
+        for _, told in self._told(moment):
+            sample = tested_sample(told, len(self.names))
+            own = sizes if sample is None else sizes[sample.clients]
+            found.append(Evaluation(self.scale, {self.scale.name: numbers(told[self.scale.name])}, own, sample=sample))
+        return found
 
     def training_losses(self) -> list[tuple[int, Floats, Floats]]:
         """By round: the cohort's losses on the samples it trained on, and those on its test samples right after."""
@@ -231,13 +249,19 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         held = line.get(part, None if part in ("cohort", "diverged") else [])
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
-    trained = len(line["cohort"])
-    for part, name, count in (*((moment, scale.name, clients) for moment in MOMENTS), (TRAINING, LOSS, trained)):
-        if part in line:
-            values = line[part].get(name) if isinstance(line[part], dict) else None
+    everybody = line.get(EVERYBODY, {})
+    if not isinstance(everybody, dict):
+        return f"{EVERYBODY}: not a number for each of the {clients} clients"
+    told = [(where, moment, scale.name, clients) for where in (line, everybody) for moment in MOMENTS]
+    for where, part, name, count in (*told, (line, TRAINING, LOSS, len(line["cohort"]))):
+        if part in where:
+            values = where[part].get(name) if isinstance(where[part], dict) else None
             known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
-            if not known or len(values or ()) != count:
+            asked = where[part].get(TESTED, range(count)) if known else ()
+            if not known or not isinstance(asked, list | range) or len(values or ()) != len(asked):
                 return f"{part}: not a number for each of the {count} clients"
+            if not all(client in range(clients) for client in asked):
+                return f"{part}: not a list of clients"
     return ""
 
 

@@ -250,7 +250,7 @@ def _client_gains(run: RunRecord, alone: Mapping[tuple[int, str], RunRecord], mo
     local = alone.get((_seed(run), run.partition.whole().hash))
     if local is None or local.names != run.names or not (run.rounds(moment) and local.rounds(moment)):
         return []
-    ours, theirs = run.scores(moment)[-1], local.scores(moment)[-1]
+    ours, theirs = run.last_scores(moment), local.last_scores(moment)
     gain = ours - theirs if run.scale.higher_is_better else theirs - ours
     return [
         {"client": name, "seed": _seed(run), "gain": round(float(value), 5)}

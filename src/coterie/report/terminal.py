@@ -147,13 +147,13 @@ def metric_table(summary: Mapping[str, Any]) -> Table | str:
     return table
 
 
-def clients_table(summary: Mapping[str, Any]) -> Table:
-    """Every client of a run with what it is judged by after the last round."""
+def clients_table(summary: Mapping[str, Any], limit: int) -> Table:
+    """The clients of a run, the first ones up to a limit, with what each is judged by after the last round."""
     rested = any(one.get("stored") != one.get("trained") for one in summary["clients"])
     moments = ("received", "trained", "stored") if rested else ("received", "trained")
     titles = (f"{moment}, last" for moment in moments)
     table = plain_table("client", "training samples", *titles, right=range(1, len(moments) + 2))
-    for client in summary["clients"]:
+    for client in summary["clients"][:limit]:
         # A run that was stopped before its first evaluation has none.
         numbers = (number_text(client.get(moment)) for moment in moments)
         table.add_row(Text(client["client"]), str(client["size"]), *numbers)
@@ -173,6 +173,22 @@ def missing_lines(missing: Mapping[str, Sequence[int]], rounds: int) -> Iterator
         yield f"clients that were asked did not answer {times} times in {rounds} rounds ({whose})"
 
 
+def sampled_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    """That a sample of the clients was tested, and how far off its means may be.
+
+    >>> told = {"clients": 50, "of": 9000, "at_the_end": True, "received": {"error": 0.0123, "weighted_error": 0.01}}
+    >>> print("\\n".join(sampled_lines(told)))
+    each round tests a sample, 50 of 9,000 clients; standard error of the last one's mean: received 0.0123
+      as received (and as stored) in the last round, the numbers are everybody's
+    """
+    moments = (moment for moment in ("received", "trained") if moment in told)
+    errors = ", ".join(f"{moment} {number_text(told[moment]['error'])}" for moment in moments)
+    many = f"{told['clients']:,} of {told['of']:,} clients"
+    yield f"each round tests a sample, {many}; standard error of the last one's mean: {errors}"
+    if told["at_the_end"]:
+        yield "  as received (and as stored) in the last round, the numbers are everybody's"
+
+
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
     each = summary["bytes"]["per_client_round"]
@@ -181,6 +197,8 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"
     if worst:
         yield f"worst tenth of the clients, last round: received {worst['received']}, trained {worst['trained']}"
+    if "sampled" in summary:
+        yield from sampled_lines(summary["sampled"])
     if "honest" in summary:
         yield f"hostile: {', '.join(summary['hostile'])}; the numbers of the others alone, last round:"
         for moment, found in summary["honest"].items():

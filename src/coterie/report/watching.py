@@ -33,7 +33,7 @@ MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
 AT_ONCE, PATIENCE = 1 << 18, 0.02
 # What is drawn of what a line says of a moment, and what it says besides metrics.
 POINTS = {"mean": "mean", "worst": "worst_decile"}
-SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}
+SUMS = {"mean", "weighted", "std", "worst_decile", "loss"}  # the metric follows, before anything else
 
 
 @dataclass

@@ -97,9 +97,10 @@ class TableCell:
         Settings that have their defaults do not enter: otherwise every new one would make all results look stale.
         """
         method, rule = type(self.experiment.method), type(self.experiment.partition)
-        # What cells are pinned to is usual for them, whatever the default engine is.
-        usual = {**_defaults(Settings), **_defaults(rule), "engine": PINNED["engine"], "memory": PINNED["memory"]}
-        told = {key: value for key, value in self.config.items() if key == "method" or value != usual.get(key)}
+        # Cells are pinned to an engine, which is always told, and to a memory format, which is usual for them: whatever
+        # the defaults become, a cell that ran before is still known.
+        usual = {**_defaults(Settings), **_defaults(rule), "memory": PINNED["memory"]}
+        told = {k: value for k, value in self.config.items() if k in ("method", "engine") or value != usual.get(k)}
         told["set"] = {key: value for key, value in self.config["set"].items() if value != _defaults(method).get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 

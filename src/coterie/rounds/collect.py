@@ -77,7 +77,7 @@ def _without_diverged(incoming: Incoming) -> tuple[Incoming, list[int]]:
     """What came in without the clients whose rows are not finite, and those."""
     finite = torch.ones(len(incoming.cohort), dtype=torch.bool)
     for rows in incoming.held.values():
-        finite &= _finite_rows(rows)
+        finite &= _finite_rows(rows).cpu()
     if bool(finite.all()):
         return incoming, []
     zipped = zip(incoming.losses, finite.tolist(), strict=bool(incoming.losses))
@@ -107,7 +107,7 @@ def screened(federation: Federation, incoming: Incoming) -> tuple[Incoming, dict
 
 
 def _some(rows: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
-    return {name: values[chosen] for name, values in rows.items()}
+    return {name: values[chosen.to(values.device)] for name, values in rows.items()}
 
 
 def receive(federation: Federation, incoming: Incoming) -> Uploads:

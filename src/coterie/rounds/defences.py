@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.core.exchange import no_share_defined
+from coterie.core.applying import no_share_defined
 from coterie.core.federation import Federation
 from coterie.methods.base import Method
 from coterie.rounds.quarantine import begin_watch
@@ -11,7 +11,7 @@ from coterie.rounds.quarantine import begin_watch
 def set_up_defences(method: Method, federation: Federation) -> None:
     """Make room for what they remember, or refuse the method; nothing without defences.
 
-    What a method does besides shows when it does it: see `coterie.core.exchange.apply`, `coterie.rounds.delivery`.
+    What a method does besides shows when it does it: see `coterie.core.applying.apply`, `coterie.rounds.delivery`.
     """
     begin_watch(federation)
     if not federation.defence.reduces:

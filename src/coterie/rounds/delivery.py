@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.exchange import Mix, Peers, Uploads, apply, no_share_defined
+from coterie.core.applying import apply, no_share_defined
+from coterie.core.exchange import Mix, Peers, Uploads
 from coterie.core.federation import Federation
+from coterie.core.reducing import reducer_of
 from coterie.core.tracks import delivery_mark
 from coterie.engines.base import PeersOf
 from coterie.methods.base import Method
@@ -23,21 +25,29 @@ def delivers(method: Method) -> bool:
 class Delivery:
     """What is made for `clients` at download: mixes, which can be undone, and whose models they download besides.
 
-    It is for the round under way; `after` says that this is over and has had its exchange.
+    It is for the round under way; `after` says that this is over and has had its exchange. So many `threads` mix.
     """
 
-    def __init__(self, method: Method, federation: Federation, clients: Tensor, after: bool = False) -> None:
+    def __init__(
+        self, method: Method, federation: Federation, clients: Tensor, after: bool = False, threads: int = 1
+    ) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
-        made = list(method.deliver(view, clients)) if delivers(method) else []
+        # A defence that weighs learners against each other sees what everybody would download now.
+        spans = delivers(method) and reducer_of(federation.defence).spans_learners
+        learners = federation.everyone if spans else clients
+        made = list(method.deliver(view, learners)) if delivers(method) else []
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
         if self._chosen and federation.defence.reduces:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
-        self._before = {name: (slot.own[clients], slot.tracks.copy()) for name, slot in slots.items()}
+        self._before = {
+            name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()
+        }
         mark = delivery_mark(federation.round + after)
-        self.applied = apply(mixes, federation, Uploads(view, clients, {}, {}), mark)
+        uploads, only = Uploads(view, learners, {}, {}), clients if spans else None
+        self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only, threads)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -57,14 +67,14 @@ class Delivery:
         )
         for target, (rows, tracks) in self._before.items():
             slot = self.federation[target]
-            slot.own[self.clients[chosen]] = rows[chosen]
+            slot.write_own(self.clients[chosen], slot.own_columns, rows[chosen.to(rows.device)])
             slot.tracks.put_back(tracks, self.clients[chosen])
 
 
 @contextmanager
-def as_delivered(method: Method, federation: Federation, clients: Tensor) -> Iterator[Delivery]:
+def as_delivered(method: Method, federation: Federation, clients: Tensor, threads: int = 1) -> Iterator[Delivery]:
     """Between rounds: while inside, `clients` hold what they would download; afterwards what they held before."""
-    delivery = Delivery(method, federation, clients, after=True)
+    delivery = Delivery(method, federation, clients, after=True, threads=threads)
     try:
         yield delivery
     finally:

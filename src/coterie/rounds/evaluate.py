@@ -25,11 +25,30 @@ MOMENTS: tuple[Moment, ...] = ("received", "trained", "stored")
 
 
 @dataclass(frozen=True)
+class TestedSample:
+    """Who was tested where not everybody was: the ids `clients [m]`, drawn at random from `of` clients."""
+
+    clients: Integers
+    of: int
+
+    def spread(self, values: Floats) -> Floats:
+        """Their `values [m]` as everybody's: `[of]`, NaN for who was not tested.
+
+        >>> TestedSample(np.array([2, 0]), of=3).spread(np.array([0.5, 1.0]))
+        array([1. , nan, 0.5])
+        """
+        everybody = np.full(self.of, np.nan)
+        everybody[self.clients] = values
+        return everybody
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One moment of one round: every metric of every client, and test sizes, each `[K]`.
 
     Means, deviation and the worst clients are those of the metric that the task is judged by, whose `scale` says what
-    is worse. Clients for whom there is no such number (NaN) do not count in them.
+    is worse. Clients for whom there is no such number (NaN) do not count in them. Where a `sample` of the clients was
+    tested, all is of those: `[m]`, in their order.
 
     >>> values = {"accuracy": np.array([1.0, 0.5]), "loss": np.array([0.1, 0.7])}
     >>> e = Evaluation(Scale("accuracy"), values, np.array([10, 30]))
@@ -41,6 +60,22 @@ class Evaluation:
     values: Mapping[str, Floats]
     sizes: Integers
     validation: Evaluation | None = None  # the same on validation samples, where there are some
+    sample: TestedSample | None = None  # whom it is of, where not of everybody
+
+    @classmethod
+    def nobody(cls, task: Task, clients: int, validated: bool) -> Evaluation:
+        """The evaluation of clients that have not been tested."""
+        values = {metric.scale.name: np.full(clients, np.nan) for metric in task.metrics}
+        validation = cls.nobody(task, clients, False) if validated else None
+        return cls(task.primary.scale, values, np.zeros(clients, np.int64), validation)
+
+    def of_sample(self, clients: Tensor, of: int) -> Evaluation:
+        """The same as that of a sample drawn from so many; as it is if that is everybody."""
+        if len(clients) == of:
+            return self
+        sample = TestedSample(clients.numpy(), of)
+        held = None if self.validation is None else replace(self.validation, sample=sample)
+        return replace(self, sample=sample, validation=held)
 
     @classmethod
     def of(cls, task: Task, scores: Sequence[Score], validation: Sequence[int] | None = None) -> Evaluation:
@@ -76,10 +111,18 @@ class Evaluation:
         values = {name: own.copy() for name, own in self.values.items()}
         for name, own in values.items():
             own[clients] = newer.values[name]
+        sizes = self.sizes.copy()
+        sizes[clients] = newer.sizes
         validation = None
         if self.validation is not None and newer.validation is not None:
             validation = self.validation.updated(clients, newer.validation)
-        return Evaluation(self.scale, values, self.sizes, validation)
+        return Evaluation(self.scale, values, sizes, validation)
+
+    def chosen(self, places: Integers) -> Evaluation:
+        """That of some of the clients, by their places here."""
+        values = {name: own[places] for name, own in self.values.items()}
+        held = None if self.validation is None else self.validation.chosen(places)
+        return Evaluation(self.scale, values, self.sizes[places], held)
 
     @property
     def judged(self) -> Floats:
@@ -112,6 +155,36 @@ class Evaluation:
         """The standard deviation over clients."""
         known = _known(self.judged)
         return float(known.std()) if len(known) else float("nan")
+
+    @property
+    def error(self) -> float:
+        """The standard error of `mean` as an estimate of everybody's: 0 if everybody was tested."""
+        return 0.0 if self.sample is None else sampling_error(self.judged, self.sample.of)
+
+    @property
+    def weighted_error(self) -> float:
+        """The standard error of `weighted` as an estimate of everybody's: 0 if everybody was tested."""
+        return 0.0 if self.sample is None else sampling_error(self.judged, self.sample.of, self.sizes)
+
+
+def sampling_error(values: Floats, of: int, sizes: Integers | None = None) -> float:
+    """The standard error of the mean of m clients' `values [m]`, drawn from so many without putting back.
+
+    It is s / √m · √(1 − m / K), with s² over m − 1. With `sizes [m]` the mean R is a ratio, Σ n a / Σ n, and s is that
+    of n (a − R) over the mean size. Clients without a number do not count; of fewer than two there is none.
+
+    >>> round(sampling_error(np.array([0.0, 1.0, 0.0, 1.0]), of=8), 6)  # s² = 1/3: √(1/3 / 4 · 1/2)
+    0.204124
+    >>> sampling_error(np.array([0.0, 1.0]), of=2)
+    0.0
+    """
+    known = ~np.isnan(values)
+    count, values = int(known.sum()), values[known]
+    if count < 2:
+        return math.nan
+    weights = np.ones(count) if sizes is None else sizes[known] / sizes[known].mean()
+    off = weights * (values - (weights * values).mean())
+    return float(math.sqrt((off**2).sum() / (count - 1) / count * (1 - count / of)))
 
 
 def _values(metric: Metric, sums: Sequence[Sums], sizes: Integers) -> Floats:

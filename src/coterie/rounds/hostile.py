@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
+from coterie.core.task import Task
 from coterie.core.tracks import delivery_mark
 from coterie.errors import require
 from coterie.options import made
@@ -79,12 +80,13 @@ class Hostile:
         taken[theirs] = self.attack.labels(taken[theirs], problem.task)
         return taken
 
-    def class_counts(self, counts: Tensor, problem: Problem) -> Tensor:
+    def class_counts(self, counts: Tensor, task: Task) -> Tensor:
         """Training samples per client and class, `[K, C]`, as the hostile clients count theirs."""
-        labels, told = self.labels(problem), counts.clone()
-        if labels is not problem.labels:
+        told, classes = counts.clone(), torch.arange(counts.shape[1])
+        if type(self.attack).labels is not Attack.labels:
             for client in self.clients.tolist():
-                told[client] = torch.bincount(labels[problem.train[client]], minlength=counts.shape[1])
+                taken = self.attack.labels(classes.repeat_interleave(counts[client]), task)
+                told[client] = torch.bincount(taken, minlength=counts.shape[1])
         return told
 
     def put_back(self, federation: Federation, cohort: Tensor) -> None:

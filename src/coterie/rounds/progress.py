@@ -112,6 +112,8 @@ class RoundProgress(ProgressDisplay, Listener):
         if report.received is not None:
             self._metric = report.received.scale.name
             self._mean, self._worst = (number_text(one) for one in (report.received.mean, report.received.worst_decile))
+            if report.received.sample is not None:
+                self._mean += f" ± {number_text(report.received.error)}"
         self._moved += sum(report.bytes.values())
         if report.spent is not None:
             self._spent = f", ε {report.spent.worst:.3g}"

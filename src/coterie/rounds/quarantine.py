@@ -33,9 +33,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.applying import block_width
 from coterie.core.columns import Columns
 from coterie.core.defence import FEWEST
-from coterie.core.exchange import block_width
 from coterie.core.federation import Federation
 from coterie.core.task.base import LOSS, SAMPLES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from coterie.core.exchange import Applied
 from coterie.errors import require
-from coterie.rounds.evaluate import Evaluation
+from coterie.rounds.evaluate import Evaluation, Moment
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class RoundReport:
     received: Evaluation | None = None
     trained: Evaluation | None = None
     stored: Evaluation | None = None  # where not everybody took part; otherwise it is what `trained` is
+    everybody: dict[Moment, Evaluation] = field(default_factory=dict)  # in the end, where a sample is tested otherwise
     cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
     training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
     mixes: list[Applied] = field(default_factory=list)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.exchange import apply
+from coterie.core.applying import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
@@ -25,10 +25,11 @@ from coterie.rounds.presence import ALWAYS, Attendance
 from coterie.rounds.privacy import PrivacyAccount
 from coterie.rounds.quarantine import mean_loss
 from coterie.rounds.report import RoundReport
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampling import draw_cohort, draw_tested
 
-# Clients whose downloads are made at one time when everybody is to be tested with what they would receive.
-DELIVERY_CHUNK = 64
+# Clients whose downloads are made at one time when everybody is to be tested with what they would receive: at least so
+# many, more of small models. Every time, the rows that they are made of are read anew.
+DELIVERY_CHUNK, DELIVERED_NUMBERS = 64, 1 << 24
 
 
 class Rounds:
@@ -36,7 +37,8 @@ class Rounds:
 
     `validated` says that the engine scores each client's validation samples after those of its test
     (`Problem.scored_with_validation`). `hostile` clients send what their attack says; `attendance`
-    says who is there and who answers.
+    says who is there and who answers. With `evaluate_clients` so many are tested each time in place of everybody, drawn
+    anew; as received in the last round, everybody is.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class Rounds:
         validated: bool = False,
         hostile: Hostile | None = None,
         attendance: Attendance = ALWAYS,
+        evaluate_clients: int = 0,
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
         self.hostile, self.attendance = hostile, attendance
         self.join, self.evaluate_every = join, evaluate_every
+        self.evaluate_clients = evaluate_clients if evaluate_clients < federation.clients else 0
         # Bytes and privacy are counted first, so that everybody finds them in the report.
         self.listeners = Listeners((ByteCounter(method, federation), PrivacyAccount(method, federation), *listeners))
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
@@ -61,6 +65,7 @@ class Rounds:
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
         self.stored: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
+        self._kept: list[Score] | None = None  # everybody's after the last round
         self._validation = [0] * federation.clients
         if validated:
             assert federation.validation_sizes is not None
@@ -81,16 +86,18 @@ class Rounds:
         # Where clients rest, each is tested when it has trained: that is what it stores until its next turn.
         partial = len(cohort) < federation.clients or bool(self.attendance.parts)
         if partial and self.stored is None:
-            self.stored = self.latest or self.evaluate_received()
+            self.stored = self.first_stored()
         federation.round += 1
         self._tuning_diverged.clear()
         clock = _Clock()
         missing = asked[:0] if asked is cohort else asked[~torch.isin(asked, cohort)]
         private = federation.privacy.privacy is not None
         report = RoundReport(federation.round, cohort.tolist(), missing=missing.tolist(), private=private)
-        wanted = federation.round % self.evaluate_every == 0 or federation.round == federation.rounds
+        last = federation.round == federation.rounds
+        wanted = federation.round % self.evaluate_every == 0 or last
+        chosen = draw_tested(federation.keys, self.evaluate_clients, federation.seed, federation.round)
 
-        delivery = Delivery(method, federation, asked)
+        delivery = Delivery(method, federation, asked, threads=self.engine.mixing_threads)
         report.mixes += delivery.applied
         clock.lap("exchange")
         # Where uploads are watched, so are the losses that they were made with.
@@ -122,17 +129,24 @@ class Rounds:
             if partial:
                 assert self.stored is not None
                 self.stored = self.stored.updated(cohort.numpy(), newest)
-                report.cohort_trained, report.stored = newest, self.stored if wanted else None
+                report.cohort_trained = newest
+                report.stored = self.stored if wanted and not self.evaluate_clients else None
             if wanted:
-                report.trained = self._with_resting(cohort, newest)
+                report.trained = self._with_resting(cohort, newest, chosen)
             clock.lap("evaluate")
 
         if len(uploads.cohort):
             name, mark = type(method).__name__, exchange_mark(federation.round)
-            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
+            threads = self.engine.mixing_threads
+            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
         clock.lap("exchange")
         if wanted:
-            self.latest = report.received = self.evaluate_received()
+            tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)
+            report.received = tests
+            if self.evaluate_clients and last:
+                report.received = tests.chosen(chosen.numpy()).of_sample(chosen, federation.clients)
+                report.everybody = {"received": tests, **({"stored": self.stored} if self.stored is not None else {})}
+            self.latest = None if self.evaluate_clients else tests
             clock.lap("evaluate")
         else:
             self.latest = None
@@ -161,9 +175,21 @@ class Rounds:
             self.federation.round -= 1
             raise
 
-    def evaluate_received(self) -> Evaluation:
-        """Test everybody with what they would download now."""
-        return self._evaluation(self.federation.everyone, self._scores_received())
+    def evaluate_received(self, clients: Tensor | None = None, keep_scores: bool = False) -> Evaluation:
+        """Test clients (everybody unless said) with what they would download now.
+
+        With `keep_scores` everybody's are kept: the last round's are those of the finished models.
+        """
+        chosen = self.federation.everyone if clients is None else clients
+        scores = self._scores_received(chosen, keep_scores)
+        self._kept = scores if keep_scores else None
+        return self._evaluation(chosen, scores).of_sample(chosen, self.federation.clients)
+
+    def first_stored(self) -> Evaluation:
+        """What clients store before the first round: the first model; where few are tested, nobody's is known."""
+        if self.evaluate_clients:
+            return Evaluation.nobody(self.federation.task, self.federation.clients, any(self._validation))
+        return self.latest or self.evaluate_received()
 
     def _evaluation(self, clients: Tensor, scores: list[Score]) -> Evaluation:
         """What scores of some clients amount to; whose tuning diverged is noted."""
@@ -179,17 +205,18 @@ class Rounds:
 
     def scores_received(self, keep_scores: bool = False) -> list[Score]:
         """Every client's score on its test samples with what it would download now."""
-        scores = self._scores_received(keep_scores)
+        kept = self._kept if keep_scores and self.federation.round == self.federation.rounds else None
+        scores = self._scores_received(self.federation.everyone, keep_scores) if kept is None else kept
         sizes = zip(scores, self._validation, strict=True)
         return [score.split([len(score.losses) - held, held])[0] if held else score for score, held in sizes]
 
-    def _scores_received(self, keep_scores: bool = False) -> list[Score]:
-        everyone = self.federation.everyone
+    def _scores_received(self, chosen: Tensor, keep_scores: bool = False) -> list[Score]:
         if not delivers(self.method):
-            return self.engine.test(self.federation, everyone, keep_scores)
+            return self.engine.test(self.federation, chosen, keep_scores)
         scores: list[Score] = []
-        for clients in everyone.split(DELIVERY_CHUNK):
-            with as_delivered(self.method, self.federation, clients) as delivery:
+        at_once = max(DELIVERY_CHUNK, DELIVERED_NUMBERS // self.federation.layout.width)
+        for clients in chosen.split(at_once):
+            with as_delivered(self.method, self.federation, clients, self.engine.mixing_threads) as delivery:
                 peers = delivery.peers() if self.method.tune(self.federation) else {}
                 scores += self.engine.test(self.federation, clients, keep_scores, peers)
         return scores
@@ -209,8 +236,15 @@ class Rounds:
             scores = [held.get(client, score) for client, score in zip(cohort.tolist(), scores, strict=True)]
         return self._evaluation(cohort, scores)
 
-    def _with_resting(self, cohort: Tensor, newest: Evaluation) -> Evaluation:
-        """Everybody: the cohort as it has just been tested, the others with the model they hold."""
+    def _with_resting(self, cohort: Tensor, newest: Evaluation, chosen: Tensor) -> Evaluation:
+        """The `chosen` clients: those of the cohort as it has just been tested, others with the model they hold."""
+        if self.evaluate_clients:
+            drawn = torch.isin(cohort, chosen)
+            parts = [(cohort[drawn], newest.chosen(drawn.nonzero()[:, 0].numpy()))]
+            others = chosen[~torch.isin(chosen, cohort)]
+            if len(others):
+                parts.append((others, self._evaluation(others, self.engine.test(self.federation, others))))
+            return Evaluation.joined(parts).of_sample(chosen, self.federation.clients)
         if len(cohort) == self.federation.clients:
             return newest
         # What a client that tunes shows depends on the round, so the last evaluation does not tell.

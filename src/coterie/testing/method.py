@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.federation import Federation
+from coterie.core.pixels import whole
 from coterie.engines import make_engine
 from coterie.engines.base import Engine
 from coterie.errors import CoterieError, unknown
@@ -189,7 +190,7 @@ def check_divergence(method: Method) -> None:
     """A client whose model overflows is named, keeps its last good row, and harms nobody."""
     data = toy_data(180)
     partition = with_validation(toy_partition(data, CLIENTS))
-    inputs = data.inputs.clone()
+    inputs = whole(data.inputs).clone()
     inputs[partition.train[1]] *= 1e30
     spoiled = type(data)("spoiled", inputs, data.labels, classes=data.classes)
     result = toy_experiment(method, "relu", data=spoiled, partition=partition).run()

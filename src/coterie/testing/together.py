@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from coterie.core.federation import Federation
+from coterie.core.pixels import whole
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.packed import Note, Packed, read_text
@@ -135,7 +136,7 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
         [index.numpy() + start for index in own_split(agreement, data, client)]
         for client, (data, start) in enumerate(zip(datas, starts, strict=False))
     ]
-    inputs, labels = torch.cat([data.inputs for data in datas]), torch.cat([data.labels for data in datas])
+    inputs, labels = torch.cat([whole(data.inputs) for data in datas]), torch.cat([data.labels for data in datas])
     partition = Partition(
         train=tuple(part[0] for part in parts),
         validation=tuple(part[1] for part in parts),

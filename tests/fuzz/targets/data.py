@@ -17,6 +17,7 @@ from PIL import Image
 from tests.fuzz.bases import damaged, damages, odd_values
 from tests.fuzz.trial import Case, Target, must, refused
 
+from coterie.core.pixels import whole
 from coterie.data import load
 from coterie.data.archives import tar_members
 from coterie.data.readers.idx import read_idx
@@ -162,7 +163,7 @@ def check_data(path: Path, task: str = "") -> None:
     """A data set is whole."""
     data = load(path, progress=False, task=task)
     must(len(data) == len(data.labels) == len(data.inputs) > 0, f"{len(data.inputs)} inputs, {len(data.labels)} labels")
-    must(bool(data.inputs.isfinite().all()), "inputs are not finite")
+    must(bool(whole(data.inputs).isfinite().all()), "inputs are not finite")
     must(bool(data.labels.isfinite().all()), "labels are not finite")
     must(0 < data.train_size <= len(data), f"{data.train_size} training samples of {len(data)}")
     if task == "classification":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from tests.fuzz.bases import ODD_NUMBERS, damaged, damages, odd_values, spoilt_json
-from tests.fuzz.targets.settings import TABLE, write_table
+from tests.fuzz.targets.settings import SPOKEN, TABLE, spoken_settings, write_table
 from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, quiet, refused, strict_json
 
 from coterie.experiment.experiment import Experiment
@@ -194,6 +194,9 @@ def small_runs(draw: st.DrawFn) -> Case:
     for option in METHODS[method]:
         if draw(st.booleans()):
             words += ["--set", f"{option}={draw(numbers | odd_values)}"]
+    # Defences are not among them: some can tell only in a round that they are undefined.
+    for name in draw(st.lists(st.sampled_from(("attack", "presence")), max_size=2, unique=True)):
+        words += [f"--{name}={draw(spoken_settings(SPOKEN[name]))}"]
     return {"words": words}
 
 

@@ -29,13 +29,20 @@ NAMES = {
     "partition": ("iid", "dirichlet", "pathological", "by_client", "quantity", "dominant", "quantile", "nowhere.npz"),
     "model": ("mlp", "lenet5", "cnn"),
     "task": ("classification", "regression"),
-    "engine": ("serial", "stacked", "processes", "ray"),
+    "engine": ("auto", "serial", "stacked", "processes", "adaptive", "ray"),
     "optimizer": ("sgd", "adam", "rprop"),
     "schedule": ("constant", "cosine", "exponential"),
     "stats": ("mean", "local"),
-    "memory": ("contiguous", "channels_last"),
+    "memory": ("auto", "contiguous", "channels_last"),
     "protocol": ("pfedcs", "fedrema", "fedtc"),
 }
+SPOKEN = {
+    "attack": ("label-flip", "sign-flip", "scaling", "noise", "nan", "free-rider", "copycat"),
+    "defence": ("clip", "median", "trimmed-mean", "krum", "multi-krum", "influence"),
+    "presence": ("dropout", "stragglers", "available", "late", "leave", "trace"),
+    "privacy": ("client", "example"),
+}
+"""Settings that are names with numbers after them, `NAME:0.2:OPTION=1`, some of them several joined by +."""
 OPTIONS = tuple(name for name in option_fields(GivenSettings) if name not in ("cap", "unbalanced"))
 FLAGS = {"client_column": "--client"}
 
@@ -57,8 +64,20 @@ def not_trained() -> Iterator[None]:
         yield
 
 
+@st.composite
+def spoken_settings(draw: st.DrawFn, names: tuple[str, ...]) -> str:
+    """A name, perhaps with numbers, perhaps several: as they should be, or odd."""
+    parts = []
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2)):
+        numbers = draw(st.lists(st.sampled_from(("0.2", "0.5", "1", "2")) | odd_values, max_size=2))
+        parts.append(":".join([name, *numbers]))
+    return "+".join(parts)
+
+
 def value_of(name: str) -> st.SearchStrategy[str]:
     """Values for an option: those that it may have, and those that it may not."""
+    if name in SPOKEN:
+        return spoken_settings(SPOKEN[name])
     if name in NAMES:
         return st.one_of(st.sampled_from(NAMES[name]), odd_texts)
     return odd_values if name in TEXTS else st.one_of(odd_numbers, odd_numbers, odd_texts)

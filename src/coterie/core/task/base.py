@@ -24,7 +24,15 @@ LOSS_SCALE = Scale(LOSS, higher_is_better=False)
 
 
 class Loss(ABC):
-    """What training makes small, sample by sample: a sample's loss depends on nothing but itself."""
+    """What training makes small, sample by sample: a sample's loss depends on nothing but itself.
+
+    >>> class Absolute(Loss):
+    ...     def __call__(self, outputs, labels):
+    ...         return (outputs.squeeze(1) - labels).abs()
+    >>> import torch
+    >>> Absolute().mean(torch.tensor([[1.0], [4.0]]), torch.tensor([0.0, 1.0]))
+    tensor(2.)
+    """
 
     @abstractmethod
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -48,6 +56,16 @@ class Metric(ABC):
 
     Sums of several batches or clients are merged by adding them; `value` says what they amount to. A sample's
     quantities depend on that sample alone. Quantities of one name are the same in all metrics of a task.
+
+    >>> class Sure(Metric):
+    ...     @property
+    ...     def scale(self):
+    ...         return Scale("sure", share=True)
+    ...     def quantities(self, outputs, labels):
+    ...         return {"sure": outputs.softmax(1).amax(1) > 0.9}
+    >>> import torch
+    >>> Sure().quantities(torch.tensor([[9.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0]))
+    {'sure': tensor([ True, False])}
     """
 
     @property

@@ -26,9 +26,7 @@ class CrossEntropy(LossWithSlope):
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of every sample: `[B]`."""
         if not torch.is_grad_enabled() and outputs.shape[1] < LANES and len(outputs) >= 4 * LANES:
-            # The same numbers, sample beside sample: PyTorch takes rows shorter than its vectors number by number,
-            # which is seven times slower (2,000 samples of 10 classes).
-            return functional.cross_entropy(outputs.t()[None], labels[None], reduction="none")[0]
+            return _side_by_side(outputs, labels)
         return functional.cross_entropy(outputs, labels, reduction="none")
 
     def mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -41,6 +39,18 @@ class CrossEntropy(LossWithSlope):
         slope = (outputs - outputs.amax(-1, keepdim=True)).exp_()
         slope.div_(slope.sum(-1, keepdim=True))
         return slope.scatter_add_(-1, labels[..., None], slope.new_full((), -1.0).expand(*labels.shape, 1))
+
+
+def _side_by_side(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The same bits with samples side by side in PyTorch's vectors: several times faster where classes are few.
+
+    Rows that do not fill a vector it takes number by number. So it does here with the samples that are left over.
+    """
+    whole = len(outputs) // LANES * LANES
+    first = functional.cross_entropy(outputs[:whole].t()[None], labels[None, :whole], reduction="none")[0]
+    if whole == len(outputs):
+        return first
+    return torch.cat([first, functional.cross_entropy(outputs[whole:], labels[whole:], reduction="none")])
 
 
 @dataclass(frozen=True)

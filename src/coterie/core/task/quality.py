@@ -5,7 +5,8 @@ Everything but the ranking is counts and sums over test samples, so that clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,12 @@ from torch import Tensor
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
 
 BINS = 10
 """Confidences are counted in so many bins of equal width."""
+AT_ONCE = 1 << 17
+"""Test samples that are gone through together: bounds the memory, however many clients there are."""
 
 
 def quality_of(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -> dict[str, Tensor]:
@@ -30,30 +34,91 @@ def quality_of(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classe
     >>> found["hits"].tolist(), found["auc"].tolist(), found["bin_samples"].tolist()
     ([[1, 0]], [1.0], [[0, 0, 0, 0, 0, 0, 0, 1, 0, 1]])
     """
-    clients = len(labels)
-    found = {
-        "support": np.zeros((clients, classes), np.int32),
-        "hits": np.zeros((clients, classes), np.int32),
-        "macro_f1": np.full(clients, np.nan),
-        "auc": np.full(clients, np.nan),
-        "bin_samples": np.zeros((clients, BINS), np.int32),
-        "bin_hits": np.zeros((clients, BINS), np.int32),
-        "bin_confidence": np.zeros((clients, BINS)),
-    }
-    for client, (given, own) in enumerate(zip(probabilities, labels, strict=True)):
-        truth, scores = own.numpy(), np.nan_to_num(given.double().numpy())
-        guess, confidence = scores.argmax(1), scores.max(1)
-        right = truth == guess
-        place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-        found["support"][client] = np.bincount(truth, minlength=classes)
-        found["hits"][client] = np.bincount(truth[right], minlength=classes)
-        found["macro_f1"][client] = macro_f1(truth, guess)
-        if len(np.unique(truth)) > 1:
-            found["auc"][client] = macro_auc(truth, scores)
-        found["bin_samples"][client] = np.bincount(place, minlength=BINS)
-        found["bin_hits"][client] = np.bincount(place[right], minlength=BINS)
-        found["bin_confidence"][client] = np.bincount(place, confidence, BINS)
+    counts = np.array([len(own) for own in labels], np.int64)
+    parts = [_quality_of_some(probabilities[begin:end], labels[begin:end], classes) for begin, end in _pieces(counts)]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: torch.from_numpy(values) for name, values in found.items()}
+
+
+def _pieces(counts: Integers) -> Iterator[tuple[int, int]]:
+    """Clients with so many samples each in pieces, each of about AT_ONCE samples."""
+    ends = np.cumsum(counts)
+    begin = 0
+    while begin < len(counts):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + AT_ONCE, "right")))
+        yield begin, end
+        begin = end
+
+
+def _quality_of_some(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -> dict[str, Array]:
+    """The same of clients whose samples are gone through together."""
+    clients = len(labels)
+    owner = np.repeat(np.arange(clients), [len(own) for own in labels])
+    truth, scores = torch.cat(list(labels)).numpy(), np.nan_to_num(torch.cat(list(probabilities)).double().numpy())
+    guess, confidence = scores.argmax(1), scores.max(1)
+    right = truth == guess
+    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+
+    def counted(kind: Integers, kinds: int, chosen: npt.NDArray[np.bool_] | slice = slice(None)) -> Integers:
+        places = owner[chosen] * kinds + kind[chosen]
+        return np.bincount(places, minlength=clients * kinds).reshape(clients, kinds)
+
+    known = max(classes, scores.shape[1])  # a model may know more classes than the data has
+    support, hits, guesses = counted(truth, known), counted(truth, known, right), counted(guess, known)
+    both = support + guesses
+    f1 = np.divide(2 * hits, both, out=np.zeros(both.shape), where=both > 0)
+    ranked = (support > 0) & ((support > 0).sum(1) > 1)[:, None]  # of one class alone there is nothing to rank
+    return {
+        "support": support[:, :classes].astype(np.int32),
+        "hits": hits[:, :classes].astype(np.int32),
+        "macro_f1": _mean_where(f1, both > 0),
+        "auc": _mean_where(_shares_ranked_right(owner, truth, scores, support, ranked), ranked),
+        "bin_samples": counted(place, BINS).astype(np.int32),
+        "bin_hits": counted(place, BINS, right).astype(np.int32),
+        "bin_confidence": np.bincount(owner * BINS + place, confidence, clients * BINS).reshape(clients, BINS),
+    }
+
+
+def _mean_where(values: Floats, counts: npt.NDArray[np.bool_]) -> Floats:
+    """Each row's mean over the entries that count, `[K, C]` both: `[K]`; NaN where none does.
+
+    Rows of the same number are taken together, so that each is summed as it would be alone, to the bit.
+    """
+    found, numbers = np.full(len(values), np.nan), counts.sum(1)
+    for number in np.unique(numbers[numbers > 0]).tolist():
+        rows = numbers == number
+        found[rows] = values[rows][counts[rows]].reshape(-1, number).mean(1)
+    return found
+
+
+def _shares_ranked_right(
+    owner: Integers, truth: Integers, scores: Floats, support: Integers, ranked: npt.NDArray[np.bool_]
+) -> Floats:
+    """For every client and class, the share of pairs that `scores [n, C]` rank right, ties half: `[K, C]`.
+
+    A class's samples among all of a client's, in ascending order, with twice the mean rank of equal scores: the sum of
+    theirs less m(m + 1) is twice the number of pairs ranked right.
+    """
+    found, samples = np.zeros(ranked.shape), support.sum(1)
+    for present in np.flatnonzero(ranked.any(0)).tolist():
+        chosen = np.flatnonzero(ranked[owner, present])
+        order = chosen[np.lexsort((scores[chosen, present], owner[chosen]))]
+        whose, values = owner[order], scores[order, present]
+        new_client = np.r_[True, whose[1:] != whose[:-1]]
+        first_of_client = np.flatnonzero(new_client)[np.cumsum(new_client) - 1]
+        new = new_client | np.r_[True, values[1:] != values[:-1]]
+        begins = np.flatnonzero(new)
+        lengths = np.diff(np.r_[begins, len(order)])
+        group = np.cumsum(new) - 1
+        twice_the_rank = 2 * (begins[group] - first_of_client) + lengths[group] + 1
+        own = truth[order] == present
+        total = np.zeros(len(ranked), np.int64)
+        np.add.at(total, whose[own], twice_the_rank[own])
+        clients, m = ranked[:, present], support[:, present]
+        pairs = (m * (samples - m))[clients]
+        found[clients, present] = (total - m * (m + 1))[clients] / 2 / pairs
+    return found
 
 
 def recalls(quality: Mapping[str, npt.NDArray[np.generic]]) -> Floats:
@@ -82,33 +147,3 @@ def _shares(part: npt.NDArray[np.generic], whole: npt.NDArray[np.generic]) -> Fl
     counts = np.asarray(whole, np.float64)
     shares: Floats = np.divide(part, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
     return shares
-
-
-# scikit-learn has both, but takes milliseconds a call, of which there would be one per client and class.
-
-
-def macro_f1(truth: Integers, guess: Integers) -> float:
-    """The mean F1 of the classes that occur in either: 2·hits / (samples + guesses).
-
-    >>> macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1]))
-    0.6666666666666666
-    """
-    classes = int(max(truth.max(), guess.max())) + 1
-    hits = np.bincount(truth[truth == guess], minlength=classes)
-    both = np.bincount(truth, minlength=classes) + np.bincount(guess, minlength=classes)
-    return float(np.mean(2 * hits[both > 0] / both[both > 0]))
-
-
-def macro_auc(truth: Integers, scores: Floats) -> float:
-    """The mean over the classes in `truth [n]` of the share of pairs that `scores [n, C]` rank right; ties are half.
-
-    >>> macro_auc(np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]))
-    0.5
-    """
-    shares = []
-    for present in np.unique(truth):
-        ours = scores[truth == present, present]
-        theirs = np.sort(scores[truth != present, present])
-        below, not_above = np.searchsorted(theirs, ours, "left"), np.searchsorted(theirs, ours, "right")
-        shares.append((below.sum() + not_above.sum()) / 2 / (len(ours) * len(theirs)))
-    return float(np.mean(shares))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from coterie.core.scale import Scale
 from coterie.core.task.base import SAMPLES, Loss, LossWithSlope, MeanLoss, Metric, Sums, Task, mean_of, merged
+from coterie.devices import exact
 from coterie.errors import CoterieError, require
 
 LARGEST_ERROR = 1e30
@@ -20,7 +21,7 @@ LARGEST_ERROR = 1e30
 
 def errors(outputs: Tensor, labels: Tensor) -> Tensor:
     """The absolute errors in float64, none larger than `LARGEST_ERROR`: `[B]`."""
-    found = (outputs[..., 0].double() - labels.double()).abs()
+    found = (exact(outputs[..., 0]) - exact(labels)).abs()
     return found.nan_to_num(nan=LARGEST_ERROR, posinf=LARGEST_ERROR).clamp(max=LARGEST_ERROR)
 
 

@@ -1,9 +1,13 @@
-"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them."""
+"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them.
+
+The SuperExec starts the server's app by a porter, so that it is there at once however busy the machine is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import ssl
 import sys
 import time
@@ -20,6 +24,8 @@ from coterie.deployment.flower.bell import BELL
 from coterie.deployment.flower.commands import Commands
 from coterie.deployment.flower.front import READY, front_words
 from coterie.deployment.flower.keys import Keys, make_keys
+from coterie.deployment.flower.porter import READY as CALLED
+from coterie.deployment.flower.porter import SERVER_APP, porter_words, stand_in, surroundings
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -33,13 +39,14 @@ from coterie.deployment.flower.processes import (
     require_free,
     write_secret,
 )
-from coterie.errors import PassingError, require
+from coterie.errors import CoterieError, PassingError, require
 from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
 START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
 REGISTERED = "registered.json"
+UNSETTLED = ".unsettled"  # is there while what the SuperLink knows and what we know that it knows may differ
 
 
 class Link:
@@ -55,9 +62,12 @@ class Link:
         self.inner = free_port()  # of the SuperLink
         self.home = self.folder / "flower"
         self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "front")}
+        self.logs["porter"] = self.logs["superexec"]  # what an app says is found in one place
+        self.porter, self.scripts = self.folder / ".porter.socket", self.folder / ".commands"
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
         self._commands: Commands | None = None
+        self.stopped: list[str] = []  # runs of before, which had not ended when this was started
 
     def __enter__(self) -> Self:
         self.start()
@@ -119,6 +129,10 @@ class Link:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         return ["flower-superexec", *trust, "--runtime-api-address", self.superlink, *secret]
 
+    def porter_command(self) -> list[str]:
+        """The command of the porter, which is found where `PATH` of the SuperExec begins with the folder of scripts."""
+        return [sys.executable, "-m", *porter_words(self.porter, SERVER_APP)]
+
     def front_command(self) -> list[str]:
         """The command of the front."""
         words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.bell)
@@ -134,7 +148,11 @@ class Link:
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", pairs(config)] if config else [])]
 
     def start(self) -> None:
-        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened."""
+        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened.
+
+        Runs of before that have not ended are stopped before there is a SuperExec, which would take them up: two apps
+        would write to one folder then, and the death of the one would be taken for the other's.
+        """
         self._lock = Lock(self.folder / "lock", "a server")
         try:
             require_free(self.host, self.port)
@@ -147,14 +165,28 @@ class Link:
             raise
 
     def _start(self) -> None:
+        if (self.folder / UNSETTLED).exists():
+            self._forget()
         if not self.database.exists():
             (self.folder / REGISTERED).unlink(missing_ok=True)
+            (self.folder / UNSETTLED).touch()
+        porter = self._spawn("porter", self.porter_command())
         superlink = self._spawn("superlink", self.command())
         _await(superlink, "SuperLink", self._healthy)
+        _await(porter, "porter", lambda: CALLED in porter.said())
+        self.stopped = [] if (self.folder / UNSETTLED).exists() else self._stop_former()
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
+
+    def _stop_former(self) -> list[str]:
+        with self.together():
+            found = self.live_runs()
+            for run in found:
+                self.stop_run(run)
+        return found
 
     def open(self) -> None:
         """Start the front, which lets the keys through that are accepted now."""
+        (self.folder / UNSETTLED).unlink(missing_ok=True)
         front = self._spawn("front", self.front_command())
         _await(front, "front", lambda: READY in front.said())
 
@@ -169,21 +201,25 @@ class Link:
         settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.superlink, **trust}}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         write_secret(self.secret)
+        stand_in(self.scripts, self.porter, SERVER_APP)
 
     def process(self, name: str) -> Process:
-        """One of the processes: superlink, superexec or front."""
+        """One of the processes: porter, superlink, superexec or front."""
         return self._processes[name]
 
     def ended(self) -> str | None:
-        """The first process that has ended by itself, if any: its name, its last words and its log."""
+        """The first process that has ended by itself, if any: its name, its last words and its log.
+
+        Whoever the porter has started lives on without it, and without a porter there is another way to start.
+        """
         for name, process in self._processes.items():
-            if process.code is not None:
+            if process.code is not None and name != "porter":
                 return f"the {name} ended with code {process.code} ({process.last_words()}); see {process.log}"
         return None
 
     def stop(self) -> None:
         """End everything politely."""
-        for name in ("front", "superexec", "superlink"):
+        for name in ("front", "superexec", "porter", "superlink"):
             if name in self._processes:
                 self._processes.pop(name).terminate()
         self._release()
@@ -204,11 +240,16 @@ class Link:
         known = self._registered()
         kept = {mark: about for mark, about in known.items() if about["site"] == marks.get(mark)}
         fresh = [site for mark, site in marks.items() if mark not in kept]
-        with self._together():
+        with self.together():
             gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
             self._keep(kept)
+            if fresh:
+                # Flower takes no key twice: whoever is ended after Flower knows a key and before it is written down
+                # that it does could never register it again.
+                (self.folder / UNSETTLED).touch()
             for site in fresh:
                 self._register(site, public_keys[site])
+            (self.folder / UNSETTLED).unlink(missing_ok=True)
         return fresh, gone
 
     def forget_unless(self, sites: Collection[str]) -> list[str]:
@@ -216,9 +257,14 @@ class Link:
         anybody: messages of theirs may be in it. Keys are registered anew.
         """
         gone = sorted({about["site"] for about in self._registered().values()} - set(sites))
-        for path in self.folder.glob(f"{self.database.name}*") if gone else ():
-            path.unlink()
+        if gone:
+            self._forget()
         return gone
+
+    def _forget(self) -> None:
+        """Remove all that the SuperLink kept."""
+        for path in self.folder.glob(f"{self.database.name}*"):
+            path.unlink()
 
     def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
         """Unregister all nodes but some; the names of the others."""
@@ -233,12 +279,13 @@ class Link:
     def _register(self, site: str, public_key: Path) -> None:
         mark = hashlib.sha256(public_key.read_bytes()).hexdigest()
         answer = self.flower(*self.register_command(site)[1:], check=False)
-        require(
-            "Public key already in use" not in str(answer.get("error-message")),
-            f"site {site}: its key was shut out before, and Flower takes no key twice; have the site make another "
-            f"('coterie federation join --new-key'), or remove {self.database}, with which the SuperLink forgets all "
-            "keys and runs (the federation's own checkpoint stays)",
-        )
+        if "Public key already in use" in str(answer.get("error-message")):
+            (self.folder / UNSETTLED).unlink(missing_ok=True)  # nothing was registered
+            raise CoterieError(
+                f"site {site}: its key was shut out before, and Flower takes no key twice; have the site make another "
+                f"('coterie federation join --new-key'), or remove {self.database}, with which the SuperLink forgets "
+                "all keys and runs (the federation's own checkpoint stays)"
+            )
         require(bool(answer.get("success")), f"site {site} cannot be registered: {_message(answer)}")
         self._keep(self._registered() | {mark: {"site": site, "node": str(answer["node-id"])}})
 
@@ -263,7 +310,7 @@ class Link:
     def flower(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What `flwr …` answers."""
         if self._commands is None:
-            with self._together():
+            with self.together():
                 return self.flower(*words, check=check)
         said = self._commands.printed([*words, "--format", "json"])
         try:
@@ -275,8 +322,11 @@ class Link:
         return answer
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Flower's commands within share one process."""
+    def together(self) -> Iterator[None]:
+        """Flower's commands within share one process: starting that takes longer than the commands."""
+        if self._commands is not None:
+            yield
+            return
         with Commands(environment(self.home), self.folder) as self._commands:
             try:
                 yield
@@ -284,8 +334,13 @@ class Link:
                 self._commands = None
 
     def _spawn(self, name: str, words: list[str]) -> Process:
-        command = words if name == "front" else [flower_command(words[0]), *words[1:]]
-        process = Process(command, self.logs[name], environment(self.home), self.folder, self._lock)
+        command = words if words[0] == sys.executable else [flower_command(words[0]), *words[1:]]
+        around = environment(self.home)
+        if name == "porter":
+            around |= surroundings()
+        if name == "superexec":
+            around["PATH"] = os.pathsep.join([str(self.scripts), around["PATH"]])
+        process = Process(command, self.logs[name], around, self.folder, self._lock)
         self._processes[name] = process
         return process
 

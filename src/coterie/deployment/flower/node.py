@@ -18,7 +18,7 @@ from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.expiry import ExpiryWatch
 from coterie.deployment.flower.keys import Keys, make_keys
-from coterie.deployment.flower.porter import stand_in
+from coterie.deployment.flower.porter import CLIENT_APP, porter_words, stand_in, surroundings
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -68,9 +68,8 @@ AUTHORITY = "the certificate by which this site knows its server"
 NEW_AUTHORITY = (
     "ask whoever runs the server for a new one, and take it with 'coterie federation join … --root-certificate'"
 )
-# The processes without which a SuperNode stays connected, and their modules.
-HELPERS = ("resident", "porter")
-RESIDENT, PORTER = "coterie.deployment.resident", "coterie.deployment.flower.porter"
+HELPERS = ("resident", "porter")  # the processes without which a SuperNode stays connected
+RESIDENT = "coterie.deployment.resident"
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 
 Tell = Callable[[str], None]
@@ -178,7 +177,7 @@ class Node:
         return {
             "relay": [sys.executable, "-m", *relay],
             "resident": [sys.executable, "-m", RESIDENT, str(self._resident_settings)],
-            "porter": [sys.executable, "-m", PORTER, str(self.sockets["porter"])],
+            "porter": [sys.executable, "-m", *porter_words(self.sockets["porter"], CLIENT_APP)],
             "supernode": words,
             "superexec": [*executor, *secret],
         }
@@ -191,7 +190,7 @@ class Node:
         write_secret(self.secret)
         told = {**self.settings, "socket": str(self.sockets["resident"])}
         write_whole(self._resident_settings, json.dumps(told).encode())
-        stand_in(self._scripts, self.sockets["porter"])
+        stand_in(self._scripts, self.sockets["porter"], CLIENT_APP)
 
     def start(self) -> None:
         """Start the processes that do not run; whether the server takes the node is another question."""
@@ -242,7 +241,7 @@ class Node:
         """What the environment of a process has besides Flower's."""
         if name == "superexec":
             return {"PATH": os.pathsep.join([str(self._scripts), environment(self.home)["PATH"]])}
-        return {"OPENBLAS_NUM_THREADS": "1"} if name == "porter" else {}  # it forks, and so must have no threads
+        return surroundings() if name == "porter" else {}
 
     @property
     def _resident_settings(self) -> Path:

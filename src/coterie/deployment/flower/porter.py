@@ -1,9 +1,13 @@
-"""The porter of a site: keeps Flower loaded, so that its process for a message starts at once.
+"""The porter of a site or a server: keeps Flower loaded, so that its process for an app starts at once.
 
-Run as `python -m coterie.deployment.flower.porter SOCKET`. A SuperExec starts the command `flwr-clientapp` for every
-message, which is a second and a half of importing before anything happens. It finds the command through `PATH`, where
-a script of ours stands first (`stand_in`): that hands its words to the porter, which has imported everything once and
-forks. What runs then is Flower's own command, found by its public name; without a porter it is started as ever.
+Run as `python -m coterie.deployment.flower.porter SOCKET COMMAND`. A SuperExec starts the command `flwr-clientapp` for
+every message to a site, and `flwr-serverapp` for a run, which is a second and a half of importing before anything
+happens. It finds the command through `PATH`, where a script of ours stands first (`stand_in`): that hands its words to
+the porter, which has imported everything once and forks. What runs then is Flower's own command, found by its public
+name; without a porter it is started as ever.
+
+Flower gives a process half a minute to say that it is there, and then starts another, as often as it takes. On a
+machine that is far too busy none of them would be there in time, and all of them together make it busier.
 """
 
 from __future__ import annotations
@@ -25,15 +29,26 @@ from coterie.deployment.flower.commands import loaded
 from coterie.deployment.flower.processes import flower_command
 from coterie.files import private_folder
 
-COMMAND = "flwr-clientapp"
+CLIENT_APP, SERVER_APP = "flwr-clientapp", "flwr-serverapp"
+READY = "the porter is there"
 MOST_WORDS = 64 << 10  # bytes
 PATIENCE = 10.0  # seconds for the words of a command
 
 
-def stand_in(folder: Path, porter: Path) -> Path:
+def porter_words(porter: Path, command: str) -> list[str]:
+    """The arguments of `python -m` that start a porter for one of Flower's commands."""
+    return ["coterie.deployment.flower.porter", str(porter), command]
+
+
+def surroundings() -> dict[str, str]:
+    """What the environment of a porter has besides: it forks, and so must have no threads."""
+    return {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def stand_in(folder: Path, porter: Path, command: str) -> Path:
     """Write the script that stands in for Flower's command into a folder of its own, to be put first into `PATH`."""
-    script = private_folder(folder) / COMMAND
-    words = [sys.executable, "-I", "-S", summon.__file__, str(porter), flower_command(COMMAND)]
+    script = private_folder(folder) / command
+    words = [sys.executable, "-I", "-S", summon.__file__, str(porter), flower_command(command)]
     script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     script.chmod(0o700)
     return folder
@@ -73,9 +88,11 @@ def _words(connection: socket.socket) -> list[str]:
 def main() -> None:
     """Load the command, then run it whenever it is asked for."""
 
-    command = loaded(COMMAND)
-    words, connection = summoned(listening(Path(sys.argv[1])))
-    sys.argv = [COMMAND, *words]
+    path, name = sys.argv[1:]
+    command, listener = loaded(name), listening(Path(path))
+    print(READY, flush=True)
+    words, connection = summoned(listener)
+    sys.argv = [name, *words]
     with connection:
         command()
 

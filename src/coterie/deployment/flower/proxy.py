@@ -340,8 +340,23 @@ async def _trouble_further_on(proxy: Proxy) -> AsyncIterator[None]:
         proxy.say(f"no answer from {proxy.target} in time")
         raise RefusalError(504, "no answer in time") from None
     except (OSError, h11.RemoteProtocolError) as error:
-        proxy.say(f"no connection to {proxy.target}: {error}")
+        proxy.say(f"no connection to {proxy.target}: {_spoken(error)}")
         raise RefusalError(502, "nobody answers") from None
+
+
+def _spoken(error: Exception) -> str:
+    """What became of a connection, in words.
+
+    >>> _spoken(ConnectionRefusedError(111, "Connect call failed ('192.0.2.1', 8000)"))
+    'nobody listens there'
+    >>> _spoken(ConnectionResetError("Connection lost"))
+    'it was broken off'
+    """
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    # A connection that ends within an answer is no HTTP to h11, which has words of its own for it.
+    closed = isinstance(error, h11.RemoteProtocolError) and "ConnectionClosed" in str(error)
+    return "it was broken off" if closed or isinstance(error, ConnectionError) else str(error)
 
 
 def _head_of(request: h11.Request, peer: str) -> Head:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from torch import Tensor
 
+from coterie.core.pixels import whole
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.workplace import split_samples
@@ -33,7 +34,7 @@ class OwnData:
     def of(cls, agreement: Agreement, client: int, data: Dataset) -> OwnData:
         """What a site remembers of its data."""
         split = (agreement.keys[client], agreement.seed, agreement.test, agreement.validation)
-        return cls(mark_of(data.inputs), len(data), data.train_size, *split)
+        return cls(mark_of(whole(data.inputs)), len(data), data.train_size, *split)
 
     def plain(self) -> dict[str, str | int | float]:
         """The same as plain values."""

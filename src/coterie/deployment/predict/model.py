@@ -20,6 +20,7 @@ from coterie.client.scores import TEST_BATCH
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
+from coterie.core.pixels import whole
 from coterie.core.slots import Slot
 from coterie.data import Dataset
 from coterie.data.arrays import Array, to_inputs
@@ -153,6 +154,16 @@ def load_model(path: str | Path) -> nn.Module:
 
     It is the plain module of the registry; for methods that predict with more (FedRoD's second classifier, FedProto's
     prototypes) a module around it, whose scores are the method's own.
+
+    >>> import tempfile
+    >>> from coterie.deployment.predict.export import export_client
+    >>> from coterie.experiment.experiment import Experiment
+    >>> from coterie.experiment.opened import open_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedper", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     _ = export_client(open_run(f"{folder}/run"), 3, Path(folder, "client-3.safetensors"))
+    ...     load_model(f"{folder}/client-3.safetensors")(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
     """
     return loaded(Path(path))[0]
 
@@ -184,7 +195,7 @@ def predict(
 
 
 def _inputs(data: Dataset | Tensor | Array, shape: tuple[int, ...]) -> Tensor:
-    given = data.inputs if isinstance(data, Dataset) else data
+    given = whole(data.inputs) if isinstance(data, Dataset) else data
     if isinstance(given, Tensor):
         # What is in shape and made of floats is ready: nothing has to be guessed about its dimensions.
         if given.is_floating_point() and tuple(given.shape[1:]) == shape:

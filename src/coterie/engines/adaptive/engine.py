@@ -46,6 +46,7 @@ class Adaptive(Engine):
         self._problem = problem
         self._serial = Serial(problem, method, seed)
         self._processes = Processes(problem, method, seed, workers)
+        self.mixing_threads = self._processes.mixing_threads
         self.training, self.testing = Contest(), Contest()
         self._ready_for: Federation | None = None  # whom the workers are ready to work for
         self._alone = self._processes.pool.size < 2  # whether there will never be workers

@@ -43,6 +43,7 @@ class Processes(RemoteEngine):
         super().__init__(problem, method, seed)
         self._owns_pool = pool is None
         self.pool = pool or ProcessPool(min(workers or cores(), len(problem.train)))
+        self.mixing_threads = self.pool.size
         self._base: Job | None = None
         self._bound: Bound | None = None
         self._buffers: dict[int, Buffer] = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
+from coterie.core.pixels import Inputs
 from coterie.engines.processes.pool import cannot_import
 from coterie.engines.remote.queue import WorkersFailError
 from coterie.engines.remote.worker import Job, described, without_tensors
@@ -77,8 +78,10 @@ class Bound:
     def __init__(self, federation: Federation, base: Job) -> None:
         self.federation = federation
         with _shared_memory():
+            mapped = [slot.own for slot in federation.slots.values() if slot.mapped is not None]
             for tensor in self._tensors():
-                tensor.share_memory_()
+                if not any(tensor is own for own in mapped):  # workers map the file for themselves
+                    tensor.share_memory_()
         self._places = self._now()
         view = copy.copy(federation)
         view.values, view.slots = {}, {name: slot.rows_alone() for name, slot in federation.slots.items()}
@@ -104,8 +107,9 @@ class Bound:
 
 def shared_memory_lacks(problem: Problem, federation: Federation) -> str:
     """Why there is too little shared memory for a federation and its data; empty if there is enough, or who knows."""
-    slots = [tensor for slot in federation.slots.values() for tensor in (slot.shared, slot.own)]
-    tensors = [problem.inputs, problem.labels, *problem.train, *problem.validation, *problem.test, *slots]
+    held = [slot for slot in federation.slots.values() if slot.mapped is None]
+    slots = [tensor for slot in held for tensor in (slot.shared, slot.own)]
+    tensors: list[Inputs] = [problem.inputs, problem.labels, *problem.train, *problem.validation, *problem.test, *slots]
     needed = sum(tensor.nbytes for tensor in tensors if not tensor.is_shared())
     needed += sum(slot.width for slot in federation.slots.values()) * federation.clients * torch.float32.itemsize
     try:

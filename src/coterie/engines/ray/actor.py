@@ -20,7 +20,9 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
+from coterie.core.pixels import Inputs, Pixels, some
 from coterie.core.slots import Slot
+from coterie.devices import named
 from coterie.engines.ray.session import note
 from coterie.engines.remote.worker import (
     Call,
@@ -72,7 +74,7 @@ class Actor:
 
     def __init__(self, device: str = "cpu") -> None:
         torch.set_num_threads(1)
-        self._device = device
+        self._device = named(device)
         self._seat: TaskWorker | None = None
 
     def know(self, files: Sequence[PluginFile]) -> None:
@@ -121,7 +123,8 @@ def job_without_data(problem: Problem, method: Method, seed: int, federation: Fe
     """The job without data, rows and values: what is left is small."""
     module, weights = without_tensors(problem.module)
     nothing = torch.empty(0)
-    bare = replace(problem, module=module, inputs=nothing, labels=nothing, train=(), validation=(), test=())
+    inputs = some(problem.inputs, nothing.long())
+    bare = replace(problem, module=module, inputs=inputs, labels=nothing, train=(), validation=(), test=())
     parts = (problem.train, problem.validation, problem.test)
     counts = torch.tensor([[len(index) for index in part] for part in parts])
     view = copy.copy(federation)
@@ -136,7 +139,9 @@ def arrays_of(problem: Problem) -> dict[str, Array]:
     Images in channels-last order travel in that order: what is not contiguous would be copied by every actor.
     """
     inputs = problem.inputs
-    if problem.layout.memory == "channels_last" and inputs.ndim == 4:
+    if isinstance(inputs, Pixels):
+        inputs = inputs.kept
+    elif problem.layout.memory == "channels_last" and inputs.ndim == 4:
         inputs = inputs.permute(0, 2, 3, 1)
     parts = {"train": problem.train, "validation": problem.validation, "test": problem.test}
     return {
@@ -148,9 +153,12 @@ def arrays_of(problem: Problem) -> dict[str, Array]:
 
 def with_arrays(problem: Problem, data: Mapping[str, Array]) -> Problem:
     """The problem with its data, which is read where it lies; index vectors are still concatenated."""
-    inputs = _tensor(data["inputs"])
-    if problem.layout.memory == "channels_last" and inputs.ndim == 4:
-        inputs = inputs.permute(0, 3, 1, 2)
+    kept = _tensor(data["inputs"])
+    inputs: Inputs = kept
+    if isinstance(problem.inputs, Pixels):
+        inputs = replace(problem.inputs, kept=kept)
+    elif problem.layout.memory == "channels_last" and kept.ndim == 4:
+        inputs = kept.permute(0, 3, 1, 2)
     train, validation, test = ((_tensor(data[name]).clone(),) for name in ("train", "validation", "test"))
     return replace(
         problem, inputs=inputs, labels=_tensor(data["labels"]), train=train, validation=validation, test=test

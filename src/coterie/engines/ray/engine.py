@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
+from coterie.devices import PROCESSOR
 from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
@@ -27,6 +28,9 @@ log = logging.getLogger("coterie")
 
 class RayCluster(RemoteEngine):
     """Clients train at `workers` Ray actors (0: one per CPU of the cluster), each with a CPU and a share of a GPU.
+
+    An actor that has (part of) a GPU trains there, the clients of a task together; a `device` names another place, or
+    asks every actor for the best one that it has (`auto`). Rows travel, so that they are kept on the processor.
 
     Without an `address` a local Ray is started, which listens on this machine only; a Ray that this process
     already uses is used and left running. Everything starts with the first call and ends with `close`.
@@ -46,6 +50,7 @@ class RayCluster(RemoteEngine):
     """
 
     name = "ray"
+    uses_device = True
 
     def __init__(
         self,
@@ -56,11 +61,13 @@ class RayCluster(RemoteEngine):
         address: str = "",
         gpus: float = 0.0,
         pool: ActorPool | None = None,
+        device: str = PROCESSOR,
     ) -> None:
         require(workers >= 0, f"workers = {workers}: must not be negative (0: one per CPU of the cluster)")
         require(gpus >= 0, f"ray_gpus = {gpus}: must not be negative")
         super().__init__(problem, method, seed)
         self._workers, self._address, self._gpus = workers, address, gpus
+        self._device = "cuda" if gpus and device == PROCESSOR else device
         self._session: RaySession | None = None  # unless the pool is somebody else's
         self.pool = pool
         self._data: Any = None
@@ -70,7 +77,8 @@ class RayCluster(RemoteEngine):
     @classmethod
     def create(cls, problem: Problem, method: Method, seed: int, options: EngineOptions) -> RayCluster:
         """The engine with what the run says about it."""
-        return cls(problem, method, seed, options.workers, options.ray_address, options.ray_gpus)
+        about = (options.workers, options.ray_address, options.ray_gpus)
+        return cls(problem, method, seed, *about, device=options.device)
 
     def close(self) -> None:
         """End the actors, and Ray if it was started here."""
@@ -122,7 +130,7 @@ class RayCluster(RemoteEngine):
             store = _store_bytes(self._problem, self._method, federation, self._workers or cpus)
             self._session = RaySession(self._address, cpus, store)
         size = min(self._actors(self._session), len(self._problem.train))
-        self.pool = ActorPool(self._session, size, self._gpus)
+        self.pool = ActorPool(self._session, size, self._gpus, self._device)
         return self.pool
 
     def _fit(self, pool: ActorPool) -> None:

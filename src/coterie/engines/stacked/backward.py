@@ -16,7 +16,7 @@ from coterie.client.model import MountedModel
 from coterie.client.pooling import GradientFreeMaxPool
 from coterie.core.layout import Layout
 from coterie.core.task import Loss, LossWithSlope
-from coterie.engines.stacked.model import Tensors
+from coterie.engines.stacked.changing import Tensors
 
 Saved = tuple[Tensor, ...]
 

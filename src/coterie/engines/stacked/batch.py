@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,22 @@ from torch import Tensor
 
 from coterie.client.outputs import Outputs
 from coterie.client.terms import RECEIVED
-from coterie.engines.stacked.model import BatchedNet, Tensors
+from coterie.core.pixels import samples_at
+from coterie.engines.stacked.changing import InTraining, Tensors
+from coterie.engines.stacked.model import BatchedNet
 from coterie.engines.stacked.stack import Stack
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Whose models are in training: `slots`, of which the `extractors` are too, in a `step`."""
+
+    slots: frozenset[str] = frozenset()
+    extractors: frozenset[str] = frozenset()
+    step: InTraining | None = None
+
+
+NOT_TRAINING = Mode()
 
 
 class StackedBatch:
@@ -26,6 +41,8 @@ class StackedBatch:
         self.stack, self.slot, self.index, self.part = stack, slot, index, part
         self.labels = stack.ground.labels[index]
         self.leaves: dict[str, Tensor] = {}
+        # The slots whose models are in training, those whose extractors are, and what layers are told of the step.
+        self.training: Mode = NOT_TRAINING
         self._inputs = None if is_features else x
         self._features = x if is_features else None
         self._tensors: dict[str, Tensors] = {}
@@ -36,8 +53,7 @@ class StackedBatch:
     def inputs(self) -> Tensor:
         """The samples: `[k, B, ...]`."""
         if self._inputs is None:
-            # Whole samples are copied this way; indexing would pick their numbers one by one.
-            self._inputs = self.stack.ground.inputs.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+            self._inputs = samples_at(self.stack.ground.inputs, self.index)
         return self._inputs
 
     def tensors(self, slot: str) -> Tensors:
@@ -52,20 +68,22 @@ class StackedBatch:
         """The extractors' outputs: `[k, B, d]`."""
         if self._features is None:
             slot = self.stack.slot_with_extractor(self.slot)
-            self._features = self.stack.ground.net.features(self.tensors(slot), self.inputs)
+            now = self.training.step if slot in self.training.extractors else None
+            self._features = self.stack.ground.net.features(self.tensors(slot), self.inputs, now)
         return self._features
 
     @property
     def logits(self) -> Tensor:
         """The classifiers' outputs: `[k, B, C]`."""
-        return self.stack.ground.net.logits(self.tensors(self.slot), self.features)
+        now = self.training.step if self.slot in self.training.slots else None
+        return self.stack.ground.net.logits(self.tensors(self.slot), self.features, now)
 
     def per_client(self, function: Callable[[Any], Tensor]) -> Tensor:
         """A loss term or a prediction, written for one client's batch, for all clients: `[k, ...]`."""
         net, federation = self.stack.ground.net, self.stack.federation
         slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in (*federation.slots, RECEIVED)}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
-        taken = federation.rounds_taken[self.stack.clients[self.part]].to(self.labels.device)
+        taken = self.stack.rounds_taken[self.part]
 
         def one(
             labels: Tensor,
@@ -75,7 +93,7 @@ class StackedBatch:
             taken: Tensor,
             values: dict[str, Tensor],
         ) -> tuple[Tensor, ...]:
-            batch = OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features)
+            batch = OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features, self.training)
             found = function(batch)
             return (found,) if batch.computed is None else (found, batch.computed)
 
@@ -101,8 +119,9 @@ class OneClient(Outputs):
         rounds_taken: Tensor,
         values: dict[str, Tensor],
         features: Tensor | None = None,
+        training: Mode = NOT_TRAINING,
     ) -> None:
-        self._stack, self.slot, self._net = stack, slot, net
+        self._stack, self.slot, self._net, self._training = stack, slot, net, training
         self.task = stack.ground.problem.task
         self.labels, self.inputs = labels, inputs
         self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
@@ -113,18 +132,21 @@ class OneClient(Outputs):
         """The extractor's output: `[B, d]`."""
         if self._features is None:
             slot = self._stack.slot_with_extractor(self.slot)
+            if slot in self._training.extractors and self._net.trunk_changes:
+                raise RuntimeError("a loss term runs an extractor anew whose layers change in training")
             self._features = self._net.one_features(self._slots[slot], self.inputs)
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[B, C]`."""
+        if slot in self._training.slots and self._net.head_changes:
+            raise RuntimeError("a loss term runs a classifier whose layers change in training")
         return self._net.one_logits(self._slots[slot], self.features if features is None else features)
 
     def under(self, slot: str) -> OneClient:
         """The same samples seen by the model in another slot."""
-        return OneClient(
-            self._stack, slot, self._net, self.labels, self.inputs, self._slots, self.rounds_taken, self._values
-        )
+        shown = (self.labels, self.inputs, self._slots, self.rounds_taken, self._values)
+        return OneClient(self._stack, slot, self._net, *shown, training=self._training)
 
     def value(self, name: str) -> Tensor:
         """A value as this client has it."""

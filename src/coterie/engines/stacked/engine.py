@@ -25,7 +25,8 @@ from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
-from coterie.engines.stacked.model import cannot_be_batched, chunks
+from coterie.engines.stacked.changing import cannot_be_batched
+from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, Stack
 from coterie.methods.base import Method
@@ -38,11 +39,13 @@ class Stacked(Engine):
 
     name = "stacked"
     uses_device = True
+    rows_on_device = True
 
     def __init__(self, problem: Problem, method: Method, seed: int, device: str = "cpu") -> None:
-        self.problem, self.method = problem, method
+        self.method = method
         self._ground = Ground.of(problem, seed, device)
-        self._serial = Serial(problem, method, seed)
+        self.problem = self._ground.problem
+        self._serial = Serial(self.problem, method, seed, device)
         self._model_reason = cannot_be_batched(problem.module)
         self._said: set[str] = set()
 
@@ -57,6 +60,8 @@ class Stacked(Engine):
         if reason is None:
             try:
                 trained = self._train(federation, work, cohort)
+            except torch.OutOfMemoryError:
+                raise  # no matter of loss terms
             except RuntimeError as error:
                 # What a loss term does inside `vmap` shows only when it runs.
                 reason = str(error).splitlines()[0]
@@ -75,6 +80,8 @@ class Stacked(Engine):
         if reason is None and not federation.is_uniform:
             try:
                 return self._test(Stack(self._ground, federation, clients), keep_scores)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 self._say(str(error).splitlines()[0])
         return self._serial.test(federation, clients, keep_scores, peers)
@@ -85,8 +92,6 @@ class Stacked(Engine):
             return "every example's gradient is clipped (privacy = example)"
         if self._model_reason:
             return self._model_reason
-        if self.problem.training.optimizer != "sgd":
-            return f"optimizer '{self.problem.training.optimizer}' (only sgd is stacked)"
         if any(phase.rule is not plain_steps for phase in phases(recipe)):
             return "the method has a step rule of its own"
         return None
@@ -102,7 +107,8 @@ class Stacked(Engine):
         stack = Stack(self._ground, federation, cohort[order])
         training = TrainingScores(self.problem.task, len(cohort))
         measured = self._do(stack, work, back, training)
-        rows = {slot: federation[slot].columns.take(stack.rows(slot)).cpu()[back] for slot in work.slots}
+        place = federation.initial.device
+        rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
         told = training.sums()
         trained = Trained(rows, measured, training=[told[position] for position in back.tolist()])
         if work.test:
@@ -133,10 +139,10 @@ class Stacked(Engine):
             for slot, rows in stack.trained.items():
                 worker.model(slot).row.copy_(rows[position])
             found.append(step.take(worker))
-        return torch.stack(found)
+        return torch.stack(found).cpu()
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
-        untuned = _tune_together(stack, self.method.tune(stack.federation))
+        untuned = _tune_together(stack, self.method.tune(stack.federation)).cpu()
         task, ground, scores = self.problem.task, self._ground, list[Score]()
         sizes = ground.test.sizes[stack.clients]
         plain = type(self.method).predict is Method.predict

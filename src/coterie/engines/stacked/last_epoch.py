@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.training_scores import MOST_NUMBERS, TrainingScores
+from coterie.client.training_scores import TrainingScores
 from coterie.engines.stacked.schedule import Schedule
+
+# Outputs are scored many at a time, which costs next to nothing, but no more numbers than this are kept for it.
+MOST_NUMBERS = 1 << 20
 
 
 class LastEpoch:

@@ -6,7 +6,7 @@ one grouped convolution); any other module runs under `torch.vmap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +14,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from coterie.client.model import MountedModel
 from coterie.client.pooling import GradientFreeMaxPool
-from coterie.core.layout import BatchNorm, Layout
+from coterie.core.layout import Layout
+from coterie.engines.stacked.changing import InTraining, StackedModule, Tensors, changes_in_training
 
-Tensors = Mapping[str, Tensor]  # name -> [k, *shape]
-Layer = Callable[[Tensors, Tensor], Tensor]  # (weights, [k, B, ...]) -> [k, B, ...]
-
-
-def cannot_be_batched(module: nn.Module) -> str | None:
-    """Why a model cannot be trained for many clients at once, if so."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, BatchNorm):
-            return f"layer '{name}' is batch norm, whose statistics change in training"
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
-            return f"layer '{name}' is dropout, whose randomness is per client"
-    return None
+# (weights, [k, B, ...], what is known of the step if it is one) -> [k, B, ...]
+Layer = Callable[[Tensors, Tensor, InTraining | None], Tensor]
 
 
 class BatchedNet:
@@ -36,6 +27,7 @@ class BatchedNet:
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         network = MountedModel(module, layout)
         self.layout = layout
+        self.trunk_changes, self.head_changes = changes_in_training(network.trunk), changes_in_training(network.head)
         self._trunk = _batched(network.trunk, "")
         self._head = _batched(network.head, f"{layout.classifier}.")
         self._trunk_module, self._head_module = network.trunk, network.head
@@ -49,25 +41,34 @@ class BatchedNet:
         pieces = rows.split([entry.stop - entry.start for entry in self.layout.entries], dim=1)
         return {entry.name: entry.view(piece) for entry, piece in zip(self.layout.entries, pieces, strict=True)}
 
-    def features(self, tensors: Tensors, inputs: Tensor) -> Tensor:
-        """The extractors' outputs: `[k, B, d]`."""
-        return self._trunk(tensors, inputs)
+    def features(self, tensors: Tensors, inputs: Tensor, now: InTraining | None = None) -> Tensor:
+        """The extractors' outputs, in training if `now` says so: `[k, B, d]`."""
+        _set_mode(self._trunk_module, now is not None)
+        return self._trunk(tensors, inputs, now)
 
-    def logits(self, tensors: Tensors, features: Tensor) -> Tensor:
-        """The classifiers' outputs: `[k, B, C]`."""
-        return self._head(tensors, features)
+    def logits(self, tensors: Tensors, features: Tensor, now: InTraining | None = None) -> Tensor:
+        """The classifiers' outputs, in training if `now` says so: `[k, B, C]`."""
+        _set_mode(self._head_module, now is not None)
+        return self._head(tensors, features, now)
 
     def one_features(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """One client's extractor on its inputs, inside `vmap`: `[B, d]`."""
+        _set_mode(self._trunk_module, False)
         own = {name: tensors[name] for name in self._trunk_names}
         out: Tensor = torch.func.functional_call(self._trunk_module, own, (inputs,))
         return out
 
     def one_logits(self, tensors: Tensors, features: Tensor) -> Tensor:
         """One client's classifier on its features, inside `vmap`: `[B, C]`."""
+        _set_mode(self._head_module, False)
         own = {local: tensors[name] for name, local in self._head_names.items()}
         out: Tensor = torch.func.functional_call(self._head_module, own, (features,))
         return out
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    if module.training != training:
+        module.train(training)
 
 
 def _batched(module: nn.Module, prefix: str) -> Layer:
@@ -75,18 +76,18 @@ def _batched(module: nn.Module, prefix: str) -> Layer:
     if isinstance(module, nn.Sequential):
         layers = [_batched(layer, f"{prefix}{name}.") for name, layer in module.named_children()]
 
-        def run(tensors: Tensors, x: Tensor) -> Tensor:
+        def run(tensors: Tensors, x: Tensor, now: InTraining | None) -> Tensor:
             for layer in layers:
-                x = layer(tensors, x)
+                x = layer(tensors, x, now)
             return x
 
         return run
-    by_hand = _BY_HAND.get(type(module), _under_vmap)
-    return by_hand(module, prefix) or _under_vmap(module, prefix)
+    by_hand = _BY_HAND.get(type(module), StackedModule)
+    return by_hand(module, prefix) or StackedModule(module, prefix)
 
 
 def _linear(_: nn.Linear, prefix: str) -> Layer:
-    def run(tensors: Tensors, x: Tensor) -> Tensor:
+    def run(tensors: Tensors, x: Tensor, _now: InTraining | None) -> Tensor:
         weight, bias = tensors[f"{prefix}weight"].transpose(1, 2), tensors.get(f"{prefix}bias")
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)
 
@@ -97,7 +98,7 @@ def _conv(module: nn.Conv2d, prefix: str) -> Layer | None:
     if module.groups != 1 or module.padding_mode != "zeros":
         return None
 
-    def run(tensors: Tensors, x: Tensor) -> Tensor:
+    def run(tensors: Tensors, x: Tensor, _now: InTraining | None) -> Tensor:
         clients, batch = x.shape[:2]
         weight = tensors[f"{prefix}weight"]
         bias = None if module.bias is None else tensors[f"{prefix}bias"].reshape(-1)
@@ -114,13 +115,13 @@ def _conv(module: nn.Conv2d, prefix: str) -> Layer | None:
 def _flatten(module: nn.Flatten, prefix: str) -> Layer | None:
     if module.start_dim != 1 or module.end_dim != -1:
         return None
-    return lambda tensors, x: x.flatten(2)
+    return lambda tensors, x, now: x.flatten(2)
 
 
 def _same_for_all(module: nn.Module, prefix: str) -> Layer:
     """Layers without weights that treat every sample alike: clients and batch become one dimension."""
 
-    def run(tensors: Tensors, x: Tensor) -> Tensor:
+    def run(tensors: Tensors, x: Tensor, _now: InTraining | None) -> Tensor:
         out: Tensor = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return out
 
@@ -131,35 +132,13 @@ _BY_HAND: dict[type[nn.Module], Callable[..., Layer | None]] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv,
     nn.Flatten: _flatten,
-    nn.Identity: lambda module, prefix: lambda tensors, x: x,
-    nn.ReLU: lambda module, prefix: lambda tensors, x: x.relu(),
-    nn.Tanh: lambda module, prefix: lambda tensors, x: x.tanh(),
+    nn.Identity: lambda module, prefix: lambda tensors, x, now: x,
+    nn.ReLU: lambda module, prefix: lambda tensors, x, now: x.relu(),
+    nn.Tanh: lambda module, prefix: lambda tensors, x, now: x.tanh(),
     nn.MaxPool2d: _same_for_all,
     GradientFreeMaxPool: _same_for_all,
     nn.AvgPool2d: _same_for_all,
 }
-
-
-def _under_vmap(module: nn.Module, prefix: str) -> Layer:
-    def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(module, tensors, (x,))
-        return out
-
-    def run(tensors: Tensors, x: Tensor) -> Tensor:
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        out: Tensor = torch.vmap(one)({name: value for name, value in own.items() if _holds(module, name)}, x)
-        return out
-
-    return run
-
-
-def _holds(module: nn.Module, name: str) -> bool:
-    path, _, local = name.rpartition(".")
-    try:
-        owner = module.get_submodule(path)
-    except AttributeError:
-        return False
-    return local in owner._parameters or local in owner._buffers
 
 
 def padded(parts: list[Tensor]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,28 +12,20 @@ from coterie.client.recipe import Phase
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.training_scores import TrainingScores
 from coterie.core.columns import Columns
+from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
-from coterie.engines.stacked.batch import StackedBatch
+from coterie.engines.stacked.batch import NOT_TRAINING, Mode, StackedBatch
+from coterie.engines.stacked.changing import InTraining
 from coterie.engines.stacked.last_epoch import LastEpoch
 from coterie.engines.stacked.model import chunks
+from coterie.engines.stacked.optim import StackedPart, stacked_optimiser
 from coterie.engines.stacked.schedule import Schedule
 from coterie.engines.stacked.stack import Stack
 from coterie.rng import torch_stream
 
 # Samples of several steps are fetched with one operation, as long as they are no more numbers than this.
 FETCHED = 1 << 19
-
-
-@dataclass
-class StackedPart:
-    """Columns of a slot that are trained at one rate."""
-
-    slot: str
-    span: slice
-    rate: float
-    rows: Tensor  # [m, n], changed in place
-    velocity: Tensor | None  # [m, n], if there is momentum
 
 
 class StackedPhase:
@@ -54,6 +45,9 @@ class StackedPhase:
         self.head_only = all(columns <= layout.columns("classifier") for columns in trained.values())
         self.by_hand = self._hand_net(trained)
         self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
+        self.optimiser = stacked_optimiser(self.parts, settings)
+        classifier = layout.columns("classifier")
+        self.extractors = frozenset(slot for slot, columns in trained.items() if not columns <= classifier)
 
     def _hand_net(self, trained: dict[str, Columns]) -> HandWrittenNet | None:
         """The written-out passes, if they do all that this phase needs: the task's loss of one slot's whole tensors."""
@@ -80,8 +74,7 @@ class StackedPhase:
             for start, stop in spans:
                 span = rows[:, start:stop]
                 part = span.contiguous() if self.by_hand else span
-                velocity = torch.zeros_like(part) if problem.training.momentum else None
-                yield StackedPart(slot, slice(start, stop), self.factor * rate, part, velocity)
+                yield StackedPart(slot, slice(start, stop), self.factor * rate, part)
 
     def run(self, training: TrainingScores | None = None) -> None:
         """Every step of every client, as many clients at a time as still have steps to take.
@@ -91,7 +84,8 @@ class StackedPhase:
         stack = self.stack
         own = stack.ground.train.of(stack.clients)
         schedule = self._schedule()
-        samples = own[torch.arange(len(own))[:, None], schedule.positions].to(stack.ground.device)  # [S, m, B]
+        clients = torch.arange(len(own), device=own.device)[:, None]
+        samples = own[clients, schedule.positions.to(own.device)]  # [S, m, B]
         told = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
         if self.by_hand:
             self._run_by_hand(self.by_hand, own, schedule, samples, told)
@@ -99,7 +93,9 @@ class StackedPhase:
         for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
             part = slice(0, len(index))
             batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
+            batch.training = self._mode(shares, schedule.counts[step])
             self._step(self._gradients(batch, shares), len(index))
+            self._take_statistics(batch.training, part)
             if told is not None and batch.computed is not None:
                 told.take(step, batch.computed)
         if told is not None:
@@ -141,17 +137,39 @@ class StackedPhase:
             torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, key)
             for key in stack.federation.keys[stack.clients].tolist()
         ]
-        return Schedule.of(sizes, streams, self.epochs, ground.problem.training.batch)
+        batch, skips = ground.problem.training.batch, ground.problem.skip_single_samples
+        return Schedule.of(sizes, streams, self.epochs, batch, skips)
+
+    def _mode(self, shares: Tensor, counts: list[int]) -> Mode:
+        """What layers are told that do otherwise in training."""
+        net = self.stack.ground.net
+        if not (net.trunk_changes or net.head_changes):
+            return NOT_TRAINING
+        k = len(shares)
+        step = InTraining(shares, counts[:k], self.stack.streams[:k])
+        return Mode(frozenset((self.phase.slot, *self.phase.also)), self.extractors, step)
+
+    def _take_statistics(self, mode: Mode, part: slice) -> None:
+        """Write down what batch norm found in a step: statistics are no part of the gradient."""
+        if mode.step is None or not mode.step.statistics:
+            return
+        head, trunk = self.phase.slot, self.stack.slot_with_extractor(self.phase.slot)
+        layout = self.stack.ground.net.layout
+        for entry in layout.entries:
+            if entry.name in mode.step.statistics:
+                slot = head if entry.name.startswith(f"{layout.classifier}.") else trunk
+                self.stack.trained[slot][part, entry.start : entry.stop] = mode.step.statistics[entry.name]
 
     def _batches(self, own: Tensor, schedule: Schedule, samples: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
         ground = self.stack.ground
-        source, places = ground.inputs, samples
+        source: Inputs = ground.inputs
+        places = samples
         if self.head_only:
-            features = self._features(own.to(ground.device))
+            features = self._features(own)
             source = features.flatten(0, 1)
-            clients = torch.arange(len(own))[:, None]
-            places = (clients * own.shape[1] + schedule.positions).to(ground.device)
+            clients = torch.arange(len(own), device=ground.device)[:, None]
+            places = clients * own.shape[1] + schedule.positions.to(ground.device)
         shares = schedule.shares.to(ground.device)
         a_step = max(1, places[0].numel() * source[0].numel())
         at_once = max(1, FETCHED // a_step)
@@ -159,8 +177,7 @@ class StackedPhase:
             steps = range(start, min(start + at_once, len(places)))
             most = schedule.active[start]
             chosen = places[start : steps.stop, :most]
-            # Whole samples are copied this way; indexing would pick their numbers one by one.
-            fetched = source.index_select(0, chosen.flatten()).unflatten(0, chosen.shape)
+            fetched = samples_at(source, chosen)
             for step in steps:
                 k = schedule.active[step]
                 yield samples[step, :k], fetched[step - start, :k], shares[step, :k]
@@ -196,7 +213,7 @@ class StackedPhase:
         return [grads[part.slot][:, part.span] for part in self.parts]
 
     def _step(self, grads: list[Tensor], k: int) -> None:
-        """SGD on the first k clients, given every part's gradient `[k, n]`."""
+        """A step of the first k clients, given every part's gradient `[k, n]`."""
         settings = self.stack.ground.problem.training
         for number, part in enumerate(self.parts):
             for term in self.phase.row_terms if part.slot == self.phase.slot else ():
@@ -205,12 +222,7 @@ class StackedPhase:
             norm = torch.stack([grad.square().sum(1) for grad in grads]).sum(0).sqrt()
             scale = (settings.clip / (norm + 1e-6)).clamp(max=1.0)[:, None]
             grads = [grad * scale for grad in grads]
-        for part, grad in zip(self.parts, grads, strict=True):
-            rows = part.rows[:k]
-            direction = grad.add(rows, alpha=settings.weight_decay) if settings.weight_decay else grad
-            if part.velocity is not None:
-                direction = part.velocity[:k].mul_(settings.momentum).add_(direction)
-            rows.add_(direction, alpha=-part.rate)
+        self.optimiser.step(grads, k)
 
     def _anchor(self, k: int, span: slice, slot: str) -> Tensor:
         return self.stack.received(self.phase.slot if slot == RECEIVED else slot)[:k, span]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,29 +18,66 @@ class Schedule:
     shares: Tensor  # [S, m, B], what a sample counts in its batch's mean: 0 where padded
     active: list[int]  # [S], how many clients take each step
     early: list[int]  # [S], how many of these are not in their last epoch yet: the first ones
+    counts: list[list[int]]  # [S, m], how many samples every client takes in every step
 
     @classmethod
-    def of(cls, sizes: Sequence[int], streams: Sequence[torch.Generator], epochs: int, batch: int) -> Schedule:
-        """Draw every epoch's order from each client's stream.
+    def of(
+        cls,
+        sizes: Sequence[int],
+        streams: Sequence[torch.Generator],
+        epochs: int,
+        batch: int,
+        skip_single: bool = False,
+    ) -> Schedule:
+        """Draw every epoch's order from each client's stream; batches of a single sample may be passed over.
 
         >>> schedule = Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=1, batch=2)
         >>> schedule.active, schedule.shares[:, 0].tolist()
         ([2, 1], [[0.5, 0.5], [1.0, 0.0]])
         >>> Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=2, batch=2).early
         [2, 1, 0, 0]
+        >>> Schedule.of([3], [torch.Generator()], epochs=1, batch=2, skip_single=True).counts
+        [[2]]
         """
-        width = min(batch, max(sizes))
-        counts = torch.tensor(sizes)
-        a_epoch = (counts + width - 1) // width  # [m] steps
-        longest = int(a_epoch.max())
-        drawn = torch.zeros(len(sizes), epochs, longest * width, dtype=torch.int64)
+        shape = _shape(tuple(sizes), epochs, batch, skip_single)
+        drawn = torch.zeros(len(sizes), epochs, shape.longest, dtype=torch.int64)
         for orders, size, stream in zip(drawn.unbind(), sizes, streams, strict=True):
             for order in orders.unbind():
                 torch.randperm(size, generator=stream, out=order[:size])
-        step = torch.arange(epochs * longest)[:, None]
-        epoch, number = step // a_epoch, step % a_epoch  # [S, m]
-        left = torch.where(epoch < epochs, counts - number * width, 0).clamp(0, width)
-        shares = (torch.arange(width) < left[..., None]) / left.clamp(min=1)[..., None]
-        place = epoch.clamp(max=epochs - 1) * longest + number
-        positions = drawn.view(len(sizes), -1, width)[torch.arange(len(sizes)), place]
-        return cls(positions, shares, (left > 0).sum(1).tolist(), (epoch < epochs - 1).sum(1).tolist())
+        width = shape.shares.shape[2]
+        positions = drawn.view(len(sizes), -1, width)[torch.arange(len(sizes)), shape.places]
+        return cls(positions, shape.shares, shape.active, shape.early, shape.counts)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """All of a schedule that does not depend on what is drawn: where everybody takes part, each round's is the same."""
+
+    longest: int  # the longest client's samples in an epoch, filled up to whole batches
+    places: Tensor  # [S, m], which of a client's batches each step takes
+    shares: Tensor  # [S, m, B]
+    active: list[int]
+    early: list[int]
+    counts: list[list[int]]
+
+
+@lru_cache(maxsize=4)
+def _shape(sizes: tuple[int, ...], epochs: int, batch: int, skip_single: bool) -> _Shape:
+    width = min(batch, max(sizes))
+    counts = torch.tensor(sizes)
+    steps = (counts + width - 1) // width
+    longest = int(steps.max())
+    single = counts % width == 1 if width > 1 else torch.ones_like(counts, dtype=torch.bool)
+    a_epoch = steps - (single & skip_single).int() * (1 if width > 1 else steps)  # [m] steps
+    step = torch.arange(epochs * int(a_epoch.max()))[:, None]
+    some = a_epoch.clamp(min=1)
+    epoch, number = torch.where(a_epoch > 0, step // some, epochs), step % some  # [S, m]
+    left = torch.where(epoch < epochs, counts - number * width, 0).clamp(0, width)
+    return _Shape(
+        longest=longest * width,
+        places=epoch.clamp(max=epochs - 1) * longest + number,
+        shares=(torch.arange(width) < left[..., None]) / left.clamp(min=1)[..., None],
+        active=(left > 0).sum(1).tolist(),
+        early=(epoch < epochs - 1).sum(1).tolist(),
+        counts=left.tolist(),
+    )

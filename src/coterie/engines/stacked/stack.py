@@ -1,9 +1,10 @@
-"""Clients in a row: what the stacked engine holds of them while they train together."""
+"""Clients side by side: what the stacked engine holds of them while they train together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,8 +12,11 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
+from coterie.core.pixels import Inputs
+from coterie.devices import stream_on
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.model import BatchedNet, padded
+from coterie.rng import stream_seed
 
 
 class PaddedIndices:
@@ -47,7 +51,7 @@ class Ground:
     problem: Problem
     seed: int
     device: torch.device
-    inputs: Tensor  # [N, ...]
+    inputs: Inputs  # [N, ...]
     labels: Tensor  # [N]
     train: PaddedIndices
     test: PaddedIndices
@@ -57,13 +61,13 @@ class Ground:
     @classmethod
     def of(cls, problem: Problem, seed: int, device: str) -> Ground:
         """Bring a problem's data to a device."""
-        place = torch.device(device)
+        problem = problem.on(device)
         return cls(
             problem=problem,
             seed=seed,
-            device=place,
-            inputs=problem.inputs.to(place),
-            labels=problem.labels.to(place),
+            device=problem.device,
+            inputs=problem.inputs,
+            labels=problem.labels,
             train=PaddedIndices(problem.train),
             test=PaddedIndices(problem.test),
             net=BatchedNet(problem.module, problem.layout),
@@ -79,6 +83,18 @@ class Stack:
         self.trained: dict[str, Tensor] = {}
         self._received: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
+        self._streams: list[torch.Generator] = []
+
+    @property
+    def streams(self) -> list[torch.Generator]:
+        """Where every client's dropout is drawn from, begun anew with the stack: as at the seat of a worker."""
+        if not self._streams:
+            federation, ground = self.federation, self.ground
+            seeds = [
+                stream_seed(ground.seed, "dropout", federation.round, int(key)) for key in federation.keys[self.clients]
+            ]
+            self._streams = [stream_on(ground.device, seed) for seed in seeds]
+        return self._streams
 
     def received(self, slot: str) -> Tensor:
         """The rows as they were before training here: `[m, P]`."""
@@ -113,6 +129,11 @@ class Stack:
             self._values[name] = (value[self.clients] if own else value).to(self.ground.device)
         kept = self._values[name]
         return kept[part] if own else kept
+
+    @cached_property
+    def rounds_taken(self) -> Tensor:
+        """In how many rounds each client has taken part before: `[m]`."""
+        return self.federation.rounds_taken[self.clients].to(self.ground.device)
 
     def slot_with_extractor(self, slot: str) -> str:
         """The slot itself, or the model's if it holds a classifier alone."""

@@ -26,7 +26,7 @@ const table = (rows) => make('table', { class: 'texts' }, make('tbody', {}, ...r
 
 function oneRun(parent, run) {
   const options = run.options.map(([key, value]) => `${key} = ${value}`).join(', ');
-  parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.clients.length} clients`, `seed ${run.seed}`, run.state].join(' · ')));
+  parent.append(make('p', { class: 'soft' }, [`${run.method}${options ? ` (${options})` : ''} on ${run.data}`, `${run.everybody} clients`, `seed ${run.seed}`, run.state].join(' · ')));
   tiles(parent, run);
   listed(parent, 'What went wrong', run.wrong);
   const rounds = section(parent, 'Over the rounds', 'grid thirds');
@@ -42,6 +42,7 @@ function oneRun(parent, run) {
   learning(parent, run);
   if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
   parent.append(make('h2', {}, 'How it was run'));
+  listed(parent, 'How clients were tested', run.tested, 'card');
   listed(parent, 'Notes on the partition', run.notes, 'card');
   if (run.origin.length) parent.append(make('div', { class: 'card' }, make('h3', {}, 'Where it comes from'), table(run.origin)));
   parent.append(make('details', { class: 'card' }, make('summary', {}, 'Configuration'), make('div', { class: 'columns' }, table([...run.options.map(([key, value]) => [`set.${key}`, value]), ...run.config]))));

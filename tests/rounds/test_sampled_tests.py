@@ -1,0 +1,163 @@
+"""Testing a sample of the clients in place of everybody: who, how far off its means are, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import coterie as ct
+from coterie.client.scores import Score
+from coterie.core.federation import Federation
+from coterie.engines import Serial
+from coterie.experiment.history import EVERYBODY, TESTED
+from coterie.report.onerun import run_content
+from coterie.report.reading import read_run
+from coterie.report.terminal import summary_lines
+from coterie.rounds.evaluate import sampling_error
+from coterie.rounds.sampling import draw_tested
+
+
+def _experiment(**options: Any) -> ct.Experiment:
+    settings: dict[str, Any] = {"rounds": 4, "epochs": 1, "threads": 1, "join": 0.25, "evaluate_clients": 3, **options}
+    return ct.Experiment("fedper", "digits", ct.Dirichlet(clients=8, alpha=0.5), **settings)
+
+
+def test_the_standard_error_of_a_ratio_by_hand() -> None:
+    values, sizes = np.array([0.0, 1.0, 1.0]), np.array([2, 1, 1])
+    # R = 2 / 4; n (a - R) = (-1, 0.5, 0.5), over the mean size 4/3; s² = (1 + 0.25 + 0.25) / 2 · 9/16
+    by_hand = np.sqrt(0.75 * 9 / 16 / 3 * (1 - 3 / 6))
+    assert sampling_error(values, 6, sizes) == pytest.approx(by_hand)
+
+
+def test_standard_errors_are_those_that_samples_scatter_by() -> None:
+    stream = np.random.default_rng(0)
+    everybody, sizes = stream.random(60), stream.integers(1, 9, 60)
+    draws = [stream.choice(60, 20, replace=False) for _ in range(4000)]
+    for own in (None, sizes):
+        weights = np.ones(60) if own is None else own
+        means = [np.average(everybody[drawn], weights=weights[drawn]) for drawn in draws]
+        errors = [sampling_error(everybody[drawn], 60, None if own is None else own[drawn]) for drawn in draws]
+        assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(means), rel=0.05)
+
+
+def test_the_sample_depends_on_seed_and_round_and_follows_relabelled_clients() -> None:
+    keys = torch.arange(50)
+    first = draw_tested(keys, 7, seed=3, round=2)
+    assert torch.equal(first, draw_tested(keys, 7, seed=3, round=2))
+    assert not torch.equal(first, draw_tested(keys, 7, seed=3, round=3))
+    assert not torch.equal(first, draw_tested(keys, 7, seed=4, round=2))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert sorted(order[draw_tested(keys[order], 7, seed=3, round=2)].tolist()) == first.tolist()
+
+
+def test_a_sample_changes_no_model_and_its_scores_are_those_of_a_run_that_tests_everybody() -> None:
+    sampled, whole = _experiment().run(), _experiment(evaluate_clients=0).run()
+    assert torch.equal(sampled.federation["model"].own, whole.federation["model"].own)
+    for few, all_of_them in zip(sampled.history.lines, whole.history.lines, strict=True):
+        for moment in ("received", "trained"):
+            chosen = few[moment][TESTED]
+            assert len(chosen) == 3
+            assert few[moment]["loss"] == [all_of_them[moment]["loss"][client] for client in chosen]
+            assert few[moment]["mean"] == pytest.approx(np.mean(few[moment]["accuracy"]))
+            assert few[moment]["error"] == sampling_error(np.array(few[moment]["accuracy"]), 8)
+        assert few["cohort_trained"] == all_of_them["cohort_trained"]
+        assert "stored" not in few
+    last, everybody = whole.history.lines[-1], sampled.history.lines[-1][EVERYBODY]
+    assert everybody["received"] == last["received"]
+    trained = sorted({client for line in whole.history.lines for client in line["cohort"]})
+    known = [client for client, score in enumerate(everybody["stored"]["accuracy"]) if score is not None]
+    assert known == trained  # of who never trained, nothing is known
+    assert [everybody["stored"]["loss"][k] for k in known] == [last["stored"]["loss"][k] for k in known]
+    assert sampled.accuracy().received.mean["last"] == whole.accuracy().received.mean["last"]
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_a_run_of_samples_is_kept_opened_and_shown(tmp_path: Path, validation: float) -> None:
+    result = _experiment(validation=validation).run(out=tmp_path / "run")
+    opened = ct.open_run(tmp_path / "run")
+    assert opened.metric().received.mean == result.metric().received.mean
+    assert opened.summary is not None
+    assert opened.summary["sampled"] == result.summary["sampled"]
+    assert opened.summary["sampled"]["clients"] == 3
+    assert opened.summary["sampled"]["of"] == 8
+    told = "\n".join(summary_lines(opened.summary))
+    assert "each round tests a sample, 3 of 8 clients" in told
+    frame = result.to_frame()
+    assert len(frame[(frame["round"] == 1) & (frame["moment"] == "received")]) == 3
+    content = run_content(read_run(tmp_path / "run"))
+    assert not content["wrong"]
+    assert "3 of 8 clients" in content["tested"][0]
+    assert len(opened.clients) == 8
+    assert not opened.clients["received"].isna().any()
+
+
+def test_a_run_of_samples_goes_on_as_a_longer_one_would(tmp_path: Path) -> None:
+    whole = _experiment(rounds=4).run(out=tmp_path / "whole")
+    _experiment(rounds=2).run(out=tmp_path / "short")
+    ct.resume(tmp_path / "short", rounds=4)
+    for name in ("whole", "short"):
+        for line in (lines := (tmp_path / name / "rounds.jsonl").read_text().splitlines()):
+            assert (EVERYBODY in json.loads(line)) == (line is lines[-1])
+    texts = [
+        [{**json.loads(line), "seconds": 0} for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("whole", "short")
+    ]
+    assert texts[0] == texts[1]
+    summary = ct.open_run(tmp_path / "short").summary
+    assert summary is not None
+    assert summary["clients"] == whole.summary["clients"]
+
+
+def test_a_stopped_run_of_samples_has_no_numbers_of_everybody(tmp_path: Path) -> None:
+    class Stop(ct.Listener):
+        def round(self, report: ct.RoundReport) -> None:
+            report.stop("enough")
+
+    result = _experiment().run(out=tmp_path / "run", listeners=[Stop()])
+    assert result.summary["sampled"]["at_the_end"] is False
+    assert np.isnan(result.accuracy().stored.mean["last"])
+    assert not np.isnan(result.accuracy().received.mean["last"])
+
+
+def test_one_client_is_no_sample() -> None:
+    with pytest.raises(ct.CoterieError, match="evaluate_clients = 1: must be at least 2, or 0 for everybody"):
+        _experiment(evaluate_clients=1)
+
+
+def test_a_sample_as_large_as_the_federation_is_everybody() -> None:
+    result = _experiment(evaluate_clients=100, rounds=1).run()
+    assert TESTED not in result.history.lines[0]["received"]
+    assert "stored" in result.history.lines[0]
+
+
+@pytest.mark.parametrize("damage", [{"everybody": 3}, {"everybody": {"received": {"accuracy": [0.5]}}}])
+def test_a_damaged_last_line_is_named_in_reports_and_refused_elsewhere(tmp_path: Path, damage: dict[str, Any]) -> None:
+    _experiment(rounds=2).run(out=tmp_path / "run")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    broken = json.dumps({**json.loads(lines[-1]), **damage})
+    (tmp_path / "run" / "rounds.jsonl").write_text("\n".join([*lines[:-1], broken]) + "\n")
+    skipped = read_run(tmp_path / "run").skipped
+    assert "line 2 of rounds.jsonl was skipped" in skipped[0]
+    with pytest.raises(ct.CoterieError, match=r"rounds\.jsonl"):
+        print(ct.open_run(tmp_path / "run").history)
+
+
+@pytest.mark.parametrize("few", [0, 3])
+def test_finished_models_are_tested_once(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[int] = []
+    plain = Serial.test
+
+    def counted(self: Serial, federation: Federation, clients: torch.Tensor, *more: Any) -> list[Score]:
+        tested.append(len(clients))
+        return plain(self, federation, clients, *more)
+
+    monkeypatch.setattr(Serial, "test", counted)
+    result = _experiment(evaluate_clients=few, rounds=2, join=1.0, engine="serial").run()
+    # Before the first round, and after each; a sample is tested where everybody need not be.
+    assert tested == ([3, 8] if few else [8, 8, 8])
+    assert result.summary["macro_f1"] is not None

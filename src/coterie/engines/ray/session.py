@@ -51,9 +51,9 @@ def import_ray(local: bool, wanted_by: str = "engine = 'ray'") -> Any:
 class RaySession:
     """Ray as long as it is needed: what was not started or joined here is left as it is by `close`.
 
-    Without an `address` a local Ray is started for this process alone: it listens on the loopback interface only, has no
-    dashboard, sends no usage statistics, and its files vanish with it. `cpus` is how many it counts, `store` the bytes of
-    its object store. `option` is what the address is called where it was given.
+    Without an `address` a local Ray is started for this process alone: it listens on the loopback interface only,
+    has no dashboard, sends no usage statistics, and its files vanish with it. `cpus` is how many it counts, `store` the
+    bytes of its object store. `option` is what the address is called where it was given.
     """
 
     def __init__(self, address: str, cpus: int = 1, store: int = 0, option: str = "ray_address") -> None:

@@ -56,7 +56,6 @@ def nodes_here() -> Iterator[NodesHere]:
         for name, value in {
             "RAY_TMPDIR": str(folder),  # short, since sockets lie there
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
             LOCAL_ONLY: "0",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }.items():

@@ -50,7 +50,6 @@ from support import PATIENCE, tiny
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
 ray = import_ray(local=True)
-TOKEN = "known-to-this-file-alone"  # otherwise nobody could join
 # Actors have one thread each: bits are promised to whoever has one as well.
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
 
@@ -60,7 +59,6 @@ def session() -> Iterator[RaySession]:
     """A local Ray for all tests of this file. Its actors find what the tests import."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         started = RaySession("", cpus=2, store=0)
     yield started
     started.close()
@@ -358,7 +356,7 @@ def test_the_command_joins_an_existing_cluster(session: RaySession, pool: ActorP
     ours, theirs = (
         subprocess.run(
             [sys.executable, "-m", "coterie", "run", *options, *more, "--out", str(tmp_path / more[1])],
-            env=os.environ | {LOCAL_ONLY: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
+            env=os.environ | {LOCAL_ONLY: "0"},
             capture_output=True,
             text=True,
             timeout=PATIENCE,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ LONGEST_FOLDER = 40
 
 # With this switch Ray never listens beyond the machine. It is read once, when Ray is imported.
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _told: set[str] = set()  # packages that were imported with the switch set
 
 
@@ -53,10 +51,9 @@ def import_ray(local: bool, wanted_by: str = "engine = 'ray'") -> Any:
 class RaySession:
     """Ray as long as it is needed: what was not started or joined here is left as it is by `close`.
 
-    Without an `address` a local Ray is started for this process alone: it listens on the loopback interface
-    only, takes orders only from those who have its token, has no dashboard, sends no usage statistics, and its files
-    vanish with it. `cpus` is how many it counts, `store` the bytes of its object store. `option` is what the address
-    is called where it was given.
+    Without an `address` a local Ray is started for this process alone: it listens on the loopback interface only,
+    has no dashboard, sends no usage statistics, and its files vanish with it. `cpus` is how many it counts, `store` the
+    bytes of its object store. `option` is what the address is called where it was given.
     """
 
     def __init__(self, address: str, cpus: int = 1, store: int = 0, option: str = "ray_address") -> None:
@@ -111,7 +108,7 @@ class RaySession:
         folder = tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True)
         if len(folder.name) <= LONGEST_FOLDER:
             self._folder = folder
-        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0", **_own_token()}):
+        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}):
             self.ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -148,31 +145,18 @@ def _notes() -> Any:
 
 
 @contextmanager
-def _set(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of the environment for a while; the processes that Ray starts meanwhile keep them.
-
-    Afterwards all are as they were, also those without a value here, which Ray itself may set.
-    """
+def _set(wanted: dict[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a while; the processes that Ray starts meanwhile keep them."""
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update({name: value for name, value in wanted.items() if value is not None})
+    os.environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _own_token() -> dict[str, str | None]:
-    """What makes a local Ray listen to this process and its workers alone, unless the user has seen to that.
-
-    Ray would otherwise write a token to the user's home, or, before version 2.59, ask for none.
-    """
-    if AUTH_MODE in os.environ or AUTH_TOKEN in os.environ:
-        return {AUTH_MODE: None}
-    return {AUTH_MODE: None, AUTH_TOKEN: secrets.token_hex(32)}
 
 
 def _require_reachable(address: str, where: str) -> None:

@@ -47,6 +47,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "client_column",
         "defence",
         "epsilon",
+        "evaluate_clients",
         "model_seed",
         "norm",
         "partition_seed",

@@ -163,7 +163,10 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     answer = said(capsys, "federation server fed --port 8123 --commands")
     assert (answer.code, answer.err) == (0, "")
     lines = [shlex.split(line, comments=True) for line in answer.out.splitlines()]
-    link, executor, *registered, front, run = lines[2:]
+    porter, link, executor, *registered, front, run = lines[2:]
+    own = folder / "fed" / "server"
+    assert porter[1:] == ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket"), "flwr-serverapp"]
+    assert os.access(own / ".commands" / "flwr-serverapp", os.X_OK)
     assert link[:4] == ["flower-superlink", "--host", "127.0.0.1", "--port"]
     inner = link[4]
     assert inner != "8123"
@@ -209,8 +212,10 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
         "state": f"{folder}/fed/sites",
         "agreement": f"{own}/federation.toml",
         "socket": f"{own}/.resident.socket",
+        "device": "cpu",
     }
-    assert porter[1:] == ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket")]
+    porter_at = ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket"), "flwr-clientapp"]
+    assert porter[1:] == porter_at
     assert os.access(own / ".commands" / "flwr-clientapp", os.X_OK)
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]

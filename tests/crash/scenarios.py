@@ -23,7 +23,8 @@ from coterie.experiment.directory import load_tensors
 Outcome = dict[str, Any]
 KILLED_AT = 60
 """A file operation in the middle of a run."""
-TIMES = ("seconds", "seconds_per_round", "sessions", "created", "at", "time")
+# What measures time, and checksums of files that do.
+TIMES = ("seconds", "seconds_per_round", "sessions", "created", "at", "time", "sha256")
 
 
 class CrashError(AssertionError):

@@ -210,7 +210,7 @@ def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:
 def _carried_on(before: Evaluation, now: Evaluation) -> Evaluation:
     """What was known, with what is known now in its place."""
     told = np.flatnonzero(~np.isnan(now.judged))
-    return before.updated(told, Evaluation(now.scale, {name: own[told] for name, own in now.values.items()}, now.sizes))
+    return before.updated(told, now.chosen(told))
 
 
 def summary_so_far(server: Server, lines: list[Line]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
 ) -> None:
     largest = 0
 
-    def watch(name: str) -> None:
-        original = getattr(torch, name)
+    def watch(home: object, name: str) -> None:
+        original = getattr(home, name)
 
         def made(*args: object, **options: object) -> torch.Tensor:
             nonlocal largest
@@ -39,7 +39,7 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
             largest = max(largest, out.numel())
             return out
 
-        monkeypatch.setattr(torch, name, made)
+        monkeypatch.setattr(home, name, made)
 
     data, partition = many
     experiment = Experiment("fedavg", data, partition, "mlp", join=0.01, rounds=2, epochs=1)
@@ -47,7 +47,9 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
     federation = prepared.federation()
     width = federation.layout.width
     for name in ("empty", "zeros", "cat", "stack"):
-        watch(name)
+        watch(torch, name)
+    for name in ("new_empty", "new_zeros"):
+        watch(torch.Tensor, name)
     rounds = Rounds(prepared.method, federation, Serial(prepared.problem(), prepared.method, 0), join=0.01)
     for _ in range(2):
         report = rounds.run_round()

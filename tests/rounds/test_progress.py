@@ -50,7 +50,7 @@ def start(rounds: int, first_round: int = 1) -> Start:
 def over(number: int, accuracy: float | None = None) -> Any:
     received = None
     if accuracy is not None:
-        received = SimpleNamespace(scale=ACCURACY, mean=accuracy, worst_decile=accuracy / 2)
+        received = SimpleNamespace(scale=ACCURACY, mean=accuracy, worst_decile=accuracy / 2, sample=None)
     return SimpleNamespace(round=number, received=received, bytes={"up": 400_000, "down": 600_000}, spent=None)
 
 

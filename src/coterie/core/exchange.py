@@ -17,6 +17,7 @@ from coterie.errors import CoterieError
 class ClientRows:
     """Rows of clients around local training: for what they keep of it, and for what the server remembers of it.
 
+    >>> import torch
     >>> from coterie.experiment.experiment import Experiment
     >>> federation = Experiment("fedavg").prepare().federation()
     >>> cohort = torch.tensor([3, 5])
@@ -56,6 +57,7 @@ class Uploads:
 
     `federation` is the server's view: rows and values that have not travelled cannot be read from it.
 
+    >>> import torch
     >>> from coterie.experiment.experiment import Experiment
     >>> federation = Experiment("fedavg").prepare().federation()
     >>> cohort, columns = torch.tensor([3, 5]), federation.layout.columns("classifier")
@@ -98,6 +100,7 @@ class Mix:
     client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
     zero are not read.
 
+    >>> import torch
     >>> everybody_alike = Mix(torch.tensor([[0.25, 0.75]]), "extractor")
     >>> each_their_own = Mix(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), "classifier", target="teacher")
     >>> each_their_own.source, each_their_own.to
@@ -146,6 +149,7 @@ class Put:
     With `group`, `name` is a slot and `value [1, |group|]` is written into its shared columns, unless it is not
     finite: then the old value stays, and the log says so.
 
+    >>> import torch
     >>> prototypes = Put("prototypes", torch.zeros(10, 64))
     >>> trained_on_the_server = Put("model", torch.zeros(1, 650), group="classifier")
     """

@@ -186,7 +186,7 @@ def test_engines_say_how_many_clients_are_trained(engine: str) -> None:
 
 def test_a_stacked_cohort_that_is_trained_one_by_one_says_so_too() -> None:
     diary = Diary()
-    tiny(clients=2, rounds=1, engine="stacked", optimizer="adam", lr=0.01).run(listeners=[diary])
+    tiny("pfedme", clients=2, rounds=1, engine="stacked").run(listeners=[diary])
     assert [note for note in diary.notes if " of " in note] == ["1 of 2", "2 of 2"]
 
 
@@ -314,10 +314,10 @@ def test_a_round_that_breaks_off_half_done_is_not_kept(tmp_path: Path, monkeypat
 
     evaluate = Rounds.evaluate_received
 
-    def fail(self: Rounds) -> Evaluation:
+    def fail(self: Rounds, clients: torch.Tensor | None = None, keep_scores: bool = False) -> Evaluation:
         if self.federation.round == 5:
             raise BrokenError
-        return evaluate(self)
+        return evaluate(self, clients, keep_scores)
 
     with monkeypatch.context() as patched:
         patched.setattr(Rounds, "evaluate_received", fail)

@@ -193,8 +193,9 @@ def _values(metric: Metric, sums: Sequence[Sums], sizes: Integers) -> Floats:
         return np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
     quantity = metric.quantity
     totals = np.array([own.get(quantity) for own in sums], np.float64)  # none, where nothing is known, becomes NaN
-    with np.errstate(invalid="ignore"):  # without samples it is 0 / 0, and there is no number
-        return totals / sizes
+    # Without samples there is no number, whatever somebody says that they come to.
+    means: Floats = np.divide(totals, sizes, out=np.full(len(sums), math.nan), where=sizes > 0)
+    return means
 
 
 def mean_over_clients(values: Floats, sizes: Integers | None = None) -> float:

@@ -40,7 +40,7 @@ class Traffic:
 traffic = Traffic()
 
 
-class _Memory(_DummyBackendModule):  # type: ignore[misc]
+class _Memory(_DummyBackendModule):
     """The device's module, as `torch.cuda` is one: here, how much it can take."""
 
     free = EVERYTHING

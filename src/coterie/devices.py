@@ -48,7 +48,7 @@ def require_there(device: str) -> None:
         raise CoterieError(f"device = {device}: PyTorch knows no such device; use {known} or auto")
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise CoterieError(
             f"device = {device}: cannot be used here ({reason}); leave it out, or install a PyTorch that has it"

@@ -105,7 +105,7 @@ def keys(
     renew: Annotated[
         list[str] | None,
         Parameter(
-            help="'server' makes its certificate and key anew, 'authority' ca.pem for the same key, 'all' everything.",
+            help="'server' renews its certificate and key, 'authority' ca.pem for the same key, 'all' everything.",
             show_default="nothing that exists",
             converter=read_texts,
             negative=(),
@@ -150,13 +150,13 @@ def server(
     folder: Annotated[Path, Parameter(name="DIR", help="The federation's folder.")],
     /,
     *,
-    host: Annotated[str, Parameter(help="The address to listen on; 0.0.0.0 is all there are.", group=NETWORK)] = (
+    host: Annotated[str, Parameter(help="The address to listen on; 0.0.0.0 means all of them.", group=NETWORK)] = (
         "127.0.0.1"
     ),
     port: Annotated[int | None, option("The port to listen on (0: any free one).", 8000, NETWORK)] = None,
     insecure: Insecure = False,
     keep_running: Annotated[
-        bool, Parameter(help="Go on listening when the last round is over.", negative=(), group=NETWORK)
+        bool, Parameter(help="Keep listening after the last round.", negative=(), group=NETWORK)
     ] = False,
     status: Status = ANY_PORT,
     commands: Commands = False,

@@ -10,7 +10,7 @@ DRY_RUN = "dry-run"
 
 
 def dry_run_command(agreement: Path, name: str, data: Path, label: str | None, own: Path) -> None:
-    """Train a round on the site's data, here and for nobody, and show the messages."""
+    """Train a round on the site's data, send nothing, and show the messages."""
     from coterie.data.own import DEFAULT_LABEL
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.dryrun import dry_run
@@ -22,7 +22,7 @@ def dry_run_command(agreement: Path, name: str, data: Path, label: str | None, o
     agreed = Agreement.read(agreement)
     if name not in agreed.sites:
         raise unknown(f"site of {agreed.name}", name, agreed.sites)
-    tell(f"training a round on {data}, for nobody")
+    tell(f"training one round on {data}; nothing is sent")
     private_folder(own)
     found = load_site_data(agreed, data, label or DEFAULT_LABEL)
     print_result(*dry_run(agreed, name, found, own / DRY_RUN))

@@ -77,7 +77,7 @@ def extend_command(
         f"{path} is version {after.version} of the agreement; version {before.version} is kept in {kept}.",
         *(f"  {line}" for line in differences(before, after)),
         "",
-        "A server that runs takes it over when its round is over; one that does not, at its next start.",
+        "A running server takes it up at the end of its round; a stopped one, at its next start.",
         f"Send {AGREEMENT} to every site, to be read and accepted there; who does not accept it has left:",
         *(
             f"  coterie federation join {AGREEMENT} --name {site} --changed"

@@ -138,7 +138,7 @@ def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
     way_out = f"'coterie federation keys {folder} --accept SITE=KEY' takes one"
     require(bool(accepted), f"keys: no site's key is accepted yet; {way_out}")
     if missing:
-        tell(f"warning: no key of {', '.join(missing)} is accepted, which cannot join; {way_out}, then start again")
+        tell(f"warning: no key of {', '.join(missing)} is accepted, which cannot join; {way_out}")
 
 
 def _warn_of_network(link: Link, folder: Path) -> None:

@@ -63,7 +63,7 @@ def _held_out(about: About, samples: Samples, model: Path) -> Tensor | None:
     try:
         return OwnData(**about.trained_on).held_out(samples.inputs)
     except (TypeError, ValueError):
-        raise CoterieError(f"'{model}': what it says of the data that it was trained on cannot be read") from None
+        raise CoterieError(f"'{model}': what it holds about its training data cannot be read") from None
 
 
 def _judged(probabilities: Tensor, labels: Tensor, classes: int) -> str:

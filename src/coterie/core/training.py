@@ -41,7 +41,7 @@ class Training(metaclass=TypedOptions):
     0.025
     """
 
-    epochs: int = setting(5, "Local epochs a round.", "training")
+    epochs: int = setting(5, "Local epochs per round.", "training")
     batch: int = setting(32, "Batch size.", "training")
     lr: float = setting(0.01, "Learning rate.", "training")
     optimizer: str = setting("sgd", "Local optimiser: sgd, adam, adamw, rmsprop …", "training")
@@ -49,7 +49,7 @@ class Training(metaclass=TypedOptions):
     weight_decay: float = setting(0.0, "Weight decay.", "training")
     clip: float = setting(0.0, "Clip gradients to this norm (0: never).", "training")
     schedule: str = setting("constant", "Learning rate over rounds: constant, exponential or cosine.", "training")
-    decay: float = setting(1.0, "Factor a round of the exponential schedule.", "training")
+    decay: float = setting(1.0, "The exponential schedule's factor per round.", "training")
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"epochs = {self.epochs}: must be at least 1")

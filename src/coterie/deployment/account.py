@@ -58,7 +58,7 @@ class SiteAccount:
             return account
         require(
             not begun,
-            f"'{path}' is missing: nobody knows what has been told of this site's data; bring it back, or leave the "
+            f"'{path}' is missing, and with it how much privacy this site has spent; bring it back, or leave the "
             "federation",
         )
         account = cls(path, fingerprint, told_size(promise, samples, SecureNoise()), promise)

@@ -35,7 +35,7 @@ OFF = "the agreement switches it off (baseline = false)"
 ALONE = "the method is Local, whose model is trained alone anyway"
 LATE = "it lacks rounds that this site has behind it: it was switched on later, or what was kept is lost"
 SLOW = "a round's own work took {seconds:.0f} s; twice that would be too near to the deadline of {deadline:g} s"
-FAILED = "it met an error, which is in this site's log"
+FAILED = "an error happened, which is in this site's log"
 
 
 class Assessment:

@@ -19,7 +19,7 @@ FAULTS = {
     DISK: "the site cannot read or write a file (the site's log says which)",
     MEMORY: "the site has too little memory",
     GONE: "the site's process that trains does not run, or ends at this task (the site's log says more)",
-    OTHER: "the site met an error (the site's log has it)",
+    OTHER: "an error happened at the site (the site's log has it)",
 }
 
 

@@ -27,12 +27,12 @@ class FederationTerms(JointTraining):
     shape: tuple[int, ...] = setting(
         (), "The shape of one input, such as 3,32,32 (or 12 for 12 columns).", "sites", shown="none"
     )
-    classes: int = setting(0, "How many classes are told apart.", "sites", shown="as many as names")
+    classes: int = setting(0, "The number of classes to tell apart.", "sites", shown="as many as names")
     class_names: tuple[str, ...] = setting(
-        (), "Their names, separated by commas; sites' labels are matched with them.", "sites", shown="none"
+        (), "The classes' names, separated by commas; sites' labels are matched with them.", "sites", shown="none"
     )
     test: float = setting(0.25, "The share of its data that a site sets aside for tests.", "sites")
-    validation: float = setting(0.0, "The share of the rest that it sets aside to judge models.", "sites")
+    validation: float = setting(0.0, "The share of its other data that a site sets aside to judge models.", "sites")
     method: Any = same_setting(RunOptions, "method")
     model: Any = same_setting(RunOptions, "model")
     most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
@@ -49,16 +49,16 @@ class FederationTerms(JointTraining):
     gather: float = setting(60.0, "Seconds that the first round waits for all sites.", "waiting")
     least_sites: int = setting(
         0,
-        "A round needs the answers of so many sites.",
+        "A round needs the answers of at least this many sites.",
         "waiting",
         shown="a majority, at least 2, and enough for share_limit",
     )
     deadline: float = setting(
-        600.0, "Seconds at most after which a round goes on without the sites that are late.", "waiting"
+        600.0, "Seconds after which, at the latest, a round goes on without sites that are late.", "waiting"
     )
     patience: float = setting(3600.0, "Seconds that the server waits for enough sites before it gives up.", "waiting")
     fresh_data: int = setting(
-        0, "After every so many rounds sites may come with other data (0: only with a new agreement).", "sites"
+        0, "How often, in rounds, sites may bring other data (0: only with a new agreement).", "sites"
     )
     version: int = setting(1, "Counts the agreement's changes.", "sites")
     former: tuple[str, ...] = setting((), "The fingerprints of the versions before, the oldest first.", "sites")

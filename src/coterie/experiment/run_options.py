@@ -96,7 +96,7 @@ class RunOptions(JointTraining):
     evaluate_every: int = setting(1, "Test everybody every so many rounds.", "running")
     evaluate_clients: int = setting(
         0,
-        "Test so many clients, drawn anew each time, in place of everybody; everybody at the end.",
+        "Test this many clients, drawn anew each time, in place of everybody; everybody at the end.",
         "running",
         shown="everybody",
     )

@@ -170,7 +170,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
-        raise CoterieError(f"{path}: is no certificate in PEM format") from None
+        raise CoterieError(f"{path}: is not a certificate in PEM format") from None
 
 
 def _make_authority(keys: Keys) -> list[Path]:
@@ -239,8 +239,8 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (ValueError, TypeError):
-        raise CoterieError(f"{path}: is no private key in PEM format (without a password)") from None
-    require(isinstance(key, ec.EllipticCurvePrivateKey), f"{path}: is no elliptic-curve key")
+        raise CoterieError(f"{path}: is not a private key in PEM format (without a password)") from None
+    require(isinstance(key, ec.EllipticCurvePrivateKey), f"{path}: is not an elliptic-curve key")
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return key
 

@@ -319,7 +319,7 @@ class Node:
             why, way_out = words, f"see {self.log}"
             if REFUSED in said:
                 why = "it refuses this site for good: the key is not registered there, or was withdrawn"
-                way_out = "have it accepted with 'coterie federation keys --accept' there, and the server started again"
+                way_out = "have it accepted there with 'coterie federation keys DIR --accept', then start this again"
             if clock:
                 why, way_out = clock, "then start this again"
             raise UnwelcomeError(f"server = {self.server}: {why}; {way_out}")

@@ -145,7 +145,7 @@ class Lock:
                 if time.monotonic() >= end:
                     os.close(self.descriptor)
                     raise CoterieError(
-                        f"{what} runs already, from the same folder {path.parent}; end it first"
+                        f"{what} is already running, from the same folder {path.parent}; end it first"
                     ) from None
                 time.sleep(0.2)
 

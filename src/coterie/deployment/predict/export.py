@@ -100,7 +100,7 @@ def _program(run: OpenedRun, client: int, about: About) -> torch.export.Exported
     result = run.result
     require(
         is_plain(result.prepared.method),
-        f"format: {about.method} predicts with more than its model puts out, which is no program; use safetensors",
+        f"format: {about.method} predicts with more than its model puts out, which no program can; use safetensors",
     )
     example = torch.zeros(2, *about.shape, dtype=result.prepared.data.inputs.dtype)
     any_number = ({0: torch.export.Dim("samples")},)

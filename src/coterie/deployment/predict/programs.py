@@ -55,7 +55,7 @@ def read_onnx(path: Path) -> tuple[nn.Module, About]:
         graph = onnx.load(path, load_external_data=False)
         told = {one.key.removeprefix(PREFIX): one.value for one in graph.metadata_props if one.key.startswith(PREFIX)}
     except Exception as error:  # protobuf's errors have no common class
-        raise CoterieError(f"cannot read '{path}': it is no ONNX file, or damaged ({_first(error)})") from None
+        raise CoterieError(f"cannot read '{path}': it is not an ONNX file, or damaged ({_first(error)})") from None
     _require_told(path, told)
     texts = {item.name for item in fields(About) if item.type == "str"}
     try:
@@ -100,7 +100,7 @@ def read_pt2(path: Path) -> tuple[dict[str, Tensor], About]:
     except CoterieError:
         raise
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise CoterieError(f"cannot read '{path}': it is no .pt2 file, or damaged ({_first(error)})") from None
+        raise CoterieError(f"cannot read '{path}': it is not a .pt2 file, or damaged ({_first(error)})") from None
     return tensors, about
 
 
@@ -124,7 +124,7 @@ def _require_told(path: Path, told: object) -> None:
 def _classifying(path: Path, about: About) -> About:
     classifies = about.task == "classification"
     require(
-        classifies, f"'{path}': tells no classes apart (its task is {about.task}); run it with any runtime of its kind"
+        classifies, f"'{path}': tells no classes apart (its task is {about.task}); use another runtime for such files"
     )
     return about
 

@@ -49,7 +49,7 @@ they have begun, `coterie federation extend` changes it.
 
        coterie federation keys . --host server.example.org
 
-   Every site gets `{agreement}` and `{keys}/ca.pem`. `{keys}/ca.key` belongs into a safe.
+   Every site gets `{agreement}` and `{keys}/ca.pem`. Keep `{keys}/ca.key` in a safe place.
 
 2. Each site reads `{agreement}`, accepts it, and makes its own key; the private half never leaves it:
 

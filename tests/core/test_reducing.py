@@ -188,7 +188,9 @@ def test_a_part_that_stays_what_it_was_counts_for_nobody() -> None:
 @pytest.mark.parametrize(("defence", "left"), [("krum", 1), ("multi-krum", 4)])
 def test_a_limit_that_a_defence_cannot_leave_room_for_is_refused(defence: str, left: int) -> None:
     """Of seven contributors Krum leaves one, and Multi-Krum four: neither can keep a fifth."""
-    with pytest.raises(CoterieError, match=rf"share_limit = 0.2, defence = '{defence}': a mix of {left} cannot keep it"):
+    with pytest.raises(
+        CoterieError, match=rf"share_limit = 0.2, defence = '{defence}': a mix of {left} cannot keep it"
+    ):
         require_enough(Defence(defence=defence, share_limit=0.2), 7, "name more sites")
 
 

@@ -244,9 +244,10 @@ def limited(weights: Tensor, limit: float, own: Tensor | None = None) -> Tensor 
 
     What is above the limit goes to the other contributors (those of non-zero weight, the learner among them) in
     proportion to their weights, and so on until nobody is above it: w'_j = min(limit, λ w_j), own λ w_i, with the λ for
-    which the row sums to what it did (less than one where a part stays what it was). If all others are at the limit and the learner has no weight of its own, the rest is its
-    own. Where there is no learner to take it, as in a row that is for everybody, fewer than 1 / limit contributors
-    cannot keep the limit: None. Rows in which nobody is above the limit stay as they are, to the bit.
+    which the row sums to what it did (less than one where a part stays what it was). If all others are at the limit
+    and the learner has no weight of its own, the rest is its own. Where there is no learner to take it, as in a row
+    that is for everybody, fewer than 1 / limit contributors cannot keep the limit: None. Rows in which nobody is above
+    the limit stay as they are, to the bit.
 
     >>> limited(torch.tensor([[0.7, 0.2, 0.1]]), 0.4)
     tensor([[0.4000, 0.4000, 0.2000]], dtype=torch.float64)

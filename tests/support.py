@@ -23,13 +23,23 @@ from coterie.engines import Serial, Trained, Work
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
-from coterie.methods import Method
+from coterie.methods import METHODS, Method
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
 from coterie.testing.toys import CLASSES, FEATURES, seeded, toy_data, toy_partition
 from coterie.testing.toys import MODELS as TOYS
 
+# Methods that between them use every way in which a client learns, is mixed, measured and tested.
+KINDS = (
+    *("fedavg", "fedper", "fedrep", "ditto", "apple", "fedproto", "scaffold", "fedala", "fedfomo"),
+    *("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc"),
+)
 PATIENCE = 300.0  # seconds after which something counts as hanging: far more than the busiest machine needs
+
+
+def every_method(always: Sequence[str] = KINDS) -> list[Any]:
+    """The names of all methods for a test's parameter; those that are not tried `always` are left to `make full`."""
+    return [name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in sorted(METHODS)]
 
 
 class DropNet(nn.Module):

@@ -68,6 +68,7 @@ def test_help_names_the_command_and_explains_its_options(capsys: pytest.CaptureF
     assert all(one.parameter.help for one in app["picture"].assemble_argument_collection() if one.show)
 
 
+@pytest.mark.slow
 def test_demo_runs_twice_and_keeps_a_picture_of_each_method(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

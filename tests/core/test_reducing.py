@@ -13,7 +13,7 @@ from coterie.core.applying import apply
 from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.reducing import Reduced, Reducer, limited
+from coterie.core.reducing import Reduced, Reducer, limited, require_enough
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Dirichlet
@@ -164,6 +164,34 @@ def test_methods_whose_shares_are_not_defined_are_refused_before_anybody_trains(
 def test_too_few_clients_are_refused() -> None:
     with pytest.raises(CoterieError, match=r"share_limit = 0.2: a mix of 4 cannot keep it \(at least 0.25\)"):
         tiny("fedavg", share_limit=0.2).prepare()
+
+
+def test_what_another_defence_leaves_is_bounded_too() -> None:
+    """Multi-Krum shares out what it takes from the others: 0.25 each of four become a third each of three."""
+    federation = tiny("fedavg", clients=7).prepare().federation()
+    federation.defence, federation.round = Defence(defence="multi-krum:1", share_limit=0.3), 1
+    ids, everything = torch.arange(7), federation.layout.everything
+    rows = torch.arange(7.0)[:, None].square().expand(7, everything.size)
+    uploads = Uploads(federation, ids, {"model": rows}, {"model": everything})
+    given = torch.tensor([[0.28, 0.12, 0.12, 0.12, 0.12, 0.12, 0.12]])
+    (mix,) = apply([Mix(given)], federation, uploads, MARK)
+    # Chosen are the four nearest to the others, 0 to 3: 0.28 / 0.64 = 0.4375 is above the limit, the rest is alike.
+    torch.testing.assert_close(mix.weights, torch.tensor([[0.3, 0.7 / 3, 0.7 / 3, 0.7 / 3, 0, 0, 0]]))
+
+
+def test_a_part_that_stays_what_it_was_counts_for_nobody() -> None:
+    found = limited(torch.tensor([[0.4, 0.1, 0.1]], dtype=torch.float64), 0.3)
+    assert found is not None
+    torch.testing.assert_close(found, torch.tensor([[0.3, 0.15, 0.15]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("defence", "left"), [("krum", 1), ("multi-krum", 4)])
+def test_a_limit_that_a_defence_cannot_leave_room_for_is_refused(defence: str, left: int) -> None:
+    """Of seven contributors Krum leaves one, and Multi-Krum four: neither can keep a fifth."""
+    with pytest.raises(
+        CoterieError, match=rf"share_limit = 0.2, defence = '{defence}': a mix of {left} cannot keep it"
+    ):
+        require_enough(Defence(defence=defence, share_limit=0.2), 7, "name more sites")
 
 
 class WithoutExtremes(Reducer):

@@ -16,6 +16,7 @@ from coterie.deployment.packed import Packed
 from coterie.methods import METHODS, Local
 from coterie.rounds.sampling import draw_cohort
 from coterie.testing.together import SITES, Together, agreed, simulated
+from support import every_method
 
 pytestmark = pytest.mark.thorough
 
@@ -105,9 +106,7 @@ def test_the_shared_model_is_judged_beside_a_personal_one(tmp_path: Path) -> Non
 COVERED = ("fedavg", "fedper", "ditto", "apple", "fedproto")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in COVERED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("name", every_method(COVERED))
 def test_nothing_of_it_leaves_the_site(name: str, tmp_path: Path) -> None:
     """Answers are those of a site without a baseline, bit for bit, but for the seconds; the server knows no more."""
     answers: list[list[str]] = []

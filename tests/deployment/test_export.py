@@ -19,10 +19,9 @@ from coterie.deployment.predict.file import read_model
 from coterie.deployment.predict.model import predict
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
-from coterie.methods import METHODS
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
-from support import DropNet, tiny
+from support import DropNet, every_method, tiny
 
 pytestmark = pytest.mark.thorough
 
@@ -33,7 +32,7 @@ def named(method: str = "fedper", **options: Any) -> Experiment:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_predictions_of_every_method(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"validation": 0.2} if name == "fedfomo" else {}
     result = named(name, join=0.5, **options).run(tmp_path / "run")

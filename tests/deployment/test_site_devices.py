@@ -16,6 +16,7 @@ from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.testing.together import SITES, SIZES, Together, agreed, site_data
+from support import every_method
 
 DEVICE = os.environ.get("COTERIE_TEST_DEVICE", pretend.NAME)
 TOLERANCE = 0.0 if pretend.NAME == DEVICE else 2e-4
@@ -34,7 +35,7 @@ class OneOnADevice(Together):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_sends_the_same(name: str, tmp_path: Path) -> None:
     agreement = agreed(METHODS[name](), validation=0.2 if name == "fedfomo" else 0.0)
     ours, theirs = OneOnADevice(agreement, tmp_path / "ours"), Together(agreement, tmp_path / "theirs")

@@ -17,12 +17,18 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "howto").glob("*.md"))
 # Needs a SuperLink and SuperNodes of its own.
 REAL = {"federation"}
+RAY = {"ray_cluster"}
+LONG = {"tune"}
 
 
 def marks(file: Path) -> list[pytest.MarkDecorator]:
     found = [pytest.mark.thorough]
     if file.stem in REAL:
-        found += [pytest.mark.real, pytest.mark.slow]
+        found.append(pytest.mark.real)
+    if file.stem in RAY:
+        found.append(pytest.mark.ray)
+    if file.stem in REAL | RAY | LONG:
+        found.append(pytest.mark.slow)
     return found
 
 

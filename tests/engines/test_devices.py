@@ -25,11 +25,10 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.memory import memory_needs
 from coterie.experiment.result import Result
 from coterie.experiment.resume import resume
-from coterie.methods import METHODS
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.testing.toys import toy_data, toy_partition, with_validation
-from support import rows_of, tiny, warnings_in
+from support import every_method, rows_of, tiny, warnings_in
 
 DEVICE = os.environ.get("COTERIE_TEST_DEVICE", pretend.NAME)
 PRETENDED = DEVICE == pretend.NAME
@@ -76,7 +75,7 @@ MORE_BACK = {"fedala": 400, "pfedsim": 30}
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_gives_the_processors_results(name: str, engine: str) -> None:
     with pretend.counted() as traffic:
         ours = run(name, engine)
@@ -90,7 +89,17 @@ def test_every_method_gives_the_processors_results(name: str, engine: str) -> No
 @counted_only
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedtc", "pfedcs", "fedcac", "moon", "ditto", "scaffold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedavg",
+        "pfedcs",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fedper", "fedtc", "fedcac", "moon", "ditto", "scaffold")
+        ),
+    ],
+)
 def test_nothing_comes_back_within_a_phase(name: str, engine: str) -> None:
     """Longer phases of more batches fetch no more; of them, the order of an epoch's samples alone is sent."""
 

@@ -42,10 +42,10 @@ from coterie.engines.remote.worker import Call, Positions
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
-from coterie.methods import METHODS, FedAvg, FedPer
+from coterie.methods import FedAvg, FedPer
 from coterie.partition import Iid
 from coterie.testing.toys import toy_data, toy_partition
-from support import PATIENCE, tiny
+from support import PATIENCE, every_method, tiny
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
@@ -81,7 +81,7 @@ def by_ray(prepared: Prepared, pool: ActorPool) -> tuple[dict[str, Tensor], list
     return rounds_with(engine_for(prepared, pool), prepared)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", every_method())
 def test_every_method_ends_bit_identical_to_serial(name: str, pool: ActorPool) -> None:
     """Three of five clients a round; everybody is tested as received and as trained."""
     prepared = experiment(name, rounds=2).prepare()

@@ -24,6 +24,8 @@ from coterie.registry import Registry, subclasses_of
 from coterie.typed import TypedOptions
 
 EXACT = 1e-9  # what sums of shares may be off by
+ROUNDING = 1e-6
+"""What sums of weights in single precision may be off by."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,10 @@ class Reducer(metaclass=TypedOptions):
         """Why mixes of so many cannot be made, in words; empty if they can."""
         return ""
 
+    def leaves(self, contributors: int) -> int:
+        """How many of so many still have a weight afterwards, at least."""
+        return contributors
+
     def weights(self, mix: Contributions) -> Tensor | None:
         """The weights `[r, m]` that are used in place of the mix's; None if it must not be carried out.
 
@@ -145,8 +151,19 @@ class InTurn(Reducer):
         require(len(others) < 2, f"defence: {' and '.join(others)} both replace the mean; name one of them")
 
     def lacks(self, contributors: int) -> str:
-        """What the first of them lacks that lacks anything."""
-        return next((why for part in self.parts if (why := part.lacks(contributors))), "")
+        """What the first of them lacks that lacks anything, given how many those before it leave."""
+        for part in self.parts:
+            why = part.lacks(contributors)
+            if why:
+                return why
+            contributors = part.leaves(contributors)
+        return ""
+
+    def leaves(self, contributors: int) -> int:
+        """How many are left after all of them."""
+        for part in self.parts:
+            contributors = part.leaves(contributors)
+        return contributors
 
     def weights(self, mix: Contributions) -> Tensor | None:
         """What becomes of the weights in the end."""
@@ -186,14 +203,14 @@ DEFENCES: Registry[type[Reducer]] = Registry(
 
 
 def reducer_of(defence: Defence) -> Reducer:
-    """How a run's mixes are made.
+    """How a run's mixes are made. The share limit has the last word about weights, so that it holds for what is used.
 
-    >>> reducer_of(Defence(defence="clip:2+median"))
-    InTurn(parts=(Clip(times=2.0), Median()))
+    >>> reducer_of(Defence(defence="clip:2+median", share_limit=0.5))
+    InTurn(parts=(Clip(times=2.0), Median(), ShareLimit(limit=0.5)))
     """
     parts = [made(DEFENCES, text) for text in defence.defence.split("+")] if defence.defence else []
     if defence.share_limit < 1:
-        parts.insert(0, ShareLimit(defence.share_limit))
+        parts.append(ShareLimit(defence.share_limit))
     return InTurn(tuple(parts)) if len(parts) > 1 else parts[0] if parts else MEAN
 
 
@@ -227,9 +244,10 @@ def limited(weights: Tensor, limit: float, own: Tensor | None = None) -> Tensor 
 
     What is above the limit goes to the other contributors (those of non-zero weight, the learner among them) in
     proportion to their weights, and so on until nobody is above it: w'_j = min(limit, λ w_j), own λ w_i, with the λ for
-    which the row sums to one. If all others are at the limit and the learner has no weight of its own, the rest is its
-    own. Where there is no learner to take it, as in a row that is for everybody, fewer than 1 / limit contributors
-    cannot keep the limit: None. Rows in which nobody is above the limit stay as they are, to the bit.
+    which the row sums to what it did (less than one where a part stays what it was). If all others are at the limit
+    and the learner has no weight of its own, the rest is its own. Where there is no learner to take it, as in a row
+    that is for everybody, fewer than 1 / limit contributors cannot keep the limit: None. Rows in which nobody is above
+    the limit stay as they are, to the bit.
 
     >>> limited(torch.tensor([[0.7, 0.2, 0.1]]), 0.4)
     tensor([[0.4000, 0.4000, 0.2000]], dtype=torch.float64)
@@ -243,10 +261,12 @@ def limited(weights: Tensor, limit: float, own: Tensor | None = None) -> Tensor 
     if not bool(rows.any()):
         return weights
     shares, mine = given[rows], exempt[rows]
+    sums = shares.sum(1)
+    sums = sums.where((1 - sums).abs() > ROUNDING, 1)
     full = above[rows]
     while True:
         free = shares.masked_fill(full, 0)
-        left = 1 - limit * full.sum(1).double()
+        left = sums - limit * full.sum(1).double()
         total = free.sum(1)
         # Nobody is left to take anything: what is then missing goes to the learner itself, if there is one.
         spread = free / total.where(total > 0, 1)[:, None] * left[:, None]
@@ -255,7 +275,7 @@ def limited(weights: Tensor, limit: float, own: Tensor | None = None) -> Tensor 
             break
         full |= over
     found = spread.masked_fill(full, limit)
-    missing = 1 - found.sum(1)
+    missing = sums - found.sum(1)
     if bool(((missing > EXACT) & ~mine.any(1)).any()):
         return None
     found = torch.where(mine & (missing > EXACT)[:, None], found + missing[:, None], found)

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.core.reducing import EXACT, Contributions, Reduced, Reducer, lacking, limited
+from coterie.core.reducing import EXACT, ROUNDING, Contributions, Reduced, Reducer, lacking, limited
 from coterie.errors import CoterieError, require
 
-ROUNDING = 1e-6
-"""What sums of weights in single precision may be off by."""
 ALIKE = 1e-4
 """By how much weights that count as equal may differ, relatively."""
 
@@ -144,6 +142,10 @@ class Krum(Reducer):
         if contributors >= least:
             return ""
         return f"a mix of {contributors} is too small for {self.hostile} hostile clients (at least {least})"
+
+    def leaves(self, contributors: int) -> int:
+        """The chosen alone have a weight."""
+        return self.chosen(contributors)
 
     def weights(self, mix: Contributions) -> Tensor:
         """Weights for the chosen alone."""

@@ -16,7 +16,7 @@ from typing import Any
 from coterie.errors import CoterieError, require
 
 CONNECT_SECONDS = 5.0
-HEALTH = 30.0  # seconds
+HEALTH = 60.0  # seconds: a busy machine takes long to start the command that asks
 # How HTTP/2 begins, which all of Ray speaks: our first frame, settings without any; the server's is its settings too.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SETTINGS = 4

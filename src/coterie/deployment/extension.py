@@ -24,6 +24,7 @@ FIXED = (
     "model",
     "classifier",
     "stats",
+    "norm",
     "seed",
 )
 OWN_OPTIONS = {"sites": "--add and --remove", "rounds": "--rounds"}

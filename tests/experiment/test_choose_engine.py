@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from coterie.experiment import choose_engine as auto
+from coterie.experiment import trials
 from coterie.experiment.choose_engine import Reconsider, choose, plain_way, with_choice
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
@@ -245,6 +246,12 @@ def test_trials_measure_every_way_and_leave_no_trace() -> None:
 def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
     own_rule = tiny("per-fedavg").prepare()
     assert set(measure(own_rule, [ADAPTIVE, STACKED])) == {ADAPTIVE}
+
+
+def test_long_steps_are_not_tried_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacking saves the price of calls, of which long steps have none to speak of."""
+    monkeypatch.setattr(trials, "LONG_STEP", 1e-9)
+    assert set(measure(tiny().prepare(), [ADAPTIVE, STACKED])) == {ADAPTIVE}
 
 
 @pytest.mark.thorough

@@ -40,6 +40,9 @@ HOPELESS, BEYOND = 1.5, 8.0
 # The larger of two pieces for the stacked engine: clients, steps, the values that their rows may hold, and how many
 # times as much there is to do as in a piece for the others, since that is what it is good at.
 STACKED_CLIENTS, STACKED_STEPS, STACKED_VALUES, STACKED_PIECES = 32, 3, 2**24, 4
+# What stacking saves is the price of calling operations, well under a millisecond a step: where a client's own step
+# takes this long, there is nothing to gain that a trial could see. Seconds. (Trials are of the processor alone.)
+LONG_STEP = 0.005
 
 
 @dataclass(frozen=True)
@@ -131,31 +134,38 @@ def _workers(prepared: Prepared, round: Round) -> int:
 
 @dataclass(frozen=True)
 class PieceSize:
-    """Clients with so many batches each, neither too short to be timed nor too long to be tried; `batches` a piece."""
+    """Clients with so many batches each, neither too short to be timed nor too long to be tried; `batches` a piece.
+
+    A `step` on one of them takes so many seconds with one thread.
+    """
 
     clients: tuple[int, ...]
     batches_each: int
     batches: int
+    step: float
 
 
 def _piece_size(prepared: Prepared, round: Round, way: Way) -> PieceSize:
     ordered = round.by_size()
     middle = ordered[len(ordered) // 2]
     piece = Piece.of(prepared, way.memory, [middle], 1)
-    timing = _apart(piece, threads=1, workers=1)
-    timing()
-    wanted = math.ceil(PIECE * piece.epochs / max(timing().batch, 1e-6))
+    engine = Serial(piece.problem, piece.method, seed=0)
+    torch.set_num_threads(1)
+    _seconds(engine, piece)
+    # Processor time, which does not depend on what else the machine does.
+    step = _seconds(engine, piece, time.thread_time)[0] / piece.epochs / sum(piece.batches)
+    wanted = math.ceil(PIECE / max(step, 1e-6))
     own = round.batches[round.cohort.index(middle)]
     if wanted <= own:
-        return PieceSize((middle,), wanted, wanted)
+        return PieceSize((middle,), wanted, wanted, step)
     clients = ordered[len(ordered) // 2 :][: min(math.ceil(wanted / own), MOST_CLIENTS)]
-    return PieceSize(tuple(clients), own, wanted)
+    return PieceSize(tuple(clients), own, wanted, step)
 
 
 def _timing(prepared: Prepared, round: Round, way: Way, timer: Timer, size: PieceSize) -> Timing | None:
     """What measures a way once; nothing if the way is none here."""
     if timer == "stacked":
-        return _stacked(prepared, round, way, STACKED_PIECES * size.batches)
+        return None if size.step > LONG_STEP else _stacked(prepared, round, way, STACKED_PIECES * size.batches)
     piece = Piece.of(prepared, way.memory, size.clients, size.batches_each)
     if timer == "alone":
         return _apart(piece, way.threads, workers=1)
@@ -209,13 +219,13 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
     return once
 
 
-def _seconds(engine: Engine, piece: Piece) -> tuple[float, float]:
+def _seconds(engine: Engine, piece: Piece, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
     """The seconds that a piece takes an engine to train, with as many epochs as a round has, and to test."""
-    begin = time.perf_counter()
+    begin = clock()
     engine.train(piece.federation, piece.work, piece.everyone)
-    trained = time.perf_counter()
+    trained = clock()
     engine.test(piece.federation, piece.everyone)
-    return (trained - begin) * piece.epochs, time.perf_counter() - trained
+    return (trained - begin) * piece.epochs, clock() - trained
 
 
 @contextmanager

@@ -17,7 +17,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import baselines, core, dataloader_design, deployment, devices, engines, growth, methods, privacy, ray
+from benchmarks import (
+    baselines,
+    core,
+    dataloader_design,
+    deployment,
+    devices,
+    engines,
+    growth,
+    methods,
+    privacy,
+    ray,
+    whole,
+)
 from benchmarks.harness import Figure
 
 Run = Callable[..., Iterator[Figure]]
@@ -35,6 +47,7 @@ GROUPS: dict[str, list[tuple[Run, dict[str, Any]]]] = {
         (methods.server_steps, {"clients": 10}),
     ],
     "engines": [(partial(engines.case_figures, case), {"repeats": 3, "scale": 0.1}) for case in engines.CASES],
+    "whole": [(partial(whole.whole_rounds, case), {"repeats": 2, "scale": 0.1}) for case in whole.WHOLE],
     "deployment": [(deployment.our_side, {"repeats": 2, "methods": ("fedavg",)})],
     "devices": [(devices.against_processor, {"repeats": 2, "scale": 0.1})],
     "privacy": [(privacy.step_against_opacus, {"repeats": 2, "scale": 0.1})],

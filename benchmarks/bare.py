@@ -10,9 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from coterie.client.problem import Problem
 
+TESTED = 128  # samples at a time
 
-def bare_round(problem: Problem, clients: list[int], lr: float) -> list[Tensor]:
-    """A FedAvg round as one would write it by hand: each client from the common model, then the mean."""
+
+def bare_round(problem: Problem, clients: list[int], lr: float, tested: bool = False) -> list[Tensor]:
+    """A FedAvg round as one would write it by hand: each client from the common model, then the mean.
+
+    With `tested` each client's model is tested on its own test samples when it is trained.
+    """
     module = copy.deepcopy(problem.module)
     start = [parameter.detach().clone() for parameter in module.parameters()]
     total = [torch.zeros_like(parameter) for parameter in start]
@@ -21,6 +26,8 @@ def bare_round(problem: Problem, clients: list[int], lr: float) -> list[Tensor]:
             for parameter, value in zip(module.parameters(), start, strict=True):
                 parameter.copy_(value)
         bare_epochs(problem, module, client, lr)
+        if tested:
+            bare_test(problem, module, problem.test[client])
         with torch.no_grad():
             for mean, parameter in zip(total, module.parameters(), strict=True):
                 mean.add_(parameter, alpha=1 / len(clients))
@@ -42,3 +49,16 @@ def bare_epochs(problem: Problem, module: nn.Module, client: int, lr: float, for
             optimiser.zero_grad()
             cross_entropy(module(inputs), problem.labels[index]).backward()
             optimiser.step()
+
+
+@torch.no_grad()
+def bare_test(problem: Problem, module: nn.Module, index: Tensor) -> tuple[float, int]:
+    """The summed loss of a model on samples `[n]`, and how many it gets right."""
+    module.eval()
+    loss, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+    for part in index.split(TESTED):
+        labels = problem.labels[part]
+        scores = module(problem.inputs[part])
+        loss += cross_entropy(scores, labels, reduction="sum")
+        correct += (scores.argmax(1) == labels).sum()
+    return float(loss), int(correct)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 
@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from benchmarks.bare import bare_round
+from benchmarks.bare import bare_round, bare_test
 from coterie.client.problem import Problem
 
 Indices = npt.NDArray[np.int64]
@@ -22,10 +22,13 @@ class BareCrew:
     """Processes that each train their share of the clients; parameters go and come through shared memory.
 
     They start once and wait between rounds. Only the means of a process's clients come back, which is the
-    least that FedAvg needs.
+    least that FedAvg needs. With `tested` clients are tested when they are trained, and then the common model on
+    everybody's test samples, dealt out alike.
     """
 
-    def __init__(self, problem: Problem, clients: list[int], lr: float, processes: int = 2) -> None:
+    def __init__(
+        self, problem: Problem, clients: list[int], lr: float, processes: int = 2, tested: bool = False
+    ) -> None:
         by_size = sorted(clients, key=lambda client: len(problem.train[client]), reverse=True)
         shares = [by_size[position::processes] for position in range(processes)]
         self._weights = [len(share) / len(clients) for share in shares]
@@ -33,11 +36,19 @@ class BareCrew:
         self._means = [[_shared(parameter) for parameter in self._start] for _ in shares]
         context = torch.multiprocessing.get_context("spawn")
         lean = replace(problem, train=(), validation=(), test=())
+        everybody = (
+            torch.cat(problem.test).chunk(processes) if tested else [torch.empty(0, dtype=torch.int64)] * processes
+        )
+        self._tested = tested
         self._connections: list[Connection] = []
         self._processes = []
-        for share, means in zip(shares, self._means, strict=True):
+        for share, means, tests in zip(shares, self._means, everybody, strict=True):
             ours, theirs = context.Pipe()
-            own = [problem.train[client].numpy() for client in share]
+            own = _Share(
+                [problem.train[client].numpy() for client in share],
+                [problem.test[client].numpy() for client in share] if tested else [],
+                tests.numpy(),
+            )
             process = context.Process(target=_serve, args=(theirs, lean, own, self._start, means, lr), daemon=True)
             process.start()
             self._connections.append(ours)
@@ -47,15 +58,21 @@ class BareCrew:
 
     def round(self) -> list[Tensor]:
         """One round from the present common model, which it replaces."""
-        for connection in self._connections:
-            connection.send("round")
-        for connection in self._connections:
-            connection.recv()
+        self._all("round")
         for start, *means in zip(self._start, *self._means, strict=True):
             start.zero_()
             for weight, mean in zip(self._weights, means, strict=True):
                 start.add_(mean, alpha=weight)
+        if self._tested:
+            self._all("test")
         return self._start
+
+    def _all(self, word: str) -> None:
+        """Have all processes do something at the same time."""
+        for connection in self._connections:
+            connection.send(word)
+        for connection in self._connections:
+            connection.recv()
 
     def close(self) -> None:
         """End the processes."""
@@ -79,18 +96,31 @@ def _shared(tensor: Tensor) -> Tensor:
     return shared
 
 
+@dataclass(frozen=True)
+class _Share:
+    """What a process has to do: its clients' samples, and its part of all test samples."""
+
+    train: list[Indices]
+    test: list[Indices]
+    everybody: Indices
+
+
 def _serve(
-    connection: Connection, problem: Problem, own: list[Indices], start: list[Tensor], means: list[Tensor], lr: float
+    connection: Connection, problem: Problem, share: _Share, start: list[Tensor], means: list[Tensor], lr: float
 ) -> None:
     torch.set_num_threads(1)
-    problem = replace(problem, train=tuple(map(torch.from_numpy, own)))
+    train, test = (tuple(map(torch.from_numpy, part)) for part in (share.train, share.test))
+    problem, everybody = replace(problem, train=train, test=test), torch.from_numpy(share.everybody)
     connection.send("ready")
-    while _told(connection) == "round":
+    while (word := _told(connection)) != "end":
         with torch.no_grad():
             for parameter, value in zip(problem.module.parameters(), start, strict=True):
                 parameter.copy_(value)
-        for mean, found in zip(means, bare_round(problem, list(range(len(own))), lr), strict=True):
-            mean.copy_(found)
+        if word == "test":
+            bare_test(problem, problem.module, everybody)
+        else:
+            for mean, found in zip(means, bare_round(problem, list(range(len(train))), lr, bool(test)), strict=True):
+                mean.copy_(found)
         connection.send("done")
 
 

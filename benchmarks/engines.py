@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from benchmarks.bare import bare_round
+from benchmarks.bare import bare_round, bare_test
 from benchmarks.bare_pool import BareCrew
 from benchmarks.harness import Figure, in_turns, random_images, ratio
 from coterie.client.problem import Problem
@@ -218,8 +218,8 @@ def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) 
         engine.close()
 
 
-def bare_loops(prepared: Prepared, cores: int) -> Iterator[tuple[str, Context]]:
-    """The bare loops by name: processes × threads, memory format."""
+def bare_loops(prepared: Prepared, cores: int, tested: bool = False) -> Iterator[tuple[str, Context]]:
+    """The bare loops by name: processes × threads, memory format; `tested`: with the tests of a whole round."""
     federation, problem = prepared.federation(), prepared.problem()
     cohort = draw_cohort(federation.keys, prepared.experiment.join, seed=0, round=1).tolist()
     for memory in formats(prepared):
@@ -227,19 +227,29 @@ def bare_loops(prepared: Prepared, cores: int) -> Iterator[tuple[str, Context]]:
         work = replace(problem, module=copy.deepcopy(problem.module), inputs=as_memory(problem.inputs, memory))
         for parameter in work.module.parameters():
             parameter.data = as_memory(parameter.data, memory)
-        yield f"bare 1 × {cores}, {words}", _in_this_process(work, cohort, cores)
+        yield f"bare 1 × {cores}, {words}", _in_this_process(work, cohort, cores, tested)
         if cores > 1:
-            yield f"bare {cores} × 1, {words}", _in_processes(work, cohort, cores)
+            yield f"bare {cores} × 1, {words}", _in_processes(work, cohort, cores, tested)
 
 
 @contextmanager
-def _in_this_process(problem: Problem, cohort: list[int], threads: int) -> Iterator[Callable[[], object]]:
-    yield with_threads(threads, lambda: bare_round(problem, cohort, LR))
+def _in_this_process(problem: Problem, cohort: list[int], threads: int, tested: bool) -> Iterator[Callable[[], object]]:
+    everybody = torch.cat(problem.test)
+
+    def round() -> None:
+        found = bare_round(problem, cohort, LR, tested)
+        if tested:
+            with torch.no_grad():
+                for parameter, value in zip(problem.module.parameters(), found, strict=True):
+                    parameter.copy_(value)
+            bare_test(problem, problem.module, everybody)
+
+    yield with_threads(threads, round)
 
 
 @contextmanager
-def _in_processes(problem: Problem, cohort: list[int], processes: int) -> Iterator[Callable[[], object]]:
-    with BareCrew(problem, cohort, LR, processes) as pool:
+def _in_processes(problem: Problem, cohort: list[int], processes: int, tested: bool) -> Iterator[Callable[[], object]]:
+    with BareCrew(problem, cohort, LR, processes, tested) as pool:
         yield with_threads(1, pool.round)
 
 

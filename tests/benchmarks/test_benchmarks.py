@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.auto import main, repetition, verdict
-from benchmarks.bare import bare_round
+from benchmarks.bare import bare_round, bare_test
 from benchmarks.bare_pool import BareCrew
 from benchmarks.cases import prepared
 from benchmarks.dataloader_design import Server
 from benchmarks.engines import CASES, Case, case_figures, chosen, contenders, fastest, on_digits, speedup
 from benchmarks.growth import exponent, growth
 from benchmarks.harness import Figure, in_turns, ratio
+from benchmarks.whole import relu_first, whole_rounds
 
 from benchmarks import __main__ as command
 from benchmarks import baselines, core, dataloader_design, deployment, methods
@@ -69,6 +71,7 @@ def test_cases_run_in_turns() -> None:
             ),
             4,
         ),
+        (lambda: whole_rounds(Case("digits", on_digits(2, model="tiny")), repeats=2, scale=0.1), 1),
         (lambda: dataloader_design.against_dataloaders(repeats=3, clients=2, trained=15), 1),
         (lambda: growing.server_seconds((20, 80), repeats=3, methods=("fedcac",)), 1),
         (lambda: growing.server_memory((100, 200), methods=("fedcac",)), 1),
@@ -83,6 +86,23 @@ def test_benchmarks_run(figures: Callable[[], Iterator[Figure]], count: int, mon
         assert one.low <= one.high
         # The exponent of a time may have any sign where other programs run; a ratio of times has none.
         assert math.isfinite(one.value) if one.what == "log amount" else min(one.low, one.value) > 0
+
+
+def test_loops_by_hand_train_and_test_what_the_library_does() -> None:
+    """A bare test counts the loss and the hits of a plain computation, and the order of ReLU and pooling is free."""
+    problem = prepared("fedavg", "lenet5", 10, 1, 2, 20).problem()
+    module, index = problem.module.eval(), torch.cat(problem.test)
+    with torch.no_grad():
+        scores = module(problem.inputs[index])
+    loss, correct = bare_test(problem, module, index)
+    expected = torch.nn.functional.cross_entropy(scores, problem.labels[index], reduction="sum")
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert correct == int((scores.argmax(1) == problem.labels[index]).sum())
+    swapped = relu_first(copy.deepcopy(module))
+    kinds = [type(layer).__name__ for layer in swapped.get_submodule("features")]
+    assert kinds[:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    with torch.no_grad():
+        assert torch.equal(swapped(problem.inputs[index]), scores)
 
 
 def test_speedups_are_to_be_at_least_the_bar() -> None:

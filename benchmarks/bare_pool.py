@@ -36,9 +36,7 @@ class BareCrew:
         self._means = [[_shared(parameter) for parameter in self._start] for _ in shares]
         context = torch.multiprocessing.get_context("spawn")
         lean = replace(problem, train=(), validation=(), test=())
-        everybody = (
-            torch.cat(problem.test).chunk(processes) if tested else [torch.empty(0, dtype=torch.int64)] * processes
-        )
+        everybody = torch.cat(problem.test).tensor_split(processes)
         self._tested = tested
         self._connections: list[Connection] = []
         self._processes = []

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import coterie
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import write_folder
@@ -31,6 +32,18 @@ def few_digits(*sites: str, side: int = 8) -> dict[str, Dataset]:
         inputs = digits.inputs[mine].repeat_interleave(side // 8, 2).repeat_interleave(side // 8, 3)
         found[site] = Dataset(site, inputs, digits.labels[mine], 10)
     return found
+
+
+def tampered_library(folder: Path, more: str) -> tuple[str, ...]:
+    """A Coterie whose `records.py` ends with some more lines, as somebody may install at a site.
+
+    What is given are the words before a command that has it use this library.
+    """
+    installed = Path(coterie.__file__).parent
+    shutil.copytree(installed, folder / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "coterie" / "deployment" / "flower" / "records.py").open("a") as file:
+        file.write(more)
+    return ("env", f"PYTHONPATH={folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
 class Town:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
-import os
 import shutil
 import ssl
 import subprocess
@@ -25,7 +24,6 @@ import pytest
 import tomli_w
 import torch
 
-import coterie
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import make_site_key
@@ -33,7 +31,7 @@ from coterie.deployment.flower.processes import environment, flower_command
 from coterie.experiment.directory import load_tensors
 from coterie.testing.together import Together
 from support import PATIENCE, eventually
-from towns import Town, few_digits
+from towns import Town, few_digits, tampered_library
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
@@ -51,6 +49,9 @@ TRIED = {
         "a node that the agreement does not know": "test_a_node_that_somebody_registered_is_removed_at_the_next_start",
         "a site's interface on loopback": "test_other_users_of_the_machine_get_no_task",
         "folders that others can read": "test_state_is_for_its_owner_alone",
+    },
+    "test_poison": {
+        "an upload a thousand times too large": "test_a_site_that_sends_poison_is_set_aside_and_let_back_in",
     },
     "test_watched": {
         "a second node without keys": "test_a_second_node_under_a_live_name_does_not_end_an_insecure_run",
@@ -192,8 +193,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         found.start("server", f"federation server fed --port {found.port}")
         for site in ("site-a", "site-b"):
             found.connect(site)
-        library = hostile_library(found.folder / "library")
-        found.connect(HOSTILE, before=("env", f"PYTHONPATH={library}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"))
+        found.connect(HOSTILE, before=tampered_library(found.folder / "library", TAMPERED))
         assert eventually(lambda: len(found.rounds()) >= 1, LIMIT), found.said("server")
         yield found
     finally:
@@ -205,15 +205,6 @@ def come_to(town: Town, round: int) -> None:
     reached = eventually(lambda: len(town.rounds()) >= round or town.ended("server") is not None, LIMIT)
     assert reached, town.said("server")
     assert town.ended("server") is None, town.said("server")
-
-
-def hostile_library(folder: Path) -> Path:
-    """A Coterie whose answers lie, as somebody may install at a site."""
-    installed = Path(coterie.__file__).parent
-    shutil.copytree(installed, folder / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "coterie" / "deployment" / "flower" / "records.py").open("a") as file:
-        file.write(TAMPERED)
-    return folder
 
 
 def outsider(town: Town, *words: str) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""Poison from one of five real sites: it is set aside and named, and its site is let back in when it behaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from coterie.deployment.agreement import Agreement
+from coterie.experiment.directory import load_tensors
+from support import eventually
+from towns import Town, few_digits, tampered_library
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.xdist_group("poison")]
+
+LIMIT = 1800.0
+SITES = ("site-a", "site-b", "site-c", "site-d", "site-e")
+POISONED = 5  # the round in which what site-e sends is a thousand times too large
+BACK = POISONED + 4  # three answers that do not jump, then it counts again
+POISON = f"""
+
+_honest = as_records
+
+
+def as_records(packed):
+    import json
+
+    note = json.loads(packed.text)["note"]
+    if note.get("round") != {POISONED} or "seconds" not in note:
+        return _honest(packed)
+    large = 1000 * np.frombuffer(packed.buffers["float32"], np.float32)
+    return _honest(Packed({{**packed.buffers, "float32": large.tobytes()}}, packed.text))
+"""
+
+
+def test_a_site_that_sends_poison_is_set_aside_and_let_back_in(tmp_path: Path) -> None:
+    town = Town(tmp_path, few_digits(*SITES))
+    training = {"method": "fedavg", "model": "mlp", "rounds": BACK, "epochs": 1, "batch": 16, "lr": 0.05}
+    waiting = {"least_sites": 3, "gather": LIMIT, "deadline": LIMIT, "quarantine": 6.0}
+    agreement = Agreement(name="fed", sites=SITES, shape=(1, 8, 8), classes=10, **training, **waiting)
+    town.agree(agreement, ["127.0.0.1"])
+    try:
+        town.start("server", f"federation server fed --port {town.port}")
+        for site in SITES[:-1]:
+            town.connect(site)
+        town.connect(SITES[-1], before=tampered_library(tmp_path / "library", POISON))
+        assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
+        assert town.ended("server") == 0, town.said("server")
+    finally:
+        town.close()
+    aside = {line["round"]: sorted(line.get("quarantined", {})) for line in town.rounds()}
+    out = range(POISONED, BACK)
+    assert aside == {round: ["site-e"] if round in out else [] for round in range(1, BACK + 1)}
+    assert "site-e" in (town.server / "log.txt").read_text()
+    rows, _ = load_tensors(town.server / "checkpoint.safetensors")
+    assert all(bool(torch.isfinite(value).all()) for value in rows.values() if value.is_floating_point())
+    assert max(float(value.abs().max()) for name, value in rows.items() if name.startswith("slot.model")) < 100

@@ -15,12 +15,13 @@ import torch
 from coterie.experiment import choose_engine as auto
 from coterie.experiment import trials
 from coterie.experiment.choose_engine import Reconsider, choose, plain_way, with_choice
+from coterie.experiment.cores_together import Offer
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.trial_pieces import Piece, Round
-from coterie.experiment.trials import measure, typical
+from coterie.experiment.trials import Rates, _foreseen, measure, typical
 from coterie.experiment.ways import Way, ways_beside_others, ways_of
 from coterie.methods import METHODS
 from coterie.partition import Iid
@@ -246,6 +247,21 @@ def test_trials_measure_every_way_and_leave_no_trace() -> None:
 def test_trials_leave_out_what_the_stacked_engine_declines() -> None:
     own_rule = tiny("per-fedavg").prepare()
     assert set(measure(own_rule, [ADAPTIVE, STACKED])) == {ADAPTIVE}
+
+
+def test_rounds_are_foreseen_from_a_thread_s_work_and_what_the_cores_offer() -> None:
+    """Clients of 5, 4 and 3 batches of 0.1 s and 20 tests of 0.01 s: 1.4 s of work."""
+    round, rates, offer = Round((0, 1, 2), (5, 4, 3), 20.0), Rates(0.1, 0.01), Offer(alone=1.2, together=1.5)
+
+    def seconds(engine: str, threads: int, given: Offer = offer) -> float:
+        return _foreseen(round, Way(engine, threads, "contiguous"), rates, 2, given)
+
+    assert seconds("serial", 1) == pytest.approx(1.2 * 1.4)
+    assert seconds("serial", 2) == pytest.approx(1.4)  # several threads are timed by the clock
+    # The longer of two shares has 7 batches; each worker tests half of the samples.
+    assert seconds("processes", 1) == seconds("adaptive", 1) == pytest.approx(1.5 * (0.7 + 0.1))
+    assert seconds("adaptive", 1, Offer(1.0, 2.0)) == pytest.approx(1.4)
+    assert seconds("processes", 1, Offer(1.0, 2.0)) == pytest.approx(1.6)
 
 
 def test_long_steps_are_not_tried_together(monkeypatch: pytest.MonkeyPatch) -> None:

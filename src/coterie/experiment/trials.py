@@ -2,8 +2,8 @@
 
 Whatever else the machine does hits all ways alike, since each has a turn in every pass, and single disturbances do not
 count: seconds are compared within a pass, and the median of the passes counts. Worker processes take too long to start
-for a trial. In their place as many threads as there would be workers train at the same time, one PyTorch thread each,
-which shows what the cores have to offer together; the run itself then times real workers.
+for a trial: what they would take is what a client takes alone, and what the cores have to offer when all of them work
+(`cores_together`). The run itself then times real workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import torch
 
 from coterie.core.training import MemoryFormat
 from coterie.engines import Engine, Serial, Stacked
+from coterie.experiment.cores_together import Offer, offer_of
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.trial_pieces import Piece, Round
 from coterie.experiment.ways import Timer, Way
@@ -36,7 +36,7 @@ PASSES = 7
 PIECE = 0.04
 MOST_CLIENTS = 16
 # Ways that are foreseen to take so many times as long as the best get no further turns; and after the first of all.
-HOPELESS, BEYOND = 1.5, 8.0
+HOPELESS, BEYOND = 1.5, 4.0
 # The larger of two pieces for the stacked engine: clients, steps, the values that their rows may hold, and how many
 # times as much there is to do as in a piece for the others, since that is what it is good at.
 STACKED_CLIENTS, STACKED_STEPS, STACKED_VALUES, STACKED_PIECES = 32, 3, 2**24, 4
@@ -66,21 +66,20 @@ def measure(prepared: Prepared, ways: Sequence[Way]) -> dict[Way, float]:
     begin = time.perf_counter()
     with _undisturbed():
         round, timings = Round.of(prepared), dict[TimerKey, Timing]()
-        size = _piece_size(prepared, round, ways[0])
+        size, workers = _piece_size(prepared, round, ways[0]), _workers(prepared, round)
+        offer = offer_of(workers)
         for way in ways:
-            for timer in way.timers:
-                key = (timer, way.threads, way.memory)
-                if key not in timings and (timing := _timing(prepared, round, way, timer, size)):
-                    timings[key] = timing
-        left = [way for way in ways if all((timer, way.threads, way.memory) in timings for timer in way.timers)]
+            if _key(way) not in timings and (timing := _timing(prepared, round, way, size)):
+                timings[_key(way)] = timing
+        left = [way for way in ways if _key(way) in timings]
         passes: list[dict[Way, float]] = []
         found: dict[Way, float] = {}
         for turn in range(1 + PASSES):  # the first one does not count: memory and kernels are new
-            needed = {(timer, way.threads, way.memory) for way in left for timer in way.timers}
+            needed = {_key(way) for way in left}
             order = [key for key in timings if key in needed]
             shift = turn % len(order)
             rates = {key: timings[key]() for key in order[shift:] + order[:shift]}
-            foreseen = {way: _foreseen(prepared, round, way, rates) for way in left}
+            foreseen = {way: _foreseen(round, way, rates[_key(way)], workers, offer) for way in left}
             passes += [foreseen] if turn else []
             found |= typical(passes) if turn else foreseen
             best = min(found[way] for way in left)
@@ -92,6 +91,10 @@ def measure(prepared: Prepared, ways: Sequence[Way]) -> dict[Way, float]:
             if turn and taken * (1 + 1 / (turn + 1)) > max(BUDGET, min(best / 2, LONGEST)):
                 break
     return found
+
+
+def _key(way: Way) -> TimerKey:
+    return way.timer, 1 if way.spreads else way.threads, way.memory
 
 
 def typical(passes: Sequence[Mapping[Way, float]]) -> dict[Way, float]:
@@ -113,19 +116,16 @@ def typical(passes: Sequence[Mapping[Way, float]]) -> dict[Way, float]:
     }
 
 
-def _foreseen(prepared: Prepared, round: Round, way: Way, rates: Mapping[TimerKey, Rates]) -> float:
-    """The seconds of a round."""
-    found = []
-    for timer in way.timers:
-        own = rates[timer, way.threads, way.memory]
-        if timer == "stacked":
-            found.append(max(round.batches) * own.step + sum(round.batches) * own.batch + round.tests * own.test)
-        elif timer == "together":
-            workers = _workers(prepared, round)
-            found.append(round.longest_share(workers) * own.batch + round.tests / workers * own.test)
-        else:
-            found.append(sum(round.batches) * own.batch + round.tests * own.test)
-    return min(found)
+def _foreseen(round: Round, way: Way, rates: Rates, workers: int, offer: Offer) -> float:
+    """The seconds of a round. Those of a single thread were counted while it was at work; now they go by the clock."""
+    if way.timer == "stacked":
+        steps = max(round.batches) * rates.step + sum(round.batches) * rates.batch + round.tests * rates.test
+        return steps * (offer.alone if way.threads == 1 else 1.0)
+    one_by_one = sum(round.batches) * rates.batch + round.tests * rates.test
+    if not way.spreads:
+        return one_by_one * (offer.alone if way.threads == 1 else 1.0)
+    spread = offer.together * (round.longest_share(workers) * rates.batch + round.tests / workers * rates.test)
+    return min(one_by_one * offer.alone, spread) if way.engine == "adaptive" else spread
 
 
 def _workers(prepared: Prepared, round: Round) -> int:
@@ -162,33 +162,17 @@ def _piece_size(prepared: Prepared, round: Round, way: Way) -> PieceSize:
     return PieceSize(tuple(clients), own, wanted, step)
 
 
-def _timing(prepared: Prepared, round: Round, way: Way, timer: Timer, size: PieceSize) -> Timing | None:
+def _timing(prepared: Prepared, round: Round, way: Way, size: PieceSize) -> Timing | None:
     """What measures a way once; nothing if the way is none here."""
-    if timer == "stacked":
+    if way.timer == "stacked":
         return None if size.step > LONG_STEP else _stacked(prepared, round, way, STACKED_PIECES * size.batches)
     piece = Piece.of(prepared, way.memory, size.clients, size.batches_each)
-    if timer == "alone":
-        return _apart(piece, way.threads, workers=1)
-    return _apart(piece, threads=1, workers=_workers(prepared, round))
-
-
-def _apart(piece: Piece, threads: int, workers: int) -> Timing:
-    """Measures clients one by one, at so many places at the same time."""
-    engines = [Serial(piece.problem, piece.method, seed=0) for _ in range(workers)]
-
-    def at_one(engine: Engine) -> Rates:
-        torch.set_num_threads(threads)  # each thread has its own setting
-        train, test = _seconds(engine, piece)
-        return Rates(train / sum(piece.batches), test / piece.tests)
+    engine, threads = Serial(piece.problem, piece.method, seed=0), 1 if way.spreads else way.threads
 
     def once() -> Rates:
-        if workers == 1:
-            return at_one(engines[0])
-        with ThreadPoolExecutor(workers) as pool:
-            found = list(pool.map(at_one, engines))
-        # Whoever is faster gets more to do: it is their speeds that have a mean.
-        batch, test = ([getattr(rates, name) for rates in found] for name in ("batch", "test"))
-        return Rates(statistics.harmonic_mean(batch), statistics.harmonic_mean(test))
+        torch.set_num_threads(threads)
+        train, test = _seconds(engine, piece, _clock(threads))
+        return Rates(train / sum(piece.batches), test / piece.tests)
 
     return once
 
@@ -210,13 +194,20 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
 
     def once() -> Rates:
         torch.set_num_threads(way.threads)
-        (several, test), (one, _) = (_seconds(engine, piece) for engine, piece in zip(engines, pieces, strict=True))
+        (several, test), (one, _) = (
+            _seconds(engine, piece, _clock(way.threads)) for engine, piece in zip(engines, pieces, strict=True)
+        )
         steps, extra = pieces[1].batches[0], sum(pieces[0].batches) - pieces[1].batches[0]
         batch = max(several - one, 0.0) / extra if extra else 0.0
         return Rates(batch, test / pieces[0].tests, step=max(one / steps - batch, 0.0))
 
     once()  # what the engine loads the first time takes far longer than what it is timed on
     return once
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    """A single thread's seconds are those in which it was at work, whatever else the machine does meanwhile."""
+    return time.thread_time if threads == 1 else time.perf_counter
 
 
 def _seconds(engine: Engine, piece: Piece, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from coterie.processes import cores
 
 SMALL_MODEL = 100_000  # parameters
 
-Timer = Literal["alone", "together", "stacked"]
-"""What a trial times: clients one by one, one at each core at the same time, or all as one batch."""
+Timer = Literal["alone", "stacked"]
+"""What a trial times: clients one by one, or all as one batch."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class Way:
         return cls(engine, int(threads.split()[0]), formats[memory])
 
     @property
-    def timers(self) -> tuple[Timer, ...]:
+    def timer(self) -> Timer:
         """What has to be timed to foresee its rounds."""
-        if self.engine == "stacked":
-            return ("stacked",)
-        if self.engine == "adaptive":
-            return ("alone", "together")
-        return ("together",) if self.engine in ("processes", "ray") else ("alone",)
+        return "stacked" if self.engine == "stacked" else "alone"
+
+    @property
+    def spreads(self) -> bool:
+        """Whether clients may train at several places at the same time, with one thread each."""
+        return self.engine in ("adaptive", "processes", "ray")
 
 
 def ways_of(prepared: Prepared) -> list[Way]:

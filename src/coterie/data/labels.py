@@ -82,6 +82,8 @@ def label_indices(values: Labels, name: str) -> tuple[Ints, tuple[str, ...]]:
         f"data '{name}': labels are of type {values.dtype}; they must be integers or text",
     )
     if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # numbers beyond float64 become infinite, and are refused as such
+            values = values.astype(np.float64)  # smaller kinds know no 2**63, not even to be compared with
         wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.round(values))))
         if len(wrong):
             value = values[wrong[0]]

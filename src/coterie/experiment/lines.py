@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coterie.experiment.history import COHORT, ERRORS, EVERYBODY, TRAINING, VALIDATION, Line
+from coterie.experiment.history import ACTIVITIES, COHORT, ERRORS, EVERYBODY, TRAINING, VALIDATION, Line
 from coterie.rounds.evaluate import MOMENTS
 
 MEANS = ("mean", "weighted", "std", "worst_decile")
@@ -63,9 +63,10 @@ def untested(line: Line, evaluate_every: int) -> Line:
 def fault_of_line(line: Line) -> str:
     """What is wrong with a line, in words; empty if it tells all that every line tells, as it should.
 
-    >>> fault_of_line({"round": 1, "cohort": [0], "seconds": {"train": 1.0}, "bytes": {"up": 8, "down": 8}})
+    >>> seconds = {"train": 1.0, "exchange": 0.1, "evaluate": 0.2}
+    >>> fault_of_line({"round": 1, "cohort": [0], "seconds": seconds, "bytes": {"up": 8, "down": 8}})
     ''
-    >>> fault_of_line({"round": 1, "cohort": [0], "seconds": {}, "bytes": {"up": 8}})
+    >>> fault_of_line({"round": 1, "cohort": [0], "seconds": seconds, "bytes": {"up": 8}})
     'lacks bytes down'
     """
     lacking = [key for key in ("cohort", "seconds", "bytes") if key not in line]
@@ -77,9 +78,10 @@ def fault_of_line(line: Line) -> str:
     for right, key in ((whole, "cohort"), (timed, "seconds"), (sent, "bytes")):
         if not right:
             return f"tells of other {key} than there are"
-    lacking = [way for way in DIRECTIONS if way not in line["bytes"]]
-    if lacking:
-        return f"lacks bytes {', '.join(lacking)}"
+    for key, wanted in (("seconds", ACTIVITIES), ("bytes", DIRECTIONS)):
+        lacking = [name for name in wanted if name not in line[key]]
+        if lacking:
+            return f"lacks {key} {', '.join(lacking)}"
     validated = line.get(VALIDATION, {})
     parts = [line, line.get(EVERYBODY, {}), validated]
     if isinstance(validated, Mapping):

@@ -72,7 +72,7 @@ def test_a_starter_that_dies_leaves_nothing(tmp_path: Path, signal_number: signa
     assert starter.stdout is not None
     assert starter.stdout.readline() == "started\n"
     pids = family(tmp_path / "log")
-    with pytest.raises(CoterieError, match="it runs already"):
+    with pytest.raises(CoterieError, match="it is already running"):
         Lock(tmp_path / "lock", "it", patience=0)
     starter.send_signal(signal_number)
     starter.wait(PATIENCE)

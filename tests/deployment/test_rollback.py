@@ -116,5 +116,5 @@ def test_the_command_lists_goes_back_and_refuses_a_server_that_runs(
     assert json.loads((folder / "server" / "status.json").read_text())["round"] == 1
     lock = Lock(folder / "server" / "lock", "a server")
     assert main(["federation", "rollback", str(folder), "2"]) == 2
-    assert "the server runs already" in capsys.readouterr().err
+    assert "the server is already running" in capsys.readouterr().err
     lock.release()

@@ -142,7 +142,11 @@ def read_npz(path: Path) -> dict[str, Array]:
             f"{path} holds {size:,} bytes of arrays; at most {MOST_NPZ_BYTES:,} are read",
         )
         with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
+            found = {key: file[key] for key in file.files}
+        # What does not begin as an array should is handed out as it stands.
+        strange = next((key for key, value in found.items() if not isinstance(value, np.ndarray)), None)
+        require(strange is None, f"cannot read {path} (what it has as '{strange}' is no array)")
+        return found
     except CoterieError:
         raise
     except (*DAMAGE, ValueError, TypeError, RuntimeError, MemoryError) as error:

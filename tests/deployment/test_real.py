@@ -268,7 +268,7 @@ def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
     """No round is over by its deadline. Nobody is asked twice, nothing is done again, and the numbers are the same."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
     try:
-        agreement = ground.agreement("busy", "fedper", deadline=1.0, patience=LIMIT)
+        agreement = ground.agreement("busy", "fedper", deadline=0.2, patience=LIMIT)
         _, directory = ground.start(agreement)
         ground.finish(directory)
     finally:
@@ -276,7 +276,7 @@ def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
             loop.kill()
             loop.wait()
     log = (directory / LOG).read_text()
-    assert "round 1 waits for answers" in log
+    assert "round 1 waits for answers" in log or "round 2 waits for answers" in log
     assert "done again" not in log
     state = load_tensors(directory / CHECKPOINT)[0]
     serial = simulated(agreement, own(ground)).run()

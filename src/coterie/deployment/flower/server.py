@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 try:
@@ -27,9 +28,27 @@ from coterie.deployment.wire import most_bytes
 from coterie.experiment.directory import LOG
 from coterie.files import log_to, private_folder
 
+# Seconds after which a message may have been lost to a connected node, and how many times its slowest answer that is.
+OVERDUE, SLOWER = 120.0, 4.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message under way: to whom, what for, since when, and when it is void."""
+
+    node: int
+    purpose: Purpose
+    since: float
+    end: float
+
 
 class FlowerTransport:
-    """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late."""
+    """Messages through Flower's grid. A node that still owes an answer counts as busy, even when the answer is late.
+
+    Flower hands a message out once: what a broken line swallows on its way to a node is lost, though the node comes
+    back. So one that is here and overdue (by far, and twice as far each time in a row) is taken to be free again. What
+    it is sent then takes the place of what it owes.
+    """
 
     def __init__(
         self,
@@ -43,11 +62,13 @@ class FlowerTransport:
         self._grid, self._most_bytes, self._audit = grid, most_bytes, audit
         self._names: dict[int, str] = {}  # of all nodes that were ever here
         self._sites = sites  # whose keys are registered; without keys anybody may come
-        self._open: dict[str, tuple[int, Purpose, float]] = {}  # message -> node, purpose, when it is void
+        self._open: dict[str, Sent] = {}  # by the message's number
+        self._slowest: dict[int, float] = {}  # seconds that a node has taken for an answer
+        self._given_up: dict[int, int] = {}  # messages to a node in a row that were never answered
 
     def nodes(self) -> dict[int, str]:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
-        busy = {node for node, _, _ in self._open.values()}
+        busy = {sent.node for sent in self._open.values() if not self._overdue(sent)}
         found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
         self._names |= found
         # A node whose key has no name of ours is not even asked.
@@ -58,7 +79,11 @@ class FlowerTransport:
         message = Message(as_records(content), dst_node_id=node, message_type=KIND_OF[purpose], ttl=seconds)
         (number,) = self._grid.push_messages([message])
         if number:
-            self._open[number] = (node, purpose, time.monotonic() + seconds)
+            now, owed = time.monotonic(), [one for one, sent in self._open.items() if sent.node == node]
+            for one in owed:
+                del self._open[one]
+                self._given_up[node] = self._given_up.get(node, 0) + 1
+            self._open[number] = Sent(node, purpose, now, now + seconds)
             if self._bell is not None:
                 ring(self._bell, self._names.get(node, ""))
             self._note("asked", node, purpose, content)
@@ -68,16 +93,24 @@ class FlowerTransport:
         if not self._open:
             return []
         found = []
-        for reply in self._grid.pull_messages(list(self._open)):
-            node, purpose, _ = self._open.pop(reply.metadata.reply_to_message_id)
-            content = self._content(reply)
-            self._note("answered", node, purpose, content)
-            found.append(Answer(node, purpose, content))
         now = time.monotonic()
-        for number in [number for number, (_, _, end) in self._open.items() if end < now]:
-            node, purpose, _ = self._open.pop(number)
-            found.append(Answer(node, purpose, "it did not answer in time"))
+        for reply in self._grid.pull_messages(list(self._open)):
+            sent = self._open.pop(reply.metadata.reply_to_message_id)
+            self._given_up.pop(sent.node, None)
+            self._slowest[sent.node] = max(self._slowest.get(sent.node, 0.0), now - sent.since)
+            content = self._content(reply)
+            self._note("answered", sent.node, sent.purpose, content)
+            found.append(Answer(sent.node, sent.purpose, content))
+        for number in [number for number, sent in self._open.items() if sent.end < now]:
+            sent = self._open.pop(number)
+            found.append(Answer(sent.node, sent.purpose, "it did not answer in time"))
         return found
+
+    def _overdue(self, sent: Sent) -> bool:
+        seconds = max(OVERDUE, SLOWER * self._slowest.get(sent.node, 0.0))
+        for _ in range(self._given_up.get(sent.node, 0)):
+            seconds *= 2
+        return time.monotonic() > sent.since + seconds
 
     def _note(self, event: str, node: int, purpose: Purpose, content: Packed | str) -> None:
         if self._audit is not None:

@@ -298,6 +298,8 @@ class Node:
     def _require_hope(self) -> None:
         """An error about what no further attempt would change."""
         said = self.process.said() + self.relay.said()
+        if any(sign in said for sign in PORT_TAKEN):
+            return  # somebody else answers at this port of the machine's own, with another certificate, too
         for sign, (kind, meaning) in HOPELESS.items():
             if sign in said:
                 line = next(line for line in said.splitlines() if sign in line)

@@ -13,7 +13,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import IO, Any
 
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 
 if sys.platform != "win32":
     import fcntl
@@ -25,6 +25,18 @@ PARTIAL = ".partial"
 
 class LockedError(Exception):
     """Somebody else holds a lock."""
+
+
+def expanded(path: str | Path) -> Path:
+    """A path whose `~` stands for a user's home.
+
+    >>> expanded("data/own.csv").as_posix()
+    'data/own.csv'
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise CoterieError(f"{path}: there is no such user; write the path in full") from None
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from coterie.errors import CoterieError, require, unknown
+from coterie.files import expanded
 
 T = TypeVar("T")
 Adopt = Callable[[str, object], T]
@@ -216,7 +217,7 @@ class PluginFile:
     @classmethod
     def read(cls, path: str | Path) -> PluginFile:
         """The file at a path, which is made absolute; a stand-in goes by the path of its original."""
-        place = Path(path).expanduser().resolve()
+        place = expanded(path).resolve()
         return cls(_STAND_INS.get(str(place), str(place)), place.read_bytes())
 
     @cached_property
@@ -296,7 +297,7 @@ def absolute(text: str) -> str:
     try:
         place = file_at(path).path
     except OSError:  # whoever loads it will say so
-        place = str(Path(path).expanduser().resolve())
+        place = str(expanded(path).resolve())
     return f"{place}:{name}"
 
 
@@ -321,7 +322,7 @@ def file_at(path: str) -> PluginFile:
     try:
         return PluginFile.read(path)
     except FileNotFoundError:
-        known = _loaded_from(str(Path(path).expanduser().resolve()))
+        known = _loaded_from(str(expanded(path).resolve()))
         if known is None:
             raise
         return known

@@ -26,7 +26,7 @@ from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_fol
 from coterie.deployment.site_status import SiteStatus, site_journal
 from coterie.deployment.status import served_status, status_address
 from coterie.errors import require, unknown
-from coterie.files import private_folder
+from coterie.files import expanded, private_folder
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
     from coterie.deployment.flower.processes import joined, split_address
 
     server, page = joined(*split_address(given.server)), status_address(given.status)
-    data = given.data.expanduser().resolve()
+    data = expanded(given.data).resolve()
     require(data.exists(), f"data = {given.data}: there is no such file or folder")
     require("/" not in given.name and not given.name.startswith("."), f"name = {given.name}: is not a site's name")
     state = given.state or (given.folder / SITES if given.folder else STATE)

@@ -9,6 +9,7 @@ from pathlib import Path
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import KEYS, require_folder
 from coterie.errors import require, unknown
+from coterie.files import expanded
 from coterie.report.terminal import print_result
 
 
@@ -75,7 +76,7 @@ def _pair(text: str) -> tuple[str, str]:
     """A site and its public key, which may stand in a file."""
     site, sign, key = text.partition("=")
     require(bool(sign and key.strip()), f"accept = {text}: must be SITE=KEY, as 'coterie federation join' prints it")
-    path = Path(key).expanduser()
+    path = expanded(key)
     if len(key) < 256 and path.is_file():
         key = path.read_text(encoding="utf-8", errors="replace")
     return site, key

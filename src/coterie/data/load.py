@@ -9,6 +9,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.own import DEFAULT_LABEL, load_own
 from coterie.data.registry import DATASETS
 from coterie.errors import require
+from coterie.files import expanded
 from coterie.registry import is_reference
 from coterie.typed import typed
 
@@ -49,7 +50,7 @@ def placed(name: str) -> str:
     >>> placed("digits"), placed("nowhere.csv"), placed(".") == str(Path.cwd())
     ('digits', 'nowhere.csv', True)
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     return str(path.resolve()) if _is_path(name) and path.exists() else name
 
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from coterie.errors import CoterieError
+from coterie.files import expanded
 
 DATA = "COTERIE_DATA"
 """The variable of the environment that names the folder of data sets."""
@@ -35,7 +36,7 @@ def data_folder(name: str, root: Path | None = None) -> Path:
     if root is not None:
         return Path(root) / name
     if chosen := os.environ.get(DATA, ""):
-        return Path(chosen).expanduser() / name
+        return expanded(chosen) / name
     cache = user_cache()
     if cache is None:
         raise CoterieError(f"data '{name}': there is no home directory to keep files in; set COTERIE_DATA to a folder")
@@ -45,6 +46,6 @@ def data_folder(name: str, root: Path | None = None) -> Path:
 def decoded_folder() -> Path | None:
     """Where decoded images are kept: `COTERIE_CACHE`, else `coterie/decoded` in the user's cache."""
     if chosen := os.environ.get("COTERIE_CACHE", ""):
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     cache = user_cache()
     return None if cache is None else cache / "coterie" / "decoded"

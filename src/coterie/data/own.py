@@ -11,6 +11,7 @@ from coterie.data.folder import load_folder
 from coterie.data.labels import Classes
 from coterie.data.tables import TABLE_SUFFIXES, load_table, table_splits
 from coterie.errors import CoterieError, require
+from coterie.files import expanded
 from coterie.typed import typed
 
 DEFAULT_LABEL = "label"
@@ -46,7 +47,7 @@ def load_own(
     Dataset('visits', 2 samples of shape (2,), 2 classes, 2 owners)
     >>> folder.cleanup()
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     name = path.stem or path.resolve().stem
     require(path.exists(), f"data '{path}': there is no such file or folder")
     splits = table_splits(path)

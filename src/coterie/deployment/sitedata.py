@@ -17,6 +17,7 @@ from coterie.data.own import DEFAULT_LABEL
 from coterie.data.tables import feature_names, holds_images, table_splits
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
+from coterie.files import expanded
 
 Shape = tuple[int, ...]
 
@@ -28,7 +29,7 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     agreement's height and width; whatever else has another shape is refused. Labels get the agreement's numbers:
     text is matched by name with `class_names`, integers are the numbers themselves. A site may lack classes.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     require(path.exists(), f"data '{path}': there is no such file or folder")
     wanted = image_size(path, agreement.shape)
     classes = Classes(agreement.classes, agreement.class_names)
@@ -43,7 +44,7 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
 
 def data_stamp(path: Path) -> str:
     """A text that differs once any file of the data was changed, added or removed, as its date and size tell."""
-    path = Path(path).expanduser()
+    path = expanded(path)
     files = (
         [path] if path.is_file() else sorted(Path(folder, name) for folder, _, names in os.walk(path) for name in names)
     )

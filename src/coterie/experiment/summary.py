@@ -29,6 +29,7 @@ def summary_of(
     # A run that was stopped early may not have been evaluated in its last round, or at all.
     newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
     names = [partition.names[client] for client in participants]
+    by_row = dict(enumerate(names))
     clients = [
         {
             "client": name,
@@ -49,10 +50,10 @@ def summary_of(
         **quality,
         **_training(history),
         "clients": clients,
-        **({"missing": history.diverged(dict(enumerate(names)), "missing")} if config.get("presence") else {}),
-        "diverged": history.diverged(dict(enumerate(names))),
-        "tuning_diverged": history.diverged(dict(enumerate(names)), "tuning_diverged"),
-        **({"quarantined": history.diverged(dict(enumerate(names)), "quarantined")} if config["quarantine"] else {}),
+        **({"missing": history.diverged(by_row, "missing")} if config.get("presence") else {}),
+        "diverged": history.diverged(by_row),
+        "tuning_diverged": history.diverged(by_row, "tuning_diverged"),
+        **({"quarantined": history.diverged(by_row, "quarantined")} if config.get("quarantine") else {}),
         **_privacy(history, config, names),
         "bytes": history.bytes(),
         "partition": {

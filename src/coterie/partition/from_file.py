@@ -12,6 +12,7 @@ import numpy as np
 from coterie.data.dataset import Dataset
 from coterie.data.locate import data_folder
 from coterie.errors import CoterieError, require
+from coterie.files import expanded
 from coterie.partition.npz import SUFFIX, is_partition_file, labels_sha256
 from coterie.partition.partition import PARTS, Partition
 from coterie.partition.rule import Rule, Shares
@@ -79,7 +80,7 @@ class FromFile(Rule):
 
 def _place(name: str) -> Path:
     """The absolute path of a file: as it is named, or in the data folder if that has one of this bare name."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.name == name and not path.is_file() and (kept := data_folder(FOLDER) / name).is_file():
         path = kept
     return path.resolve()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
+from coterie.files import expanded
 from coterie.options import made
 from coterie.registry import Registry, subclasses_of
 from coterie.rng import numpy_stream
@@ -218,7 +219,7 @@ def placed(text: str) -> str:
     ('dropout:0.1', 'trace:/data/seen.csv')
     """
     parts = [part.partition("trace:") for part in text.split("+")]
-    files = (name and f"{name}{Path(file.removeprefix('file=')).expanduser().resolve()}" for _, name, file in parts)
+    files = (name and f"{name}{expanded(file.removeprefix('file=')).resolve()}" for _, name, file in parts)
     return "+".join(found or part[0] for found, part in zip(files, parts, strict=True))
 
 

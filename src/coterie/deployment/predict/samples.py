@@ -25,6 +25,7 @@ from coterie.data.tables import (
 )
 from coterie.deployment.sitedata import Shape, fitted
 from coterie.errors import CoterieError, require, unknown
+from coterie.files import expanded
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def read_samples(
 
     Labels are read where there are any: the array `y`, the column `label`, folders named after classes.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     require(path.exists(), f"data '{path}': there is no such file or folder")
     suffix = path.suffix.lower()
     is_table = path.is_file() and suffix in TABLE_SUFFIXES

@@ -23,15 +23,26 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.engines import Case, Runs, chosen, on_digits, on_noise, settings_for, training
+from benchmarks.engines import (
+    CNN_10,
+    CNN_100,
+    LENET5_10_OF_100,
+    RESNET8,
+    Case,
+    Runs,
+    chosen,
+    on_digits,
+    settings_for,
+    training,
+)
 from benchmarks.harness import in_turns
 
 SHAPES = (
-    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=240)),
-    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=600)),
-    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=375, join=0.1)),
+    Case("cnn, batch 10", CNN_10),
+    Case("cnn, batch 100", CNN_100),
+    Case("lenet5, batch 32, 10 of 100 clients", LENET5_10_OF_100),
     Case("mlp, digits", on_digits(20)),
-    Case("resnet8, batch 32", on_noise("resnet8", 32, clients=4, trained=128)),
+    Case("resnet8, batch 32", RESNET8),
 )
 GOOD, BAD = 1.10, 1.30  # times the best engine's round: what most repetitions have to reach, and none may exceed
 SHARE = 0.9  # of the repetitions that have to be good

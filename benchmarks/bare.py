@@ -22,9 +22,7 @@ def bare_round(problem: Problem, clients: list[int], lr: float, tested: bool = F
     start = [parameter.detach().clone() for parameter in module.parameters()]
     total = [torch.zeros_like(parameter) for parameter in start]
     for client in clients:
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), start, strict=True):
-                parameter.copy_(value)
+        load(module, start)
         bare_epochs(problem, module, client, lr)
         if tested:
             bare_test(problem, module, problem.test[client])
@@ -49,6 +47,13 @@ def bare_epochs(problem: Problem, module: nn.Module, client: int, lr: float, for
             optimiser.zero_grad()
             cross_entropy(module(inputs), problem.labels[index]).backward()
             optimiser.step()
+
+
+@torch.no_grad()
+def load(module: nn.Module, values: list[Tensor]) -> None:
+    """Give a module the values of its parameters."""
+    for parameter, value in zip(module.parameters(), values, strict=True):
+        parameter.copy_(value)
 
 
 @torch.no_grad()

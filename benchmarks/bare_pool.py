@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from benchmarks.bare import bare_round, bare_test
+from benchmarks.bare import bare_round, bare_test, load
 from coterie.client.problem import Problem
 
 Indices = npt.NDArray[np.int64]
@@ -111,9 +111,7 @@ def _serve(
     problem, everybody = replace(problem, train=train, test=test), torch.from_numpy(share.everybody)
     connection.send("ready")
     while (word := _told(connection)) != "end":
-        with torch.no_grad():
-            for parameter, value in zip(problem.module.parameters(), start, strict=True):
-                parameter.copy_(value)
+        load(problem.module, start)
         if word == "test":
             bare_test(problem, problem.module, everybody)
         else:

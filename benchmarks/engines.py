@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from benchmarks.bare import bare_round, bare_test
+from benchmarks.bare import bare_round, bare_test, load
 from benchmarks.bare_pool import BareCrew
 from benchmarks.harness import Figure, in_turns, random_images, ratio
 from coterie.client.problem import Problem
@@ -115,6 +115,10 @@ def on_noise(model: str, batch: int, clients: int, trained: int, join: float = 1
     return make
 
 
+CNN_10 = on_noise("cnn", 10, clients=8, trained=240)
+CNN_100 = on_noise("cnn", 100, clients=4, trained=600)
+LENET5_10_OF_100 = on_noise("lenet5", 32, 100, trained=375, join=0.1)
+RESNET8 = on_noise("resnet8", 32, clients=4, trained=128)
 CASES = (
     Case("mlp, digits, 20 equal clients", on_digits(20), 15, stacked=5.0),
     Case("mlp, digits, 100 equal clients", on_digits(100), 15, stacked=9.0),
@@ -122,10 +126,10 @@ CASES = (
     Case("mlp, digits, 100 Dirichlet clients", on_digits(100, least=2), 15, stacked=5.0),
     Case("small conv net, digits, 20 clients", on_digits(20, model="tiny", epochs=2), 9, stacked=2.0),
     Case("cnn, digits, 20 clients", on_digits(20, model="cnn", epochs=1)),
-    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=240), processes=1.8, bare=0.97),
-    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=600), processes=1.8, bare=0.97),
-    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=375, join=0.1), bare=0.97),
-    Case("resnet8, batch 32", on_noise("resnet8", 32, clients=4, trained=128), bare=0.97),
+    Case("cnn, batch 10", CNN_10, processes=1.8, bare=0.97),
+    Case("cnn, batch 100", CNN_100, processes=1.8, bare=0.97),
+    Case("lenet5, batch 32, 10 of 100 clients", LENET5_10_OF_100, bare=0.97),
+    Case("resnet8, batch 32", RESNET8, bare=0.97),
 )
 
 
@@ -239,9 +243,7 @@ def _in_this_process(problem: Problem, cohort: list[int], threads: int, tested: 
     def round() -> None:
         found = bare_round(problem, cohort, LR, tested)
         if tested:
-            with torch.no_grad():
-                for parameter, value in zip(problem.module.parameters(), found, strict=True):
-                    parameter.copy_(value)
+            load(problem.module, found)
             bare_test(problem, problem.module, everybody)
 
     yield with_threads(threads, round)

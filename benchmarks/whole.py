@@ -15,14 +15,26 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from benchmarks.engines import Case, bare_loops, chosen, contenders, fastest, note, on_noise, training
+from benchmarks.engines import (
+    CNN_10,
+    CNN_100,
+    LENET5_10_OF_100,
+    Case,
+    bare_loops,
+    chosen,
+    contenders,
+    fastest,
+    note,
+    on_noise,
+    training,
+)
 from benchmarks.harness import Figure, in_turns, ratio
 from coterie.experiment.prepared import Prepared
 
 WHOLE = (
-    Case("cnn, batch 10", on_noise("cnn", 10, clients=8, trained=240)),
-    Case("cnn, batch 100", on_noise("cnn", 100, clients=4, trained=600)),
-    Case("lenet5, batch 32, 10 of 100 clients", on_noise("lenet5", 32, 100, trained=375, join=0.1)),
+    Case("cnn, batch 10", CNN_10),
+    Case("cnn, batch 100", CNN_100),
+    Case("lenet5, batch 32, 10 of 100 clients", LENET5_10_OF_100),
     Case("lenet5, batch 32, 100 of 1,000 small clients", on_noise("lenet5", 32, 1000, trained=21, join=0.1)),
 )
 BAR = 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -107,10 +108,8 @@ class FlowerTransport:
         return found
 
     def _overdue(self, sent: Sent) -> bool:
-        seconds = max(OVERDUE, SLOWER * self._slowest.get(sent.node, 0.0))
-        for _ in range(self._given_up.get(sent.node, 0)):
-            seconds *= 2
-        return time.monotonic() > sent.since + seconds
+        usual = max(OVERDUE, SLOWER * self._slowest.get(sent.node, 0.0))
+        return time.monotonic() > sent.since + math.ldexp(usual, self._given_up.get(sent.node, 0))  # usual · 2ⁿ
 
     def _note(self, event: str, node: int, purpose: Purpose, content: Packed | str) -> None:
         if self._audit is not None:

@@ -48,6 +48,7 @@ GOOD, BAD = 1.10, 1.30  # times the best engine's round: what most repetitions h
 SHARE = 0.9  # of the repetitions that have to be good
 TRIALS = 3.0  # seconds that trials may take, or one round if that is longer
 BEGINNING = (5, 5.0)  # rounds and seconds of a run before its rounds are timed
+LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends with the benchmark
 HOPELESS = 1.6  # times the fastest: such engines are not timed further
 
 
@@ -99,7 +100,7 @@ def repetition(case: Case, busy: bool, rounds: int = 7, scale: float = 1.0) -> R
 @contextmanager
 def beside() -> Iterator[None]:
     """A busy loop in another process."""
-    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    loop = subprocess.Popen([sys.executable, "-c", LOOP])
     try:
         yield
     finally:

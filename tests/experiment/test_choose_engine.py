@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from coterie.client.recipe import phases
 from coterie.experiment import choose_engine as auto
 from coterie.experiment import trials
 from coterie.experiment.choose_engine import Reconsider, choose, plain_way, with_choice
@@ -20,10 +21,10 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
-from coterie.experiment.trial_pieces import Piece, Round
+from coterie.experiment.trial_pieces import MOST_EPOCHS, Piece, Round
 from coterie.experiment.trials import Rates, _foreseen, measure, typical
 from coterie.experiment.ways import Way, ways_beside_others, ways_of
-from coterie.methods import METHODS
+from coterie.methods import METHODS, FedRep
 from coterie.partition import Iid
 from coterie.rounds.listeners import Outcome
 from coterie.rounds.report import RoundReport
@@ -292,6 +293,14 @@ def test_a_whole_round_is_foreseen_from_pieces() -> None:
     # The samples are those clients' own.
     own = prepared.data.inputs[torch.from_numpy(prepared.partition.train[2][:10])]
     assert torch.equal(piece.problem.inputs[piece.problem.train[0]], own)
+
+
+def test_long_phases_of_a_method_are_not_tried_in_full() -> None:
+    prepared = tiny(FedRep(head_epochs=1_000_000)).prepare()
+    piece = Piece.of(prepared, "contiguous", [0], batches=1)
+    tried = [phase.epochs for phase in phases(piece.work.recipe)]
+    assert tried == [MOST_EPOCHS, 1]
+    assert piece.epochs * sum(tried) == pytest.approx(1_000_001)
 
 
 def test_single_disturbances_do_not_count() -> None:

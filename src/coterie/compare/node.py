@@ -20,6 +20,7 @@ from coterie.compare.parcels import Inbox, Outbox
 from coterie.compare.worker import Message, Tell, answer, failure, warnings_told
 from coterie.experiment.kept import CHECKPOINT
 from coterie.files import LockedError, locked
+from coterie.one_core import use_one_core
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.version import VERSION
@@ -64,7 +65,7 @@ def carry_out(task: Message, parcels: Iterable[Message], environment: Mapping[st
 
 def _performed(task: Message, parcels: Iterable[Message], tell: Tell) -> Iterator[Message]:
     """Do a run, and give what there is to say in the end."""
-    torch.set_num_threads(1)
+    use_one_core()
     if task["out"] is None:
         yield answer(task, tell)
         return

@@ -12,11 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coterie.compare.cell import perform
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import experiment_from
+from coterie.one_core import use_one_core
 from coterie.processes import depend_on_parent
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
@@ -34,7 +33,7 @@ Tell = Callable[[Message], None]
 def serve(connection: Connection) -> None:
     """A worker process: does one run after the other until the main process hangs up or is gone."""
     depend_on_parent()
-    torch.set_num_threads(1)
+    use_one_core()
 
     def tell(message: Message) -> None:
         send(connection, message)

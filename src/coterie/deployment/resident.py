@@ -26,6 +26,7 @@ from coterie.deployment.sitedata import data_stamp, load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
 from coterie.devices import PROCESSOR
+from coterie.one_core import keep_freed_memory
 
 log = logging.getLogger("coterie")
 
@@ -106,6 +107,7 @@ def main() -> None:
     """Read the settings, open the channel, serve until ended."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
+    keep_freed_memory()
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     serve(channel.listening(Path(settings.pop("socket"))), Resident(SiteSettings(**settings)))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
+from coterie.client.recipe import Phase, Recipe
 from coterie.client.scores import TEST_BATCH
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
@@ -24,6 +25,8 @@ from coterie.rounds.sampling import draw_cohort, draw_tested
 
 # Test samples of a piece: more of them would not make the measurement any better.
 MOST_TESTED = TEST_BATCH
+# Epochs of a phase in a piece, where the method and not the run says how many: each is like the one before.
+MOST_EPOCHS = 10
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Piece:
-    """A few clients with a few batches each, for one epoch: what an engine is tried on."""
+    """A few clients with a few batches each, for one epoch (or a few of a method's own): what an engine is tried on."""
 
     problem: Problem
     method: Method
@@ -93,7 +96,8 @@ class Piece:
             case = replace(prepared, problem_base=replace(base, layout=other))
         federation = case.federation(chosen)
         federation.round = 1
-        recipe = prepared.method.recipe(federation)
+        whole = prepared.method.recipe(federation)
+        recipe = _shortened(whole)
         samples, most = batches * prepared.experiment.batch, max(MOST_TESTED // len(chosen), 1)
         problem = _cut(case.problem(chosen), memory, samples, most)
         return cls(
@@ -103,8 +107,18 @@ class Piece:
             Work(recipe, peers=Delivery(prepared.method, federation, federation.everyone).peers()),
             tuple(max(-(-len(index) // prepared.experiment.batch), 1) for index in problem.train),
             sum(map(len, problem.test)),
-            epochs_of(recipe, prepared.experiment.epochs) / max(epochs_of(recipe, 1), 1),
+            epochs_of(whole, prepared.experiment.epochs) / max(epochs_of(recipe, 1), 1),
         )
+
+
+def _shortened(recipe: Recipe) -> Recipe:
+    """The same recipe without most of the epochs of its longest phases."""
+    return tuple(
+        replace(step, epochs=min(step.epochs, MOST_EPOCHS))
+        if isinstance(step, Phase) and step.epochs is not None
+        else step
+        for step in recipe
+    )
 
 
 def _cut(problem: Problem, memory: MemoryFormat, samples: int, tests: int) -> Problem:

@@ -36,6 +36,7 @@ from coterie.engines.remote.worker import (
     without_tensors,
 )
 from coterie.methods.base import Method
+from coterie.one_core import use_one_core
 from coterie.registry import PluginFile
 
 Array = NDArray[Any]
@@ -73,7 +74,7 @@ class Actor:
     """An actor: a seat, and the federation as its clients see it. Rows stay until newer ones come."""
 
     def __init__(self, device: str = "cpu") -> None:
-        torch.set_num_threads(1)
+        use_one_core()
         self._device = named(device)
         self._seat: TaskWorker | None = None
 

@@ -29,6 +29,7 @@ from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows
 from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
+from coterie.one_core import use_one_core
 from coterie.processes import depend_on_parent
 from coterie.registry import PluginFile
 
@@ -113,7 +114,7 @@ Answer = Ready | Done | Refused | Failed
 def serve(connection: Connection) -> None:
     """A worker process: takes on jobs and does tasks until the main process hangs up or is gone."""
     depend_on_parent()
-    torch.set_num_threads(1)
+    use_one_core()
     seat: TaskWorker | None = None
     try:
         connection.send(Ready())

@@ -30,6 +30,7 @@ from benchmarks.engines import (
     RESNET8,
     Case,
     Runs,
+    begin_run,
     chosen,
     on_digits,
     settings_for,
@@ -47,7 +48,6 @@ SHAPES = (
 GOOD, BAD = 1.10, 1.30  # times the best engine's round: what most repetitions have to reach, and none may exceed
 SHARE = 0.9  # of the repetitions that have to be good
 TRIALS = 3.0  # seconds that trials may take, or one round if that is longer
-BEGINNING = (5, 5.0)  # rounds and seconds of a run before its rounds are timed
 LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends with the benchmark
 HOPELESS = 1.6  # times the fastest: such engines are not timed further
 
@@ -79,10 +79,7 @@ def repetition(case: Case, busy: bool, rounds: int = 7, scale: float = 1.0) -> R
         auto = chosen(prepared)
         trials = time.perf_counter() - begin
         run = stack.enter_context(training(prepared, auto, evaluate_every=1))
-        begin, count = time.perf_counter(), 0
-        while count < BEGINNING[0] or time.perf_counter() - begin < BEGINNING[1]:
-            run()
-            count += 1
+        begin_run(run, scale)
         others = {
             str(setting): stack.enter_context(training(prepared, setting, evaluate_every=1))
             for setting in settings_for(prepared, torch.get_num_threads())

@@ -12,6 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -39,6 +40,7 @@ NEVER = 10**6
 TRAINED = 0.75  # the share of a client's samples that is trained on
 CIFAR = (3, 32, 32)
 
+BEGINNING = (5, 5.0)  # rounds and seconds
 HOPELESS = 4.0  # times the fastest
 
 Runs = dict[str, Callable[[], object]]
@@ -146,6 +148,7 @@ def case_figures(case: Case, repeats: int | None = None, scale: float = 1.0) -> 
     settings = list(dict.fromkeys([*settings_for(prepared, cores), auto]))
     with ExitStack() as stack:
         engines = {str(setting): stack.enter_context(training(prepared, setting)) for setting in settings}
+        begin_run(engines[str(auto)], scale)
         loops = {name: stack.enter_context(loop) for name, loop in bare_loops(prepared, cores)}
         needed = {str(setting) for setting in (auto, *settings) if setting == auto or setting.engine != "serial"}
         needed |= {str(Setting("serial", 1, memory)) for memory in formats(prepared)}
@@ -267,6 +270,14 @@ def with_threads(count: int, work: Callable[[], object]) -> Callable[[], None]:
             torch.set_num_threads(before)
 
     return run
+
+
+def begin_run(run: Callable[[], object], scale: float = 1.0) -> None:
+    """A run's first rounds, which are not timed: engine `adaptive` finds out meanwhile who is faster."""
+    begin, count = time.perf_counter(), 0
+    while count < BEGINNING[0] or time.perf_counter() - begin < BEGINNING[1] * scale:
+        run()
+        count += 1
 
 
 def contenders(cases: Runs, wanted: set[str]) -> Runs:

@@ -21,6 +21,7 @@ from benchmarks.engines import (
     LENET5_10_OF_100,
     Case,
     bare_loops,
+    begin_run,
     chosen,
     contenders,
     fastest,
@@ -46,6 +47,7 @@ def whole_rounds(case: Case, repeats: int | None = None, scale: float = 1.0) -> 
     auto = chosen(prepared)
     with ExitStack() as stack:
         ours = stack.enter_context(training(prepared, auto, evaluate_every=1))
+        begin_run(ours, scale)
         by_hand = bare_loops(_as_first_written(prepared), cores, tested=True)
         loops = {name: stack.enter_context(loop) for name, loop in by_hand}
         runs = contenders({"ours": ours, **loops}, {"ours", *list(loops)[:1]})

@@ -123,7 +123,7 @@ def test_what_is_hopeless_is_left_out_unless_it_is_wanted(monkeypatch: pytest.Mo
 def test_auto_is_timed_beside_every_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.auto.BEGINNING", (1, 0.0))
+    monkeypatch.setattr("benchmarks.engines.BEGINNING", (1, 0.0))
     found = repetition(Case("digits", on_digits(2)), busy=True, rounds=2, scale=0.2)
     assert found.busy
     assert min(found.ratio, found.round, found.trials) > 0

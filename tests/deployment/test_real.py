@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -332,9 +333,10 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
 @SLOW
 def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground, tmp_path: Path) -> None:
     """Of its runs one is under way, and one is submitted that the SuperExec would take up as soon as it is back."""
-    agreement = ground.agreement("run-fedcac", "fedcac")
+    # A busy machine may take as long as several rounds to submit something.
+    agreement = ground.agreement("run-fedcac", "fedcac", rounds=6)
     run, directory = ground.start(agreement)
-    wait_for(lambda: len(rounds(directory)) == 1, directory)
+    wait_for(lambda: len(rounds(directory)) >= 1, directory)
     os.kill(ground.link.process("superexec").pid, signal.SIGSTOP)
     submitted = ground.link.run(ground.strange_app(tmp_path / "taken-up"), {"sent": str(tmp_path / "sent")})
     ground.link.kill()
@@ -346,7 +348,7 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground, tm
     ground.nodes["site-c"].wait_accepted(LIMIT)
     ground.start(agreement)
     lines = ground.finish(directory)
-    assert [line["round"] for line in lines] == [1, 2]
-    assert "resumed after round 1" in (directory / LOG).read_text()
+    assert [line["round"] for line in lines] == list(range(1, agreement.rounds + 1))
+    assert re.search(r"resumed after round [1-5]\n", (directory / LOG).read_text())
     assert_same_as_serial(ground, agreement, directory)
     assert not (tmp_path / "taken-up.server").exists()

@@ -130,7 +130,7 @@ def test_a_check_repeats_a_first_round_bit_for_bit(
     rebuilt: tuple[Rebuilt, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found, folder = rebuilt
-    monkeypatch.setattr(check, "find_table", lambda key: found.table)
+    monkeypatch.setattr(check, "paper_tables", lambda: {"toy-table1": found.table})
     assert list(check.check_results(folder / "results"))[-1].endswith("the same bits")
     content = json.loads((folder / "results" / "toy-table1.json").read_text())
     for record in content["cells"].values():
@@ -138,6 +138,13 @@ def test_a_check_repeats_a_first_round_bit_for_bit(
     (tmp_path / "toy-table1.json").write_text(json.dumps(content))
     with pytest.raises(CoterieError, match="its first round was repeated and differs by up to"):
         list(check.check_results(tmp_path))
+
+
+def test_committed_results_stand_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "missing", lambda data: "not looked for here")
+    lines = list(check.check_results(Path(__file__).parents[2] / "results"))
+    assert any(line.startswith("pfedsim-table3: ") for line in lines)
+    assert lines[-1].startswith("no first round was repeated")
 
 
 def test_a_budget_leaves_out_what_does_not_fit(rebuilt: tuple[Rebuilt, Path]) -> None:

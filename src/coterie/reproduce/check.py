@@ -11,8 +11,7 @@ from typing import Any
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
 from coterie.reproduce.cells import TableCell, missing
-from coterie.reproduce.paper import find_table
-from coterie.reproduce.similarities import KEY as SIMILARITIES
+from coterie.reproduce.paper import paper_tables
 from coterie.reproduce.store import Record, Results, amount_of, first_numbers
 from coterie.rounds.listeners import StopAfter
 
@@ -21,14 +20,17 @@ TOLERANCE = 0.05
 
 
 def check_results(folder: Path) -> Iterator[str]:
-    """Check all results in a folder, a line for each finding; what is wrong is raised."""
+    """Check all tables' results in a folder, a line for each finding; what is wrong is raised.
+
+    Results of other kinds may lie beside them.
+    """
     smallest: tuple[float, TableCell, Record] | None = None
-    tables = sorted(path for path in folder.glob("*.json") if path.stem != SIMILARITIES)
+    tables = [table for key, table in paper_tables().items() if (folder / f"{key}.json").is_file()]
     require(bool(tables), f"results = {folder}: holds no results")
-    for path in tables:
-        results = Results(find_table(path.stem), folder)
+    for table in tables:
+        results = Results(table, folder)
         results.require_current()
-        yield f"{path.stem}: {len(results.cells)} cells match the table's file"
+        yield f"{table.key}: {len(results.cells)} cells match the table's file"
         for record in results.cells.values():
             cell = cell_of(results, record)
             a_round = record["runtime"] / (amount_of(record).rounds or cell.experiment.rounds)

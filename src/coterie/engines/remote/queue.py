@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from coterie.engines.remote.worker import Done, Positions
 from coterie.errors import CoterieError
 
-# A message costs about a third of a millisecond of the main process, for which some worker waits: tasks are made to last
-# this long where clients are small. (With 0.01, a round of 1,000 small clients took 1.15 times as long.)
+# A message costs about a third of a millisecond of the main process, for which some worker waits: tasks are made to
+# last this long where clients are small. (With 0.01, a round of 1,000 small clients took 1.15 times as long.)
 TASK_SECONDS = 0.04
 # Towards the end of a round tasks get shorter, so that workers finish at the same time, but not shorter than this.
 SHORTEST = 0.002

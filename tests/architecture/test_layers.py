@@ -16,7 +16,19 @@ SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 
 # From the ground up. A module may import from its own line and from the lines above it.
 LAYERS = (
-    ("errors", "rng", "files", "options", "registry", "devices", "display", "processes", "typed", "version"),
+    (
+        "errors",
+        "rng",
+        "files",
+        "options",
+        "registry",
+        "devices",
+        "display",
+        "one_core",
+        "processes",
+        "typed",
+        "version",
+    ),
     ("core",),
     ("client",),
     ("maths",),

@@ -36,7 +36,7 @@ def list_of_tables(results: Path) -> Iterator[str]:
         yield f"- [{table.title}](../results/{table.key}.md)"
         for part in rebuilt.parts:
             seeds = max(len(own) for own in part.records.values())
-            about = f"{part.amount}, {len(part.rows)} methods, {seeds} seed{'s' if seeds > 1 else ''}"
+            about = f"{part.amount}, {len(part.rows)} rows, {seeds} seed{'s' if seeds > 1 else ''}"
             lead = part.verdicts()[0] if part.verdicts() else None
             told = "" if lead is None else f"; {lead.claim}: {number_text(lead.ours)} points, {lead.word}"
             yield f"    - {part.column.title}: {about}{told}"
@@ -50,7 +50,7 @@ def line_of_each_table(results: Path) -> Iterator[str]:
         told = []
         for part in rebuilt.parts:
             near = sum(not part.differs(row) for row in part.rows)
-            within = f", {near} of {len(part.rows)} methods near the paper's number" if part.amount.full else ""
+            within = f", {near} of {len(part.rows)} rows near the paper's number" if part.amount.full else ""
             lead = f"; {verdict.claim}: {verdict.word}" if (verdict := next(iter(part.verdicts()), None)) else ""
             told.append(f"{part.column.title} ({part.amount}){within}{lead}")
         yield f"- [{rebuilt.table.title}](results/{rebuilt.table.key}.md): {'. '.join(told)}"

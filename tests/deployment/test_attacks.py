@@ -18,6 +18,7 @@ from test_front import signed
 from coterie.deployment.flower.app import agreed, app_hash, packed_app
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.link import CONNECTION
+from coterie.deployment.flower.node import Node
 from coterie.deployment.flower.processes import environment, flower_command
 from coterie.deployment.flower.proxy import MOST_BYTES
 from grounds import SITES, Ground
@@ -101,8 +102,14 @@ def test_a_site_runs_no_app_that_it_has_not_agreed_to(ground: Ground, tmp_path: 
             (line,) = refusals(node.audit)
             assert (line["path"], line["hash"], line["server"]) == ("/v1/fleet/get-run", mark, ground.link.address)
             told: list[str] = []
-            node.pass_on(told.append)
-            assert f"REFUSED: the server wants to run the app {mark}, to which this site has not agreed" in told
+            refused = f"REFUSED: the server wants to run the app {mark}, to which this site has not agreed"
+
+            def is_told(node: Node = node, told: list[str] = told, refused: str = refused) -> bool:
+                """The relay's words come a moment after its audit line: through a pipe, to its log."""
+                node.pass_on(told.append)
+                return refused in told
+
+            assert eventually(is_told), told
             assert eventually(lambda node=node: "Ignoring message" in node.process.said())
             assert node.process.code is None
             assert agreed(node.agreed, mark) is None

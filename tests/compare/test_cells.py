@@ -72,6 +72,22 @@ def test_a_directory_of_another_run_is_refused_but_how_a_run_is_done_may_differ(
         perform(small(lr=0.3, seed=2), tmp_path / "run")
 
 
+def test_a_partition_file_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    """What stands in it decides: another checkout has it elsewhere, and a file may be written anew in its place."""
+    here, there, run = tmp_path / "here.npz", tmp_path / "other" / "there.npz", tmp_path / "run"
+    there.parent.mkdir()
+    part = small().prepare().partition
+    part.save(here)
+    part.save(there)
+    first = perform(small(partition=here), run)
+    assert perform(small(partition=there), run) == first
+    small(seed=1).prepare().partition.save(here)
+    with pytest.raises(CoterieError, match=r"other settings \(partition\)"):
+        perform(small(partition=here), run)
+    here.unlink()
+    assert perform(small(partition=here), run) == first, "the run has it"
+
+
 def test_a_run_that_was_killed_before_it_began_begins_anew(tmp_path: Path) -> None:
     whole = perform(small(), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")

@@ -14,6 +14,8 @@ from coterie.experiment.directory import RunDirectory, clear_unbegun
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import CONFIG
 from coterie.experiment.resume import resume
+from coterie.partition import Partition
+from coterie.partition.npz import is_partition_file
 from coterie.rounds.listeners import GivenListener, StopAfter
 
 Summary = dict[str, Any]
@@ -81,6 +83,10 @@ def require_same_run(directory: Path, kept: Config, wanted: Config) -> None:
         {key: value for key, value in config.items() if key not in HOW | {PLUGINS}} | {"data": placed(config["data"])}
         for config in (wanted, kept)
     )
+    if all(is_partition_file(config["partition"]) for config in (wanted, kept)) and Path(wanted["partition"]).is_file():
+        # What stands in the file decides, not where it lies: an installation may move, and a file may be written anew.
+        ours["partition"] = Partition.load(wanted["partition"]).parameters["sha256"]
+        theirs["partition"] = RunDirectory(directory).partition().parameters.get("sha256")
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     require(
         not differing,

@@ -24,6 +24,7 @@ LAYERS = (
         "registry",
         "devices",
         "display",
+        "interrupts",
         "one_core",
         "processes",
         "typed",

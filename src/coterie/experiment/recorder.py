@@ -24,9 +24,9 @@ USUAL = 60.0
 class Recorder(Listener):
     """Writes each round into the history and, where there is one, the run directory, with mixes and checkpoints.
 
-    A run that stops or fails leaves a checkpoint of the last whole round. A process that is killed, or interrupted
-    while it mixes rows or tests them, falls back to an earlier one: about a minute old, or of the round that
-    `checkpoint_every` says.
+    A run that stops, fails or is interrupted leaves a checkpoint of the last whole round. A process that is killed, or
+    that an error or an impatient user ends while it mixes rows or tests them, falls back to an earlier one: about a
+    minute old, or of the round that `checkpoint_every` says.
     """
 
     def __init__(self, prepared: Prepared, history: History, directory: RunDirectory | None) -> None:

@@ -14,6 +14,7 @@ from coterie.core.applying import apply
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
+from coterie.interrupts import interrupts_wait
 from coterie.methods.base import Method
 from coterie.rounds.collect import collect, nothing_collected
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
@@ -30,6 +31,9 @@ from coterie.rounds.sampling import draw_cohort, draw_tested
 # Clients whose downloads are made at one time when everybody is to be tested with what they would receive: at least so
 # many, more of small models. Every time, the rows that they are made of are read anew.
 DELIVERY_CHUNK, DELIVERED_NUMBERS = 64, 1 << 24
+# Seconds that an interrupt waits for a round whose rows are trained: mixed half, it could only be thrown away, and with
+# it all rounds since the last checkpoint.
+GRACE = 3.0
 
 
 class Rounds:
@@ -115,44 +119,48 @@ class Rounds:
             if trained.training:
                 report.training = Evaluation.of_sums(federation.task, trained.training)
             tell.trained(report, trained)
-        losses = self._losses(cohort, trained.scores)
-        if len(cohort):
-            sent = method.uploads(federation)
-            collected = collect(federation, work.recipe, sent, cohort, trained, losses, self.hostile)
-        else:
-            collected = nothing_collected(federation)
-        uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
-        delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
-        clock.lap("exchange")
-        if work.test:
-            newest = self._evaluate_cohort(cohort, trained.scores, collected.left_out)
-            if partial:
-                assert self.stored is not None
-                self.stored = self.stored.updated(cohort.numpy(), newest)
-                report.cohort_trained = newest
-                report.stored = self.stored if wanted and not self.evaluate_clients else None
-            if wanted:
-                report.trained = self._with_resting(cohort, newest, chosen)
-            clock.lap("evaluate")
+        with interrupts_wait(GRACE):
+            losses = self._losses(cohort, trained.scores)
+            if len(cohort):
+                sent = method.uploads(federation)
+                collected = collect(federation, work.recipe, sent, cohort, trained, losses, self.hostile)
+            else:
+                collected = nothing_collected(federation)
+            uploads, report.diverged, report.quarantined = collected.uploads, collected.diverged, collected.quarantined
+            delivery.undo(torch.tensor(collected.left_out, dtype=torch.int64))
+            clock.lap("exchange")
+            if work.test:
+                newest = self._evaluate_cohort(cohort, trained.scores, collected.left_out)
+                if partial:
+                    assert self.stored is not None
+                    self.stored = self.stored.updated(cohort.numpy(), newest)
+                    report.cohort_trained = newest
+                    report.stored = self.stored if wanted and not self.evaluate_clients else None
+                if wanted:
+                    report.trained = self._with_resting(cohort, newest, chosen)
+                clock.lap("evaluate")
 
-        if len(uploads.cohort):
-            name, mark = type(method).__name__, exchange_mark(federation.round)
-            threads = self.engine.mixing_threads
-            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
-        clock.lap("exchange")
-        if wanted:
-            tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)
-            report.received = tests
-            if self.evaluate_clients and last:
-                report.received = tests.chosen(chosen.numpy()).of_sample(chosen, federation.clients)
-                report.everybody = {"received": tests, **({"stored": self.stored} if self.stored is not None else {})}
-            self.latest = None if self.evaluate_clients else tests
-            clock.lap("evaluate")
-        else:
-            self.latest = None
-        report.tuning_diverged = sorted(self._tuning_diverged)
-        report.seconds = clock.seconds
-        tell.round(report)
+            if len(uploads.cohort):
+                name, mark = type(method).__name__, exchange_mark(federation.round)
+                threads = self.engine.mixing_threads
+                report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
+            clock.lap("exchange")
+            if wanted:
+                tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)
+                report.received = tests
+                if self.evaluate_clients and last:
+                    report.received = tests.chosen(chosen.numpy()).of_sample(chosen, federation.clients)
+                    report.everybody = {
+                        "received": tests,
+                        **({"stored": self.stored} if self.stored is not None else {}),
+                    }
+                self.latest = None if self.evaluate_clients else tests
+                clock.lap("evaluate")
+            else:
+                self.latest = None
+            report.tuning_diverged = sorted(self._tuning_diverged)
+            report.seconds = clock.seconds
+            tell.round(report)
         return report
 
     def _who(self, round: int) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,9 @@ def test_a_site_runs_no_app_that_it_has_not_agreed_to(ground: Ground, tmp_path: 
             assert eventually(lambda node=node: "Ignoring message" in node.process.said())
             assert node.process.code is None
             assert agreed(node.agreed, mark) is None
-        assert len(json.loads((tmp_path / "sent").read_text())) == len(SITES)
+        sent = tmp_path / "sent"  # the app's own word, which comes after its messages
+        assert eventually(lambda: sent.exists() and bool(sent.read_text()))
+        assert len(json.loads(sent.read_text())) == len(SITES)
         assert (tmp_path / "evil.server").exists(), "the run itself is real"
         assert not (tmp_path / "evil.client").exists()
     finally:

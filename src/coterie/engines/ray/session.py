@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coterie.errors import CoterieError, require
@@ -29,6 +30,9 @@ LONGEST_FOLDER = 40
 # With this switch Ray never listens beyond the machine. It is read once, when Ray is imported.
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _told: set[str] = set()  # packages that were imported with the switch set
+# Whether Ray shows a token when it connects: exactly where the cluster asks for one. Read when Ray is imported, too.
+AUTHENTICATION = "RAY_AUTH_MODE"
+WITH_TOKEN = {AUTHENTICATION: "token"}
 
 
 def import_ray(local: bool, wanted_by: str = "engine = 'ray'") -> Any:
@@ -58,10 +62,13 @@ class RaySession:
 
     def __init__(self, address: str, cpus: int = 1, store: int = 0, option: str = "ray_address") -> None:
         where = f"{option} = '{address}'"
-        self.ray = import_ray(not address, where if address else "engine = 'ray'")
-        self._owned = not self.ray.is_initialized()
+        loaded = sys.modules.get("ray")
+        self._owned = loaded is None or not loaded.is_initialized()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._cleanup = ExitStack()
+        if self._owned and address:
+            self._cleanup.enter_context(_set(_way_in(address, where)))
+        self.ray = import_ray(not address, where if address else "engine = 'ray'")
         if self._owned and address:
             self._join(address, where)
         elif self._owned:
@@ -96,12 +103,12 @@ class RaySession:
             self._folder = None
 
     def _join(self, address: str, where: str) -> None:
-        _require_reachable(address, where)
         try:
             self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # whatever Ray raises: connection, version, authentication
             with suppress(Exception):
                 self.ray.shutdown()
+            self._cleanup.close()
             raise _unreachable(where, " ".join(str(error).split())) from error
 
     def _start(self, cpus: int, store: int) -> None:
@@ -159,8 +166,12 @@ def _set(wanted: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _require_reachable(address: str, where: str) -> None:
-    """Knock at the address first: Ray itself may try for minutes."""
+def _way_in(address: str, where: str) -> dict[str, str]:
+    """Knock at the address first, since Ray itself may try for minutes; what the environment must say besides.
+
+    A cluster asks for a token if there was one where it was started, also without a word about it: Ray leaves one in
+    the home directory when it is first used on a machine alone.
+    """
     if address != "auto":
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         require(
@@ -171,17 +182,37 @@ def _require_reachable(address: str, where: str) -> None:
             _knock(host.strip("[]"), int(port))
         except OSError as error:
             raise _unreachable(where, str(error) or type(error).__name__) from None
-    command = Path(sys.executable).with_name("ray")
-    if address.startswith("ray://") or not command.exists():
-        return
+    if address.startswith("ray://") or not Path(sys.executable).with_name("ray").exists():
+        return {}
+    trouble = _health(address)
+    if "AuthenticationError" in trouble and AUTHENTICATION not in os.environ:
+        again = _health(address, WITH_TOKEN)
+        require(
+            bool(again) or "ray" not in sys.modules,
+            f"{where}: the cluster asks for a token, and Ray was imported without; export {AUTHENTICATION}=token first",
+        )
+        if not again:
+            return WITH_TOKEN
+        trouble = f"it asks for a token; export {AUTHENTICATION}=token and RAY_AUTH_TOKEN as on its head"
+    if trouble:
+        raise _unreachable(where, trouble)
+    return {}
+
+
+def _health(address: str, settings: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What keeps a cluster from answering; nothing if it does.
+
+    Something else that speaks HTTP/2 would keep `ray.init` busy for a quarter of an hour.
+    """
     named = [] if address == "auto" else ["--address", address]
+    command = [str(Path(sys.executable).with_name("ray")), "health-check", *named]
     try:
-        # Something else that speaks HTTP/2 would keep `ray.init` busy for a quarter of an hour.
-        subprocess.run([command, "health-check", *named], check=True, capture_output=True, timeout=HEALTH)
+        subprocess.run(command, check=True, capture_output=True, timeout=HEALTH, env={**os.environ, **settings})
     except subprocess.TimeoutExpired:
-        raise _unreachable(where, f"'ray health-check' had no answer in {HEALTH:g} s") from None
+        return f"'ray health-check' had no answer in {HEALTH:g} s"
     except subprocess.CalledProcessError as error:
-        raise _unreachable(where, _last_words(error.stderr)) from None
+        return _last_words(error.stderr)
+    return ""
 
 
 def _knock(host: str, port: int) -> None:

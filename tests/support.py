@@ -6,8 +6,10 @@ And what tests of processes share: how long to wait, and who is still alive.
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,19 @@ def eventually(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool
             return False
         time.sleep(0.05)
     return True
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this machine on which nobody listens but whoever is told of it, while inside.
+
+    It is bound, so that the system gives it to nobody who asks for any free one; and it may be used again, so that a
+    server of ours can be given it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def alive(pid: int) -> bool:

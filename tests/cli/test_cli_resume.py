@@ -15,11 +15,25 @@ from support import PATIENCE
 pytestmark = pytest.mark.thorough
 
 RUN = ("run", "fedper", "--clients", "5", "--rounds", "30", "--epochs", "2", "--join", "0.6", "--threads", "1")
+# So that the run cannot be over before it is stopped, it goes no further than into this round's training.
+NO_FURTHER = """
+import time
+from coterie.engines import Serial
+
+train = Serial.train
+
+def wait(engine, federation, work, cohort):
+    while federation.round == 12:
+        time.sleep(60)
+    return train(engine, federation, work, cohort)
+
+Serial.train = wait
+"""
 
 
 def stopped(path: Path, by: signal.Signals) -> Answer:
     """Start a run in a process of its own and stop it in the middle."""
-    process = start(*RUN, "--checkpoint-every", "3", "--out", path)
+    process = start(*RUN, "--checkpoint-every", "3", "--out", path, before=NO_FURTHER)
     deadline = time.monotonic() + PATIENCE
     while not (path / "checkpoint.safetensors").is_file():
         assert process.poll() is None, process.communicate()[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ROWS
 from coterie.files import locked
 from coterie.partition import Iid
-from support import PATIENCE, eventually
+from support import PATIENCE, eventually, reserved_port
 
 if find_spec("ray") is None:
     pytest.skip("the extra coterie[ray] is not installed", allow_module_level=True)
@@ -165,7 +164,6 @@ def test_what_cannot_run_elsewhere_is_refused_before_anything_begins() -> None:
 
 
 def test_an_address_that_does_not_answer_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        free = server.getsockname()[1]
-    with pytest.raises(CoterieError, match=rf"cluster = '127.0.0.1:{free}': no Ray cluster .*'ray start --head'"):
-        run_on_cluster([], f"127.0.0.1:{free}", 0, Watch())
+    with reserved_port() as free:  # noqa: SIM117
+        with pytest.raises(CoterieError, match=rf"cluster = '127.0.0.1:{free}': no Ray cluster .*'ray start --head'"):
+            run_on_cluster([], f"127.0.0.1:{free}", 0, Watch())

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.deployment.channel import connected
 from coterie.deployment.flower.commands import Commands
-from coterie.deployment.flower.porter import CLIENT_APP, SERVER_APP, porter_words, stand_in
+from coterie.deployment.flower.porter import CLIENT_APP, READY, SERVER_APP, porter_words, stand_in
 from coterie.deployment.flower.processes import Process, environment
 from coterie.errors import PassingError
 from support import PATIENCE, eventually
@@ -41,7 +41,7 @@ def porter(command: str, tmp_path: Path) -> Iterator[Process]:
     words = [sys.executable, "-m", *porter_words(path, command)]
     process = Process(words, tmp_path / "log", environment(tmp_path / "home"), tmp_path)
     try:
-        assert eventually(path.exists)
+        assert eventually(lambda: READY in process.said())  # its socket is there before it listens
         yield process
     finally:
         process.terminate()

@@ -19,7 +19,7 @@ from coterie.deployment.flower.keys import Keys, accept_key, days_left, make_key
 from coterie.deployment.flower.processes import LOOPBACK, Process, environment, free_port
 from coterie.deployment.flower.relay import READY as RELAY_READY
 from coterie.deployment.flower.relay import RENEWED, relay_words
-from support import PATIENCE, eventually
+from support import PATIENCE, eventually, reserved_port
 
 
 @pytest.fixture
@@ -92,13 +92,14 @@ def front(short: Keys, tmp_path: Path) -> Iterator[tuple[Process, Keys, int]]:
     """A front with a certificate that ends soon; nobody is behind it."""
     accept_key(short, "site-a", make_site_key(tmp_path / "site-a"))
     make_keys(tmp_path / "inner")
-    port = free_port()
-    behind, inner = f"{LOOPBACK}:{free_port()}", Keys(tmp_path / "inner")
-    words = front_words(LOOPBACK, port, behind, short, inner, tmp_path / "audit", tmp_path / "bell")
-    process = Process([sys.executable, "-m", *words], tmp_path / "front.log", environment(tmp_path / "home"), tmp_path)
-    assert eventually(lambda: READY in process.said()), process.said()
-    yield process, short, port
-    process.terminate()
+    with reserved_port() as port, reserved_port() as nobody:
+        behind, inner = f"{LOOPBACK}:{nobody}", Keys(tmp_path / "inner")
+        words = front_words(LOOPBACK, port, behind, short, inner, tmp_path / "audit", tmp_path / "bell")
+        log, home = tmp_path / "front.log", environment(tmp_path / "home")
+        process = Process([sys.executable, "-m", *words], log, home, tmp_path)
+        assert eventually(lambda: READY in process.said()), process.said()
+        yield process, short, port
+        process.terminate()
 
 
 def end_of(port: int, authority: Path) -> str:

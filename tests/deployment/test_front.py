@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
+from coterie.deployment.flower import clocks, streams
 from coterie.deployment.flower import proxy as limits
-from coterie.deployment.flower import streams
 from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
 from coterie.deployment.flower.bell import Bell, ring
 from coterie.deployment.flower.clocks import clock_problem
@@ -32,10 +33,9 @@ from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
 from coterie.deployment.flower.front import Front, opened
 from coterie.deployment.flower.gate import Gate
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
-from coterie.deployment.flower.processes import free_port
 from coterie.deployment.flower.proxy import MOST_BYTES, Proxy
 from coterie.deployment.flower.streams import Target
-from support import eventually
+from support import PATIENCE, eventually, reserved_port
 
 pytestmark = pytest.mark.processes
 
@@ -119,8 +119,8 @@ class Setting:
 
     def connection(self) -> http.client.HTTPConnection:
         if self.trust is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.trust)
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=PATIENCE, context=self.trust)
 
     def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> tuple[int, bytes]:
         connection = self.connection()
@@ -133,8 +133,9 @@ class Setting:
 
     def raw(self, content: bytes) -> bytes:
         """What comes back for bytes as they are."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain:
-            plain.sendall(content)
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as plain:
+            with suppress(ConnectionError):  # a front that has seen enough may close before all is sent
+                plain.sendall(content)
             found = b""
             try:
                 while piece := plain.recv(65536):
@@ -213,8 +214,9 @@ def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> 
     assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
 
 
-def test_a_refusal_tells_the_time(setting: Setting) -> None:
+def test_a_refusal_tells_the_time(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which a site finds out that its clock is off."""
+    monkeypatch.setattr(clocks, "SECONDS", PATIENCE)  # who has no answer in time finds nothing
     assert clock_problem(f"127.0.0.1:{setting.port}", None) == ""
     assert "s ahead of the server's" in clock_problem(f"127.0.0.1:{setting.port}", None, lambda: time.time() + 3600)
 
@@ -223,7 +225,7 @@ def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
     """Chunks without end: neither kept nor passed on beyond the limit."""
     head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
-    with socket.create_connection(("127.0.0.1", setting.port), timeout=30) as plain:
+    with socket.create_connection(("127.0.0.1", setting.port), timeout=PATIENCE) as plain:
         plain.sendall(head)
         sent = 0
         try:
@@ -271,6 +273,7 @@ def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(streams, "STALL", 0.2)
     with Setting(tmp_path, Front(None)).running() as setting:
         assert setting.raw(b"POST /v1/fleet/pull") == b""
+        monkeypatch.setattr(limits, "HEAD", PATIENCE)  # this head is whole, however late a busy machine sends it
         assert setting.raw(f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
         assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PUSH, "too slow")]
 
@@ -296,9 +299,10 @@ def _passes(setting: Setting) -> bool:
 
 def test_nobody_behind_it(setting: Setting, capfd: pytest.CaptureFixture[str]) -> None:
     there = setting.proxy.target
-    setting.proxy.target = Target("127.0.0.1", free_port())
-    for _ in range(3):
-        assert setting.ask(PUSH)[0] == 502
+    with reserved_port() as port:
+        setting.proxy.target = Target("127.0.0.1", port)
+        for _ in range(3):
+            assert setting.ask(PUSH)[0] == 502
     assert setting.lines == [], "nobody was refused"
     assert capfd.readouterr().err.count("no connection to 127.0.0.1:") == 1
     setting.proxy.target = there
@@ -475,12 +479,14 @@ def test_an_empty_answer_is_given_in_the_end_and_looked_for_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LOOK_AGAIN", 0.01)
-    monkeypatch.setattr(limits, "HOLD", 0.1)
+    monkeypatch.setattr(limits, "HOLD", 3.0)
     with Setting(tmp_path, Front(None)).running() as front:
+        # A second passes with every look: how long one takes on a busy machine does not matter.
+        monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: float(len(front.seen))))
         found: list[tuple[int, bytes]] = []
         pulled(front, found).join()
         assert found == [(200, b"")]
-        assert len(front.seen) > 1
+        assert len(front.seen) == 3
 
 
 def test_nothing_is_fetched_for_a_client_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

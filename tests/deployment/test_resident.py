@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -192,7 +193,21 @@ def test_whoever_talks_nonsense_is_left_alone(tmp_path: Path) -> None:
     assert isinstance(ask(path, Request("hello", agreed("fedper").toml(), HELLO)), Packed)
 
 
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets are found from their folder, and threads have one between them: in reality these are two processes."""
+    lock = threading.Lock()
+
+    @contextmanager
+    def alone(path: Path) -> Iterator[None]:
+        with lock, chdir(path):
+            yield
+
+    monkeypatch.setattr(channel, "chdir", alone)
+
+
 @pytest.mark.thorough
+@pytest.mark.usefixtures("one_at_a_time")
 def test_a_resident_that_dies_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
     from coterie.deployment.flower import client

@@ -179,6 +179,8 @@ def test_a_run_with_little_to_do_starts_no_workers(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr("coterie.engines.processes.pool._start", never)
+    ticks = itertools.count()  # every piece of work takes a hundredth of a second, however busy the machine
+    monkeypatch.setattr(adaptive, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 100))
     assert same(tiny(engine="adaptive", workers=2).run(), in_one_process())
 
 

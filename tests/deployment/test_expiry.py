@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import datetime
 import http.client
+import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from coterie.deployment.flower import keys as keys_module
+from coterie.deployment.flower.audit import Audit
 from coterie.deployment.flower.expiry import AGAIN, LOOK, ExpiryWatch, Renewal
-from coterie.deployment.flower.front import READY, front_words
+from coterie.deployment.flower.front import READY, Front, front_words, shown
 from coterie.deployment.flower.keys import Keys, accept_key, days_left, make_keys, make_site_key
 from coterie.deployment.flower.processes import LOOPBACK, Process, environment, free_port
+from coterie.deployment.flower.proxy import Proxy
 from coterie.deployment.flower.relay import READY as RELAY_READY
 from coterie.deployment.flower.relay import RENEWED, relay_words
+from coterie.deployment.flower.streams import Target
 from support import PATIENCE, eventually, reserved_port
 
 
@@ -74,17 +79,55 @@ def test_halves_that_do_not_fit_are_not_taken(tmp_path: Path) -> None:
 
     def renew() -> None:
         if not fits[0]:
-            raise ssl.SSLError("key values mismatch")
+            raise ssl.SSLError(1, "key values mismatch")
         read.append((tmp_path / "pem").read_text())
 
     renewal = Renewal((tmp_path / "pem",), renew, "renewed")
     assert not renewal.look()
     (tmp_path / "pem").write_text("newer")
     assert not renewal.look()
+    told = f"the old certificate stays in use: {tmp_path / 'pem'} cannot be used (key values mismatch)"
+    assert renewal.look() == told
+    assert not renewal.look(), "it is said once"
     fits[0] = True
-    assert renewal.look()
+    assert renewal.look() == "renewed"
     assert not renewal.look()
     assert read == ["newer"]
+
+
+def test_a_front_goes_on_with_the_old_certificate_if_the_new_one_does_not_fit(short: Keys, tmp_path: Path) -> None:
+    """A context that was once given halves that do not fit would serve nobody any more."""
+    make_keys(tmp_path / "others")
+    with socket.socket() as listener:
+        proxy = Proxy(listener, Target(LOOPBACK, 1), Front(None), Audit(tmp_path / "audit"))
+        renewal = shown(proxy, short)
+        served, certificate = proxy.served, short.certificate.read_bytes()
+        assert served is not None
+        before = end_of_memory(served, short.authority)
+        short.certificate.write_bytes(Keys(tmp_path / "others").certificate.read_bytes())
+        assert not renewal.look()
+        assert "cannot be used ([X509: KEY_VALUES_MISMATCH]" in renewal.look()
+        assert proxy.served is served
+        assert end_of_memory(served, short.authority) == before
+        short.certificate.write_bytes(certificate)
+        make_keys(short.folder, renew=["server"])
+        assert renewal.look() == "the server's certificate was renewed"
+        assert proxy.served is not None
+        assert end_of_memory(proxy.served, short.authority) != before
+
+
+def end_of_memory(served: ssl.SSLContext, authority: Path) -> str:
+    """When the certificate ends that a context shows, in a handshake without a network."""
+    trust = ssl.create_default_context(cafile=str(authority))
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = served.wrap_bio(there, here, server_side=True)
+    client = trust.wrap_bio(here, there, server_hostname=LOOPBACK)
+    for side in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    found = client.getpeercert()
+    assert found is not None
+    return str(found["notAfter"])
 
 
 @pytest.fixture

@@ -57,33 +57,39 @@ class ExpiryWatch:
 
 
 class Renewal:
-    """Files that are read again when they have changed: by `renew`, which fails as long as they do not fit together."""
+    """Files that are read again when they have changed: by `renew`, which fails as long as they do not fit together.
+
+    It must change nothing then, so that the old ones stay in use.
+    """
 
     def __init__(self, paths: tuple[Path, ...], renew: Callable[[], None], told: str) -> None:
         self._paths, self._renew, self._told = paths, renew, told
         self._seen = self._stamps()
+        self._unfit: list[Stamps] = []  # as they were at the last looks, which found no use for them
 
-    def look(self) -> bool:
-        """Read them again if need be; whether they were."""
+    def look(self) -> str:
+        """Read them again if need be; what there is to be said about it."""
         stamps = self._stamps()
         if stamps == self._seen:
-            return False
+            return ""
         try:
             self._renew()
-        except (
-            OSError,
-            ValueError,
-        ):  # TLS errors are the first: the other half is still being written
-            return False
-        self._seen = stamps
-        return True
+        except (OSError, ValueError) as error:  # TLS errors are the first
+            # At first sight the other half may still be being written.
+            self._unfit = [*(one for one in self._unfit if one == stamps), stamps]
+            names = " and ".join(map(str, self._paths))
+            return (
+                f"the old certificate stays in use: {names} cannot be used ({error})" if len(self._unfit) == 2 else ""
+            )
+        self._seen, self._unfit = stamps, []
+        return self._told
 
     async def watch(self) -> None:
         """Look from time to time, for ever."""
         while True:
             await asyncio.sleep(RENEWAL)
-            if self.look():
-                print(self._told, flush=True)
+            if news := self.look():
+                print(news, flush=True)
 
     def _stamps(self) -> Stamps:
         found: list[tuple[int, int, int] | None] = []

@@ -13,7 +13,6 @@ import contextlib
 import signal
 import socket
 import ssl
-from functools import partial
 from pathlib import Path
 
 from coterie.deployment.flower import fleet
@@ -100,6 +99,20 @@ async def served(proxy: Proxy, ready: str, renewal: Renewal | None = None) -> No
         watching.cancel()
 
 
+def shown(proxy: Proxy, keys: Keys) -> Renewal:
+    """Have a proxy show the server's certificate, and show the next one when that is there."""
+
+    def show() -> None:
+        # Each time a new one: a context that was given a certificate and a key that do not fit serves nobody any more.
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(keys.certificate, keys.key)
+        proxy.served = context
+
+    show()
+    return Renewal((keys.certificate, keys.key), show, "the server's certificate was renewed")
+
+
 def main() -> None:
     """Open the front and serve until ended."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
@@ -111,20 +124,13 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, help="the folder of keys; without it nothing is encrypted")
     parser.add_argument("--superlink-certificate", help="what to know the SuperLink by")
     given = parser.parse_args()
-    served_with = trust = known = renewal = None
-    if given.keys is not None:
-        keys = Keys(given.keys)
-        served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        served_with.minimum_version = ssl.TLSVersion.TLSv1_2
-        load = partial(served_with.load_cert_chain, keys.certificate, keys.key)
-        load()
-        renewal = Renewal((keys.certificate, keys.key), load, "the server's certificate was renewed")
-        trust = ssl.create_default_context(cafile=given.superlink_certificate)
-        known = known_keys(keys)
+    keys = None if given.keys is None else Keys(given.keys)
+    trust = None if keys is None else ssl.create_default_context(cafile=given.superlink_certificate)
     target = Target(*split_address(given.superlink), trust)
+    known = None if keys is None else known_keys(keys)
     bell = None if given.bell is None else Bell(given.bell)
-    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), served_with, bell)
-    asyncio.run(served(proxy, READY, renewal))
+    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), bell=bell)
+    asyncio.run(served(proxy, READY, None if keys is None else shown(proxy, keys)))
 
 
 if __name__ == "__main__":

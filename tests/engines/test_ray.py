@@ -35,7 +35,7 @@ from coterie.engines.ray import session as sessions
 from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
 from coterie.engines.ray.pool import ActorPool, Cargo
-from coterie.engines.ray.session import LOCAL_ONLY, RaySession, import_ray
+from coterie.engines.ray.session import LOCAL_ONLY, LOOPBACK, RaySession, import_ray
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Positions
@@ -488,6 +488,29 @@ def test_what_ray_says_about_a_cluster_is_passed_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(subprocess, "run", ailing)
     with pytest.raises(CoterieError, match=r"there \(RuntimeError: wrong token\); 'ray status'"):
         RaySession("auto")
+
+
+@pytest.mark.parametrize("address", ["", "auto"])
+def test_who_handles_sigterm_keeps_doing_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray.init` has it end the process, so that a run would not say how to carry on."""
+    heard: list[int] = []
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("Ray's own"))
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: LOOPBACK)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        session = RaySession(address)
+        signal.raise_signal(signal.SIGTERM)
+        session.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
 
 
 def test_a_token_is_shown_where_the_cluster_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -104,7 +106,8 @@ class RaySession:
 
     def _join(self, address: str, where: str) -> None:
         try:
-            self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            with _own_handler():
+                self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # whatever Ray raises: connection, version, authentication
             with suppress(Exception):
                 self.ray.shutdown()
@@ -115,7 +118,7 @@ class RaySession:
         folder = tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True)
         if len(folder.name) <= LONGEST_FOLDER:
             self._folder = folder
-        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}):
+        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}), _own_handler():
             self.ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -238,6 +241,19 @@ def _unreachable(where: str, reason: str) -> CoterieError:
         f"{where}: no Ray cluster can be reached there ({reason}); 'ray status' on its head tells, 'ray start --head' "
         "starts one"
     )
+
+
+@contextmanager
+def _own_handler() -> Iterator[None]:
+    """`ray.init` has SIGTERM end the process, for good: whoever handles it keeps doing so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

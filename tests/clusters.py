@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -61,8 +62,10 @@ def nodes_here() -> Iterator[NodesHere]:
         }.items():
             patch.setenv(name, value)
         cluster = NodesHere()
+        before = signal.getsignal(signal.SIGTERM)  # every node puts a handler of its own there
         try:
             yield cluster
         finally:
             cluster.shutdown()
+            signal.signal(signal.SIGTERM, before)
             shutil.rmtree(folder, ignore_errors=True)

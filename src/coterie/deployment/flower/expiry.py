@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Renewal:
     def __init__(self, paths: tuple[Path, ...], renew: Callable[[], None], told: str) -> None:
         self._paths, self._renew, self._told = paths, renew, told
         self._seen = self._stamps()
-        self._unfit: list[Stamps] = []  # as they were at the last looks, which found no use for them
+        self._unfit = Counter[Stamps]()  # how often they were looked at as they were, and could not be used
 
     def look(self) -> str:
         """Read them again if need be; what there is to be said about it."""
@@ -75,13 +76,13 @@ class Renewal:
         try:
             self._renew()
         except (OSError, ValueError) as error:  # TLS errors are the first
-            # At first sight the other half may still be being written.
-            self._unfit = [*(one for one in self._unfit if one == stamps), stamps]
+            self._unfit[stamps] += 1
+            if self._unfit[stamps] != 2:  # at first sight, the other half may still be being written
+                return ""
             names = " and ".join(map(str, self._paths))
-            return (
-                f"the old certificate stays in use: {names} cannot be used ({error})" if len(self._unfit) == 2 else ""
-            )
-        self._seen, self._unfit = stamps, []
+            return f"the old certificate stays in use: {names} cannot be used ({error})"
+        self._seen = stamps
+        self._unfit.clear()
         return self._told
 
     async def watch(self) -> None:

@@ -253,7 +253,8 @@ def _own_handler() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if before is not None:  # somebody else than Python had set it, and only they can again
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from coterie.errors import CoterieError
 from coterie.reproduce import check
 from coterie.reproduce.budget import fitting
 from coterie.reproduce.cells import Amount, TableCell, cells_of
+from coterie.reproduce.figure import LETTERS, drawn
 from coterie.reproduce.page import page_of
 from coterie.reproduce.program import run_cells, write_page
 from coterie.reproduce.store import Results
@@ -48,6 +51,17 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rebuilt, Path]:
     assert run_cells(cells, folder / "cells", folder / "results", watch, jobs=1) == {}
     assert watch.rounds == 6 * 3
     return Rebuilt(table, Results(table, folder / "results")), folder
+
+
+def test_a_long_title_is_not_cut_off(rebuilt: tuple[Rebuilt, Path]) -> None:
+    """A picture of one column is narrow."""
+    pytest.importorskip("matplotlib", reason="the extra coterie[plots] is not installed")
+    found, _ = rebuilt
+    long = replace(found.table, title="Toy, table 1: " + "digits " * 8)
+    picture = (drawn(Rebuilt(long, found.results)) or b"").decode()
+    lines = re.findall(r"<text[^>]*>([^<]*digits[^<]*)</text>", picture)
+    assert sum(line.count("digits") for line in lines) == 8
+    assert max(map(len, lines)) <= LETTERS
 
 
 def test_cells_that_two_programs_finish_are_all_kept(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 # Inches; a row of the table takes as much in every picture.
 WIDTH, ROW, ABOVE = 4.2, 0.34, 0.95
+LETTERS, LINE = 52, 0.18  # of the title, in the width of a column, and the inches that a further line of it takes
 PAPER, OURS, FAINT = "#8a8a8a", "#08306b", "#dddddd"
 
 
@@ -28,11 +30,13 @@ def drawn(rebuilt: Rebuilt) -> bytes | None:
     most = max(len(part.rows) for part in parts)
     # Without these, two drawings of the same numbers differ.
     with matplotlib.rc_context({"svg.hashsalt": rebuilt.table.key, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(WIDTH * len(parts), ABOVE + ROW * most), layout="constrained")
+        title = wrap(rebuilt.table.title, LETTERS * len(parts))
+        height = ABOVE + ROW * most + LINE * (len(title) - 1)
+        figure = Figure(figsize=(WIDTH * len(parts), height), layout="constrained")
         axes = figure.subplots(1, len(parts), squeeze=False)[0]
         for place, part in zip(axes, parts, strict=True):
             _draw(place, part)
-        figure.suptitle(rebuilt.table.title, fontsize=10)
+        figure.suptitle("\n".join(title), fontsize=10)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()

@@ -1,7 +1,7 @@
 """`python tools/results.py`: write what stands in `results/` into the documentation; `--check` only looks.
 
-`docs/results.md` lists the rebuilt tables with what became of the lead of the proposed method, the README has a line
-for each, and each method's page gets its rows. All stand between two comments; nothing else of the pages is touched.
+`docs/results.md` shows the rebuilt tables, the README has a line for each of their columns, and each method's page gets
+its rows. All stand between two comments; nothing else of the pages is touched.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coterie.reproduce.page import number_text, page_of
+from coterie.reproduce import similarities
+from coterie.reproduce.page import commands, findings_in, heading_of, number_text, numbers_of, page_in
 from coterie.reproduce.paper import paper_tables
-from coterie.reproduce.similarities import KEY as SIMILARITIES
 from coterie.reproduce.store import Results
 from coterie.reproduce.verdict import Rebuilt
 
@@ -27,48 +27,69 @@ def rebuilt_tables(results: Path) -> list[Rebuilt]:
     return [one for one in found if one.results.cells]
 
 
-def list_of_tables(results: Path) -> Iterator[str]:
-    """The tables, a section each: a link, and a line for every column."""
-    if (results / f"{SIMILARITIES}.md").is_file():
-        yield f"- [pFedSim, table 2](../results/{SIMILARITIES}.md): do similar clients have similar classifiers?"
+def all_tables(results: Path) -> Iterator[str]:
+    """The tables, a section each: the picture, of every column what ran, paper beside ours, and what was found."""
+    if runs := similarities.runs_of(results):
+        yield from _section(similarities.TITLE, similarities.KEY)
+        yield from similarities.numbers_of(runs)
+        yield ""
     for rebuilt in rebuilt_tables(results):
         table = rebuilt.table
-        yield f"- [{table.title}](../results/{table.key}.md)"
+        yield from _section(table.title, table.key)
+        if (results / f"{table.key}.svg").is_file():
+            yield f"![Paper and ours](../results/{table.key}.svg)"
+            yield ""
         for part in rebuilt.parts:
-            seeds = max(len(own) for own in part.records.values())
-            about = f"{part.amount}, {len(part.rows)} rows, {seeds} seed{'s' if seeds > 1 else ''}"
-            lead = part.verdicts()[0] if part.verdicts() else None
-            told = "" if lead is None else f"; {lead.claim}: {number_text(lead.ours)} points, {lead.word}"
-            yield f"    - {part.column.title}: {about}{told}"
+            yield f"### {heading_of(part)}"
+            yield ""
+            yield from numbers_of(part, part.rows)
+            yield ""
+        if found := findings_in(results, table.key):
+            yield from ("### What was found", "", found, "")
 
 
-def line_of_each_table(results: Path) -> Iterator[str]:
-    """The tables in a line each, for the README."""
-    if (results / f"{SIMILARITIES}.md").is_file():
-        yield f"- [pFedSim, table 2](results/{SIMILARITIES}.md): similar clients have similar classifiers"
+def _section(title: str, key: str) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    yield f"With notes and commands: [results/{key}.md](../results/{key}.md)."
+    yield ""
+
+
+def line_of_each_column(results: Path) -> Iterator[str]:
+    """What ran of the tables, a line for each column, for the README."""
+    yield "| table | column | seeds | rows near the paper's number | claim: what became of it |"
+    yield "|---|---|---:|---:|---|"
+    if runs := similarities.runs_of(results):
+        where = f"[{similarities.TITLE.partition(':')[0]}](results/{similarities.KEY}.md)"
+        seeds = len({run["seed"] for run in runs.values()})
+        yield f"| {where} | CIFAR-10 | {seeds} |  | {similarities.CLAIM.rstrip('.')}: {similarities.answer_of(runs)} |"
     for rebuilt in rebuilt_tables(results):
-        told = []
+        where = f"[{rebuilt.table.title.partition(':')[0]}](results/{rebuilt.table.key}.md)"
         for part in rebuilt.parts:
-            near = sum(not part.differs(row) for row in part.rows)
-            within = f", {near} of {len(part.rows)} rows near the paper's number" if part.amount.full else ""
-            lead = f"; {verdict.claim}: {verdict.word}" if (verdict := next(iter(part.verdicts()), None)) else ""
-            told.append(f"{part.column.title} ({part.amount}){within}{lead}")
-        yield f"- [{rebuilt.table.title}](results/{rebuilt.table.key}.md): {'. '.join(told)}"
+            counts = sorted({len(own) for own in part.records.values()})
+            seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+            in_full = part.amount.full and part.column.measure == "score"
+            near = f"{sum(not part.differs(row) for row in part.rows)} of {len(part.rows)}" if in_full else ""
+            claim = next(iter(part.verdicts()), None)
+            told = "" if claim is None else f"{claim.claim.rstrip('.')}: {claim.word}"
+            yield f"| {where} | {heading_of(part)} | {seeds} | {near} | {told} |"
 
 
 def rows_of_method(method: str, tables: Sequence[Rebuilt]) -> Iterator[str]:
-    """The rows of a method in all rebuilt tables."""
-    rows = []
+    """The rows of a method in all rebuilt tables, and the commands that made them."""
+    rows, made_by = [], list[str]()
     for rebuilt in tables:
+        own = {row.key for row in rebuilt.table.rows if row.method_name == method}
         for part in rebuilt.parts:
             for row in part.rows:
-                if row.method_name == method and part.column.measure == "score":
+                if row.key in own and part.column.measure == "score":
                     paper = part.paper(row)
                     theirs = "" if paper is None else f"{paper[0]:g}"
                     where = f"[{rebuilt.table.title.partition(':')[0]}](../../results/{rebuilt.table.key}.md)"
-                    amount = "" if part.amount.full else f" ({part.amount})"
                     ours = number_text(part.ours(row))
-                    rows.append(f"| {where} | {row.title} | {part.column.title}{amount} | {theirs} | {ours} |")
+                    rows.append(f"| {where} | {row.title} | {heading_of(part)} | {theirs} | {ours} |")
+        records = [one for one in rebuilt.results.cells.values() if one["row"] in own]
+        made_by += commands(rebuilt.table, records) if records else []
     if rows:
         yield "## In the papers' tables"
         yield ""
@@ -76,7 +97,11 @@ def rows_of_method(method: str, tables: Sequence[Rebuilt]) -> Iterator[str]:
         yield "|---|---|---|---:|---:|"
         yield from rows
         yield ""
-        yield "The pages of the tables have the commands, the moments and the seeds."
+        yield "```console no-run"
+        yield from (f"$ {command}" for command in made_by)
+        yield "```"
+        yield ""
+        yield "The pages of the tables have the moments, the seeds and the notes."
 
 
 def with_block(text: str, lines: Sequence[str]) -> str:
@@ -96,15 +121,16 @@ def wanted(results: Path, docs: Path) -> dict[Path, str]:
     """Every page that shows results, as it should be."""
     tables = rebuilt_tables(results)
     pages = {
-        docs / "results.md": list(list_of_tables(results)),
-        docs.parent / "README.md": list(line_of_each_table(results)),
+        docs / "results.md": list(all_tables(results)),
+        docs.parent / "README.md": list(line_of_each_column(results)),
     }
     for page in sorted((docs / "methods").glob("*.md")):
         pages[page] = list(rows_of_method(page.stem, tables))
     found = {page: with_block(page.read_text(encoding="utf-8"), lines) for page, lines in pages.items()}
+    if runs := similarities.runs_of(results):
+        found[results / f"{similarities.KEY}.md"] = similarities.page_of(runs)
     for one in tables:
-        picture = f"{one.table.key}.svg"
-        found[results / f"{one.table.key}.md"] = page_of(one, picture if (results / picture).is_file() else None)
+        found[results / f"{one.table.key}.md"] = page_in(results, one)
     return found
 
 

@@ -72,7 +72,8 @@ def test_the_proposed_method_leads_in_the_papers_own_numbers_but_where_they_say_
         ("set = { rho = 0.5 }", "sets = { rho = 0.5 }", "unknown key of a row 'sets'"),
         ("half = [40.0]", "haif = [40.0]", "there is no row or column haif"),
         ("half = [40.0]", "half = [40.0, 1, 2]", r"the number of half must be \[mean\] or \[mean, std\]"),
-        ('worse = "fedavg"', 'worse = "fedvag"', "there is no row or column fedvag"),
+        ('columns = ["bytes"]', 'columns = ["bites"]', "there is no row or column bites"),
+        ('worse = "fedavg"\ncolumns', 'worse = "fedvag"\ncolumns', "there is no row or column fedvag"),
         ('key = "tenth"', 'key = "half"', "a column stands there twice"),
     ],
 )

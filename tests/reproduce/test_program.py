@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from coterie.errors import CoterieError
 from coterie.reproduce import check
 from coterie.reproduce.budget import fitting
 from coterie.reproduce.cells import Amount, TableCell, cells_of
-from coterie.reproduce.figure import LETTERS, drawn
-from coterie.reproduce.page import page_of
+from coterie.reproduce.figure import LETTERS_PER_INCH, NAMES, WIDTH, drawn
+from coterie.reproduce.page import commands, page_in, page_of
+from coterie.reproduce.paper import read_table
 from coterie.reproduce.program import run_cells, write_page
-from coterie.reproduce.store import Results
+from coterie.reproduce.store import KEPT, Results, value_of, without_recorded
 from coterie.reproduce.verdict import Rebuilt, word_of
 
 pytestmark = pytest.mark.thorough
@@ -53,24 +55,35 @@ def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rebuilt, Path]:
     return Rebuilt(table, Results(table, folder / "results")), folder
 
 
+def _cells(found: Rebuilt) -> list[TableCell]:
+    return [check.cell_of(found.results, record) for record in found.results.cells.values()]
+
+
 def test_a_long_title_is_not_cut_off(rebuilt: tuple[Rebuilt, Path]) -> None:
     """A picture of one column is narrow."""
     pytest.importorskip("matplotlib", reason="the extra coterie[plots] is not installed")
     found, _ = rebuilt
-    long = replace(found.table, title="Toy, table 1: " + "digits " * 8)
+    long = replace(found.table, title="Toy, table 1: " + "digits " * 8, columns=found.table.columns[:1])
     picture = (drawn(Rebuilt(long, found.results)) or b"").decode()
     lines = re.findall(r"<text[^>]*>([^<]*digits[^<]*)</text>", picture)
     assert sum(line.count("digits") for line in lines) == 8
-    assert max(map(len, lines)) <= LETTERS
+    assert max(map(len, lines)) <= LETTERS_PER_INCH * (NAMES + WIDTH)
+
+
+def test_methods_that_send_nothing_are_drawn(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
+    """Local alone has an upload of 0 bytes, and nothing to scale an axis by."""
+    pytest.importorskip("matplotlib", reason="the extra coterie[plots] is not installed")
+    found, _ = rebuilt
+    alone = Results(found.table, tmp_path)
+    alone.cells = {key: record for key, record in found.results.cells.items() if record["row"] == "local"}
+    picture = (drawn(Rebuilt(found.table, alone)) or b"").decode()
+    assert "Bytes" in picture
 
 
 def test_cells_that_two_programs_finish_are_all_kept(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
     found, _ = rebuilt
     (first, one), (second, two), *_ = found.results.cells.items()
-    cells = [
-        TableCell(found.table, found.table.row(own["row"]), found.table.column(own["column"]), own["seed"])
-        for own in (one, two)
-    ]
+    cells = _cells(found)
     here, there = Results(found.table, tmp_path), Results(found.table, tmp_path)
     here.add(cells[0], one)
     there.add(cells[1], two)
@@ -90,6 +103,31 @@ def test_the_number_shown_is_the_run_s_at_the_paper_s_moment(rebuilt: tuple[Rebu
     assert half.difference(found.table.row("local")) == pytest.approx(half.ours(found.table.row("local")).mean - 50.0)
 
 
+def test_ranks_and_leads_are_by_seeds_that_the_rows_share(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
+    """Of a seed with easy data, only those should profit in the order that all had it."""
+    found, _ = rebuilt
+    scores = {("local", 0): 0.5, ("local", 1): 0.9, ("fedavg", 0): 0.6, ("pfedsim", 0): 0.7, ("pfedsim", 1): 0.8}
+    uneven = Results(found.table, tmp_path)
+    for key, record in found.results.cells.items():
+        score = scores.get((record["row"], record["seed"]))
+        if score is not None:
+            every = {moment: {"weighted": {"last": score}} for moment in ("received", "trained", "stored")}
+            uneven.cells[key] = {**record, "scores": every}
+    part = Rebuilt(found.table, uneven).parts[0]
+    assert part.common_seeds == [0]
+    assert {key: ours for key, (_, ours) in part.ranks().items()} == {"pfedsim": 1, "fedavg": 2, "local": 3}
+    lead = part.lead()
+    assert lead is not None
+    assert "against Local" in lead.claim
+    assert lead.ours.by_seed == pytest.approx({0: 20.0, 1: -10.0})
+    page = page_of(Rebuilt(found.table, uneven))
+    assert "Our ranks are by the seeds that all of these have: 0." in page
+    assert "Our ranks" not in page_of(found)
+    apart = {("local", 1), ("pfedsim", 0)}
+    uneven.cells = {key: one for key, one in uneven.cells.items() if (one["row"], one["seed"]) in apart}
+    assert Rebuilt(found.table, uneven).parts[0].ranks() == {}
+
+
 def test_columns_of_other_measures_read_the_same_runs(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
     sent = found.parts[1]
@@ -100,6 +138,33 @@ def test_columns_of_other_measures_read_the_same_runs(rebuilt: tuple[Rebuilt, Pa
     assert sent.ours(found.table.row("fedavg")).by_seed[0] == summary["bytes"]["per_client_round"]["up"]
 
 
+def test_time_is_that_of_training_a_sample_all_epochs_together(rebuilt: tuple[Rebuilt, Path]) -> None:
+    found, folder = rebuilt
+    time, row = found.parts[2], found.table.row("fedavg")
+    cell = TableCell(found.table, row, found.table.column("half"), 0)
+    summary = json.loads((folder / "cells" / cell.name / "summary.json").read_text())
+    lines = [json.loads(line) for line in (folder / "cells" / cell.name / "rounds.jsonl").read_text().splitlines()]
+    samples = sum(summary["clients"][client]["size"] for line in lines for client in line["cohort"])
+    seconds = sum(line["seconds"]["train"] for line in lines)
+    assert time.ours(row).by_seed[0] == pytest.approx(1e4 * seconds / samples)
+    of_two_epochs = {**time.records["fedavg"][0], "config": {"epochs": 2}, "seconds": 0.0003}
+    assert value_of(of_two_epochs, "seconds", found.table.reports) == pytest.approx(6.0)
+
+
+def test_of_what_costs_less_is_better(rebuilt: tuple[Rebuilt, Path]) -> None:
+    found, _ = rebuilt
+    (claim,) = found.parts[1].verdicts()
+    more = found.parts[1].ours(found.table.row("fedavg"))
+    assert (claim.claim, claim.paper) == ("Local sends less than FedAvg.", None)
+    assert claim.ours.by_seed == more.by_seed
+    assert claim.word == "points the same way (2 seeds)"
+    assert claim.claim not in {verdict.claim for verdict in found.parts[0].verdicts()}
+    page = page_of(found)
+    assert f"| Local sends less than FedAvg. |  | +{more.mean:,.0f} ± 0 | points the same way (2 seeds) |" in page
+    assert "| method | paper, bytes | ours, bytes |" in page
+    assert found.parts[2].verdicts() == []
+
+
 def test_finished_cells_are_never_run_again(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
     watch = Silent()
@@ -107,6 +172,41 @@ def test_finished_cells_are_never_run_again(rebuilt: tuple[Rebuilt, Path]) -> No
     run_cells(cells, folder / "cells", folder / "elsewhere", watch, jobs=1)
     assert watch.rounds == 0
     assert Results(found.table, folder / "elsewhere").cells.keys() == found.results.cells.keys()
+
+
+def test_a_cell_of_another_table_is_taken_over_with_its_own_place(rebuilt: tuple[Rebuilt, Path]) -> None:
+    """Results outlive their runs: there need be no directory of a run any more."""
+    found, folder = rebuilt
+    text = TOML.replace('key = "pfedsim"', 'key = "ours"\nmethod = "pfedsim"').replace(
+        'proposed = "pfedsim"', 'proposed = "ours"'
+    )
+    other = read_table("toy-table2", text.replace("rounds = 3", "rounds = 9"))
+    cells = cells_of(other, ["half"], ["local", "ours"], [0, 7], Amount(rounds=3))
+    assert [cell.seed for cell in without_recorded([*cells, *_cells(found)], folder / "results")] == [7, 7]
+    taken = Results(other, folder / "results")
+    taken.require_current()
+    assert [(one["row"], one["rounds"], one["seed"]) for one in taken.cells.values()] == [
+        ("local", 3, 0),
+        ("ours", 3, 0),
+    ]
+    for digest, record in taken.cells.items():
+        assert record["scores"] == found.results.cells[digest]["scores"]
+
+
+def test_the_commands_name_what_has_run_and_nothing_else(rebuilt: tuple[Rebuilt, Path]) -> None:
+    found, _ = rebuilt
+    one = next(iter(found.results.cells.values()))
+    ran = [
+        ("half", "local", 0), ("half", "local", 1), ("half", "fedavg", 0),
+        ("tenth", "fedavg", 0), ("tenth", "local", 0), ("tenth", "local", 1),
+        ("bytes", "fedavg", 0), ("time", "fedavg", 0),
+    ]  # fmt: skip
+    records = [{**one, "column": column, "row": row, "seed": seed} for column, row, seed in ran]
+    assert commands(found.table, [*records, {**one, "column": "half", "row": "local", "seed": 0, "rounds": 2}]) == [
+        "coterie reproduce toy-table1 --columns half,tenth --methods local --seeds 0 1",
+        "coterie reproduce toy-table1 --columns half --methods local --seeds 0 --rounds 2",
+        "coterie reproduce toy-table1 --methods fedavg --seeds 0",
+    ]
 
 
 @pytest.mark.processes
@@ -132,12 +232,52 @@ def test_the_page_shows_paper_and_ours(rebuilt: tuple[Rebuilt, Path]) -> None:
     assert "Kendall" not in page
 
 
+def test_what_was_found_belongs_to_the_results_of_a_folder(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
+    found, folder = rebuilt
+    copied = shutil.copytree(folder / "results", tmp_path / "results")
+    (copied / "toy-table1.findings.md").write_text("- Toys are small.\n")
+    write_page(found.table, copied)
+    page = (copied / "toy-table1.md").read_text()
+    assert "\n## What was found\n\n- Toys are small.\n\n## Notes\n" in page
+    assert page == page_in(copied, found)
+    assert "found" not in page_of(found)
+
+
+def test_a_partition_from_a_file_is_named_once_for_all_seeds(rebuilt: tuple[Rebuilt, Path]) -> None:
+    found, folder = rebuilt
+    digests = {one["seed"]: one["partition"][:12] for one in found.results.cells.values()}
+    listed = "; ".join(f"half, seed {seed}: {digest}" for seed, digest in sorted(digests.items()))
+    assert f"- partitions (SHA-256): {listed}\n" in page_of(found)
+    from_file = Results(found.table, folder / "results")
+    for record in from_file.cells.values():
+        record["config"] = {**record["config"], "partition": "pfedsim-cifar10-dir0.1.npz"}
+    line = r"- partitions \(SHA-256\): half, every seed: [0-9a-f]{12} \(the file pfedsim-cifar10-dir0.1.npz\)\n"
+    assert re.search(line, page_of(Rebuilt(found.table, from_file)))
+
+
 def test_results_that_no_longer_match_the_table_are_refused(rebuilt: tuple[Rebuilt, Path]) -> None:
     found, folder = rebuilt
     found.results.require_current()
+    assert all(record.keys() == KEPT for record in found.results.cells.values())
     changed = toy_table(TOML.replace("rho = 0.5", "rho = 0.6").replace("epochs = 1", "epochs = 1\nlr = 0.2"))
     with pytest.raises(CoterieError, match=r"was run with other settings than the table now has \(lr"):
         Results(changed, folder / "results").require_current()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"format": 2, "cells": {"a', "Unterminated string"),
+        (b"\xff\xfe", "can't decode"),
+        (b"[]", "it holds no cells"),
+        (b'{"format": 2, "cells": 3}', "some of its cells are not whole"),
+        (b'{"format": 2, "cells": {"a": {"row": "local"}}}', "some of its cells are not whole"),
+    ],
+)
+def test_a_damaged_file_of_results_is_named_with_the_way_out(content: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "toy-table1.json").write_bytes(content)
+    with pytest.raises(CoterieError, match=rf"toy-table1.json: is damaged \(.*{why}.*\); move it away and run"):
+        Results(toy_table(), tmp_path)
 
 
 def test_a_check_repeats_a_first_round_bit_for_bit(
@@ -146,12 +286,45 @@ def test_a_check_repeats_a_first_round_bit_for_bit(
     found, folder = rebuilt
     monkeypatch.setattr(check, "paper_tables", lambda: {"toy-table1": found.table})
     assert list(check.check_results(folder / "results"))[-1].endswith("the same bits")
-    content = json.loads((folder / "results" / "toy-table1.json").read_text())
-    for record in content["cells"].values():
+    other = Results(found.table, folder / "results")
+    other.path = tmp_path / "toy-table1.json"
+    for record in other.cells.values():
         record["first"]["trained"] = {"accuracy": [0.5] * 6, "loss": [9.0] * 6}
-    (tmp_path / "toy-table1.json").write_text(json.dumps(content))
+    other.write()
+    write_page(found.table, tmp_path)
     with pytest.raises(CoterieError, match="its first round was repeated and differs by up to"):
         list(check.check_results(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        (
+            "toy-table1.json",
+            '"seed": 0',
+            '"seed": 3',
+            r"toy-table1.json: '[0-9a-f]{12}' is not as it was written",
+        ),
+        ("toy-table1.md", "Toys only.", "Toys.", "toy-table1 --columns half .* --seeds 0 1' writes it anew"),
+    ],
+)
+def test_a_check_names_what_was_edited_by_hand(
+    name: str,
+    old: str,
+    new: str,
+    told: str,
+    rebuilt: tuple[Rebuilt, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    found, folder = rebuilt
+    monkeypatch.setattr(check, "paper_tables", lambda: {"toy-table1": found.table})
+    copied = shutil.copytree(folder / "results", tmp_path / "results")
+    text = (copied / name).read_text()
+    assert old in text
+    (copied / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(CoterieError, match=told):
+        list(check.check_results(copied))
 
 
 def test_committed_results_stand_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from coterie.data import Dataset
+from coterie.errors import CoterieError
+from coterie.reproduce import similarities
+from coterie.reproduce.check import check_results
 from coterie.reproduce.similarities import LABELS, PAIRS, data_similarity, dealt, measured
 
 
@@ -48,3 +53,27 @@ def test_classifiers_of_clients_with_the_same_labels_are_the_most_alike() -> Non
     assert max(found["classifiers"]) == found["classifiers"][0]
     assert found["data"] == sorted(found["data"], reverse=True)
     assert found["classifiers"][0] > found["classifiers"][3]
+
+
+def test_what_was_measured_is_kept_and_a_damaged_file_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    def measure(reading: object, seed: int, data: object) -> dict[str, list[float]]:
+        ran.append(seed)
+        return {"data": [1.0, 0.5, 0.3, 0.0], "updates": [0.4, 0.3, 0.2, 0.1], "classifiers": [0.9, 0.5, 0.4, 0.2]}
+
+    monkeypatch.setattr(similarities, "measured", measure)
+    monkeypatch.setattr(similarities, "load", lambda name: None)
+    page = similarities.rebuild(tmp_path, [0])
+    assert similarities.rebuild(tmp_path, [0]) == page
+    similarities.rebuild(tmp_path, [0, 1])
+    assert ran == [0, 0, 1, 1]  # both readings of "20 iterations", each once
+    assert next(check_results(tmp_path)) == "pfedsim-table2: as on the page (runs: 4)"
+    path = tmp_path / "pfedsim-table2.json"
+    whole = path.read_text()
+    path.write_text(whole.replace("0.4", "0.9", 1))
+    with pytest.raises(CoterieError, match=r"pfedsim-table2.json: '20 steps, seed 0' is not as it was written; put"):
+        similarities.rebuild(tmp_path, [0])
+    path.write_text(whole[:100])
+    with pytest.raises(CoterieError, match=r"pfedsim-table2.json: is damaged \(.*\); move it away and run the table"):
+        similarities.rebuild(tmp_path, [0])

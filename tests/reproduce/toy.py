@@ -42,6 +42,13 @@ settings = { alpha = 0.1 }
 key = "bytes"
 title = "Bytes"
 measure = "upload"
+unit = "bytes"
+
+[[columns]]
+key = "time"
+title = "Time"
+measure = "seconds"
+unit = "1e-4 s"
 
 [[rows]]
 key = "local"
@@ -71,6 +78,12 @@ paper = { half = [55.0] }
 text = "Local beats FedAvg."
 better = "local"
 worse = "fedavg"
+
+[[claims]]
+text = "Local sends less than FedAvg."
+better = "local"
+worse = "fedavg"
+columns = ["bytes"]
 """
 
 

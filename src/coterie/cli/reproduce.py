@@ -21,7 +21,7 @@ from coterie.reproduce.check import check_results
 from coterie.reproduce.page import number_text
 from coterie.reproduce.paper import PaperTable, find_table, paper_tables
 from coterie.reproduce.program import run_cells, write_page
-from coterie.reproduce.store import Results
+from coterie.reproduce.store import Results, without_recorded
 from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
 
 
@@ -71,6 +71,12 @@ def reproduce_command(
         return
     cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]
     _tell_missing(chosen, columns, amount)
+    wanted, cells = len(cells), without_recorded(cells, results)
+    if len(cells) < wanted:
+        _say(
+            f"{wanted - len(cells)} of {wanted} cells are in {results} already and are not run again; "
+            "to run them yourself, give --results a folder of your own"
+        )
     left_out: list[TableCell] = []
     if hours is not None:
         cells, left_out = fitting(cells, hours, jobs or cores(), folder, _say)
@@ -112,7 +118,7 @@ def _print(rebuilt: Rebuilt) -> None:
     for part in rebuilt.parts:
         print_result("", f"{part.column.title} ({part.amount})", _numbers(part))
         for verdict in part.verdicts():
-            print_result(f"  {verdict.claim} {verdict.word}: {number_text(verdict.ours)}")
+            print_result(f"  {verdict.claim} {verdict.word}: {number_text(verdict.ours, verdict.measure)}")
 
 
 def _numbers(part: RebuiltColumn) -> Table:

@@ -10,9 +10,12 @@ from typing import Any
 
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
+from coterie.reproduce import similarities
 from coterie.reproduce.cells import TableCell, missing
+from coterie.reproduce.page import commands, page_in
 from coterie.reproduce.paper import paper_tables
 from coterie.reproduce.store import Record, Results, amount_of, first_numbers
+from coterie.reproduce.verdict import Rebuilt
 from coterie.rounds.listeners import StopAfter
 
 TOLERANCE = 0.05
@@ -26,11 +29,18 @@ def check_results(folder: Path) -> Iterator[str]:
     """
     smallest: tuple[float, TableCell, Record] | None = None
     tables = [table for key, table in paper_tables().items() if (folder / f"{key}.json").is_file()]
-    require(bool(tables), f"results = {folder}: holds no results")
+    runs = similarities.runs_of(folder)
+    require(bool(tables or runs), f"results = {folder}: holds no results")
+    if runs:
+        page = folder / f"{similarities.KEY}.md"
+        _require_page(page, similarities.page_of(runs), similarities.command_of(runs))
+        yield f"{similarities.KEY}: as on the page (runs: {len(runs)})"
     for table in tables:
         results = Results(table, folder)
         results.require_current()
-        yield f"{table.key}: {len(results.cells)} cells match the table's file"
+        command = commands(table, list(results.cells.values()))[0]
+        _require_page(folder / f"{table.key}.md", page_in(folder, Rebuilt(table, results)), command)
+        yield f"{table.key}: as in the table's file and on the page (cells: {len(results.cells)})"
         for record in results.cells.values():
             cell = cell_of(results, record)
             a_round = record["runtime"] / (amount_of(record).rounds or cell.experiment.rounds)
@@ -40,6 +50,11 @@ def check_results(folder: Path) -> Iterator[str]:
         yield "no first round was repeated: none of the data sets is on this machine"
     else:
         yield repeated(smallest[1], smallest[2])
+
+
+def _require_page(page: Path, wanted: str, command: str) -> None:
+    shown = page.is_file() and page.read_text(encoding="utf-8") == wanted
+    require(shown, f"results = {page}: does not show what stands beside it; '{command}' writes it anew")
 
 
 def cell_of(results: Results, record: Record) -> TableCell:

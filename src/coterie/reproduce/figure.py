@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,16 @@ from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Inches; a row of the table takes as much in every picture.
-WIDTH, ROW, ABOVE = 4.2, 0.34, 0.95
-LETTERS, LINE = 52, 0.18  # of the title, in the width of a column, and the inches that a further line of it takes
+# Inches; a row of the table takes as much in every picture, the names of the methods are written once, on the left.
+NAMES, WIDTH, ROW, ABOVE = 2.2, 2.8, 0.34, 1.2
+LINE = 0.18  # what a further line of the title takes
+LETTERS_PER_INCH, LETTERS_OF_NAME = 11, 32
 PAPER, OURS, FAINT = "#8a8a8a", "#08306b", "#dddddd"
 
 
 def drawn(rebuilt: Rebuilt) -> bytes | None:
-    """The picture as SVG; nothing if no scores have been run, or matplotlib (the extra 'plots') is not there."""
-    parts = [part for part in rebuilt.parts if part.column.measure == "score"]
+    """The picture as SVG; nothing if nothing has been run, or matplotlib (the extra 'plots') is not there."""
+    parts = rebuilt.parts
     if not parts:
         return None
     try:
@@ -27,36 +29,42 @@ def drawn(rebuilt: Rebuilt) -> bytes | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    most = max(len(part.rows) for part in parts)
+    names = {row.key: row.title for row in rebuilt.table.rows if any(row.key in part.records for part in parts)}
+    width = NAMES + WIDTH * len(parts)
     # Without these, two drawings of the same numbers differ.
     with matplotlib.rc_context({"svg.hashsalt": rebuilt.table.key, "svg.fonttype": "none"}):
-        title = wrap(rebuilt.table.title, LETTERS * len(parts))
-        height = ABOVE + ROW * most + LINE * (len(title) - 1)
-        figure = Figure(figsize=(WIDTH * len(parts), height), layout="constrained")
-        axes = figure.subplots(1, len(parts), squeeze=False)[0]
+        title = wrap(rebuilt.table.title, int(LETTERS_PER_INCH * width))
+        height = ABOVE + ROW * len(names) + LINE * (len(title) - 1)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(1, len(parts), squeeze=False, sharey=True)[0]
+        heights = {key: len(names) - 1 - place for place, key in enumerate(names)}
         for place, part in zip(axes, parts, strict=True):
-            _draw(place, part)
+            _draw(place, part, heights)
+        axes[0].set_yticks(list(heights.values()), ["\n".join(wrap(name, LETTERS_OF_NAME)) for name in names.values()])
+        axes[0].set_ylim(-0.6, len(names) - 0.4)
         figure.suptitle("\n".join(title), fontsize=10)
+        figure.supxlabel("paper (rings), ours (dots)", fontsize=8)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 
 
-def _draw(axes: Axes, part: RebuiltColumn) -> None:
-    rows = part.rows[::-1]
-    for height, row in enumerate(rows):
-        ours, paper = part.ours(row), part.paper(row)
+def _draw(axes: Axes, part: RebuiltColumn, heights: Mapping[str, int]) -> None:
+    for row in part.rows:
+        height, ours, paper = heights[row.key], part.ours(row), part.paper(row)
         if paper is not None and part.comparable:
             axes.plot([paper[0], ours.mean], [height, height], color=FAINT, linewidth=3, zorder=1)
         if paper is not None:
             axes.errorbar(paper[0], height, xerr=paper[1], fmt="o", color=PAPER, fillstyle="none", capsize=2, zorder=2)
         axes.errorbar(ours.mean, height, xerr=ours.std, fmt="o", color=OURS, markersize=5, capsize=2, zorder=3)
-    axes.set_yticks(range(len(rows)), [row.title for row in rows], fontsize=8)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    amount = "" if part.amount.full else f"\n{part.amount}"
-    axes.set_title(f"{part.column.title}{amount}", fontsize=9)
-    axes.set_xlabel("accuracy, %: paper (rings), ours (dots)", fontsize=8)
-    axes.tick_params(axis="x", labelsize=8)
+    title = wrap(part.column.title, LETTERS_OF_NAME) + ([] if part.amount.full else [str(part.amount)])
+    axes.set_title("\n".join(title), fontsize=9)
+    axes.set_xlabel(part.column.unit or f"accuracy, {part.table.unit}", fontsize=8)
+    if part.column.measure in ("upload", "download"):
+        axes.set_xlim(0, 1.1 * axes.dataLim.x1 or 1)  # of methods that send nothing, an axis all the same
+        axes.locator_params(axis="x", nbins=4)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.tick_params(labelsize=8)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

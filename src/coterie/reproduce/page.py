@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from coterie.core.number import Number
+from coterie.reproduce.cells import PARTITIONS
 from coterie.reproduce.paper import PaperRow, PaperTable
-from coterie.reproduce.store import Record
+from coterie.reproduce.store import Record, amount_of, place_of
 from coterie.reproduce.verdict import DEVIATIONS, POINTS, Rebuilt, RebuiltColumn, Verdict
 from coterie.rounds.evaluate import MOMENTS
 
+WORDS = frozenset({"method", "claim", "tested alike", "verdict"})
+"""The columns that hold no numbers."""
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
-def page_of(rebuilt: Rebuilt, figure: str | None = None) -> str:
+
+def page_of(rebuilt: Rebuilt, figure: str | None = None, findings: str = "") -> str:
     """The whole page.
 
-    `figure` is the name of a picture that lies beside it.
+    Args:
+        rebuilt: The table and its results.
+        figure: The file of the picture, beside the page.
+        findings: What somebody found in these results, in words.
     """
-    return "\n".join(_lines(rebuilt, figure)) + "\n"
+    return "\n".join(_lines(rebuilt, figure, findings)) + "\n"
 
 
-def _lines(rebuilt: Rebuilt, figure: str | None) -> Iterator[str]:
+def page_in(folder: Path, rebuilt: Rebuilt) -> str:
+    """The page as it should stand in a folder: with the picture and the findings, if there are any."""
+    picture = folder / f"{rebuilt.table.key}.svg"
+    return page_of(rebuilt, picture.name if picture.is_file() else None, findings_in(folder, rebuilt.table.key))
+
+
+def findings_in(folder: Path, key: str) -> str:
+    """What was found in the results of a folder: a text, written by hand, about these runs and not about the table."""
+    path = folder / f"{key}.findings.md"
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def _lines(rebuilt: Rebuilt, figure: str | None, findings: str) -> Iterator[str]:
     table, parts = rebuilt.table, rebuilt.parts
     yield f"# {table.title}"
     yield ""
-    yield f"The paper's numbers are {table.reports}; ours likewise, unless a row says otherwise. Unit: {table.unit}."
+    if any(column.measure == "score" for column in table.columns):
+        yield f"The paper's numbers are {table.reports}; ours likewise, unless a row says otherwise."
+        yield f"Unit: {table.unit}."
     yield "± is the standard deviation over seeds. Empty cells have not been run."
     if figure is not None:
         yield ""
@@ -35,15 +61,31 @@ def _lines(rebuilt: Rebuilt, figure: str | None) -> Iterator[str]:
     if not parts:
         yield ""
         yield "Nothing of it has been run yet."
+    if findings:
+        yield from ("", "## What was found", "", findings)
     yield from _list("Notes", [*table.notes, *_row_notes(table)])
     yield from _provenance(rebuilt)
 
 
 def _column(part: RebuiltColumn) -> Iterator[str]:
-    table, ranks = part.table, part.ranks()
-    yield f"## {part.column.title}" + ("" if part.amount.full else f" ({part.amount})")
+    yield f"## {heading_of(part)}"
     yield ""
-    header = ["method", "paper", "ours", "seeds", "difference", "rank in the paper", "our rank"]
+    yield from numbers_of(part, part.table.rows)
+    if part.column.measure == "score":
+        yield ""
+        yield from _moments(part)
+
+
+def heading_of(part: RebuiltColumn) -> str:
+    """The title of a column; where less was done than the paper did, it says so."""
+    return part.column.title + ("" if part.amount.full else f" ({part.amount})")
+
+
+def numbers_of(part: RebuiltColumn, rows: Sequence[PaperRow]) -> Iterator[str]:
+    """These rows of a column, paper beside ours, and what became of its claims."""
+    ranks = part.ranks()
+    unit = f", {part.column.unit}" if part.column.unit else ""
+    header = ["method", f"paper{unit}", f"ours{unit}", "seeds", "difference", "rank in the paper", "our rank"]
     yield from _table(
         header,
         [
@@ -55,10 +97,13 @@ def _column(part: RebuiltColumn) -> Iterator[str]:
                 _signed(part.difference(row)) if row.key in part.records else "",
                 *(map(str, ranks[row.key]) if row.key in ranks else ("", "")),
             ]
-            for row in table.rows
+            for row in rows
             if row.key in part.records or part.paper(row) is not None
         ],
     )
+    if ranks and any(len(part.records[key]) > len(part.common_seeds) for key in ranks):
+        yield ""
+        yield f"Our ranks are by the seeds that all of these have: {', '.join(map(str, part.common_seeds))}."
     if (tau := part.agreement()) is not None:
         yield ""
         yield f"Kendall's τ between the paper's order and ours: {tau:.2f} ({len(ranks)} methods)."
@@ -72,9 +117,6 @@ def _column(part: RebuiltColumn) -> Iterator[str]:
     if verdicts := part.verdicts():
         yield ""
         yield from _table(["claim", "paper", "ours, paired over seeds", "verdict"], [_told(one) for one in verdicts])
-    if part.column.measure == "score":
-        yield ""
-        yield from _moments(part)
 
 
 def _marks(part: RebuiltColumn, row: PaperRow) -> str:
@@ -89,22 +131,17 @@ def _paper_text(part: RebuiltColumn, row: PaperRow) -> str:
     return f"{mean:g}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def number_text(number: Number, measure: str = "score") -> str:
-    """A number for people.
+def number_text(number: Number, measure: str = "score", sign: Literal["+", "-"] = "-") -> str:
+    """A number for people; with sign "+" also positive numbers show theirs.
 
-    >>> number_text(Number({0: 86.111, 1: 86.333})), number_text(Number({0: 19240.0}), "upload")
-    ('86.22 ± 0.16', '19,240')
+    >>> number_text(Number({0: 86.111, 1: 86.333})), number_text(Number({0: 19240.0}), "upload", "+")
+    ('86.22 ± 0.16', '+19,240')
     """
     if math.isnan(number.mean):
         return "–"
-    spread = number.std
-    if measure in ("upload", "download", "period"):
-        return f"{number.mean:,.0f}"
-    if measure == "seconds":
-        return f"{1e4 * number.mean:.2f}" + ("" if spread is None else f" ± {1e4 * spread:.2f}")
-    if measure == "runtime":
-        return f"{number.mean:.0f}"
-    return f"{number.mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    digits = ".2f" if measure in ("score", "seconds") else ",.0f"
+    spread = "" if number.std is None else f" ± {number.std:{digits}}"
+    return f"{number.mean:{sign}{digits}}{spread}"
 
 
 def _signed(value: float | None) -> str:
@@ -112,9 +149,7 @@ def _signed(value: float | None) -> str:
 
 
 def _told(verdict: Verdict) -> list[str]:
-    spread = verdict.ours.std
-    ours = f"{_signed(verdict.ours.mean)}" + ("" if spread is None else f" ± {spread:.2f}")
-    return [verdict.claim, _signed(verdict.paper), ours, verdict.word]
+    return [verdict.claim, _signed(verdict.paper), number_text(verdict.ours, verdict.measure, "+"), verdict.word]
 
 
 def _moments(part: RebuiltColumn) -> Iterator[str]:
@@ -145,37 +180,53 @@ def _provenance(rebuilt: Rebuilt) -> Iterator[str]:
     if not cells:
         return
     yield ""
-    for text in _machines(cells):
+    for text in machines_of(cells):
         yield f"- {text}"
     hours = sum(record["runtime"] for record in cells) / 3600
-    yield f"- {len(cells)} runs, {hours:.1f} hours on one core each"
-    partitions = sorted({(record["column"], record["seed"], record["partition"][:12]) for record in cells})
-    listed = "; ".join(f"{column}, seed {seed}: {digest}" for column, seed, digest in partitions)
-    yield f"- partitions (SHA-256): {listed}"
+    runs = "1 run" if len(cells) == 1 else f"{len(cells)} runs"
+    yield f"- {runs} of one core each, {hours:.1f} hours in all"
+    yield f"- partitions (SHA-256): {'; '.join(dict.fromkeys(map(_partition, cells)))}"
+
+
+def _partition(record: Record) -> str:
+    """Which partition a run had: a file is the same for every seed, though what else is drawn with the seed differs."""
+    partition = str(record["config"]["partition"])
+    if not partition.endswith(".npz"):
+        return f"{record['column']}, seed {record['seed']}: {record['partition'][:12]}"
+    digest = hashlib.sha256((PARTITIONS / partition).read_bytes()).hexdigest()
+    return f"{record['column']}, every seed: {digest[:12]} (the file {partition})"
 
 
 def commands(table: PaperTable, cells: Sequence[Record]) -> list[str]:
-    """The commands that make the page: one for every amount of work, naming what has run."""
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in cells:
-        groups.setdefault((record["rounds"], record["share"], record["data"]), []).append(record)
+    """The commands that run these cells, and no others."""
+    in_order = sorted(cells, key=lambda record: place_of(table, record))
+    seeds_of = _together(((amount_of(one), one["column"], one["row"]), one["seed"]) for one in in_order)
+    rows_of = _together(((amount, seeds, column), row) for (amount, column, row), seeds in seeds_of.items())
+    columns_of = _together(((amount, seeds, rows), column) for (amount, seeds, column), rows in rows_of.items())
     found = []
-    for (rounds, share, data), own in groups.items():
-        columns = _in_order([column.key for column in table.columns], {record["column"] for record in own})
-        rows = _in_order([row.key for row in table.rows], {record["row"] for record in own})
+    for (amount, seeds, rows), columns in columns_of.items():
         parts = [f"coterie reproduce {table.key}"]
         parts += [f"--columns {','.join(columns)}"] if len(columns) < len(table.columns) else []
         parts += [f"--methods {','.join(rows)}"] if len(rows) < len(table.rows) else []
-        parts += [f"--seeds {' '.join(map(str, sorted({record['seed'] for record in own})))}"]
-        parts += [f"--rounds {rounds}"] if rounds is not None else []
-        parts += [f"--share {share:g}"] if share != 1.0 else []
-        parts += [f"--data {data}"] if data else []
+        parts += [f"--seeds {' '.join(map(str, seeds))}"]
+        parts += [f"--rounds {amount.rounds}"] if amount.rounds is not None else []
+        parts += [f"--share {amount.share:g}"] if amount.share != 1.0 else []
+        parts += [f"--data {amount.data}"] if amount.data else []
         found.append(" ".join(parts))
     return found or [f"coterie reproduce {table.key}"]
 
 
-def _machines(cells: Sequence[Record]) -> list[str]:
-    described = {tuple(sorted(record["machine"].items())) for record in cells}
+def _together(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, tuple[Value, ...]]:
+    """The values of each key."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def machines_of(records: Iterable[Record]) -> list[str]:
+    """The machines and versions behind records."""
+    described = {tuple(sorted(record["machine"].items())) for record in records}
     texts = []
     for one in sorted(described):
         about = dict(one)
@@ -184,10 +235,6 @@ def _machines(cells: Sequence[Record]) -> list[str]:
             f"({about['capability']})"
         )
     return texts
-
-
-def _in_order(order: Sequence[str], chosen: set[str]) -> list[str]:
-    return [key for key in order if key in chosen]
 
 
 def _list(title: str, items: Sequence[str]) -> Iterator[str]:
@@ -200,6 +247,6 @@ def _list(title: str, items: Sequence[str]) -> Iterator[str]:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(header)} |"
-    yield "|" + "|".join("---" if place == 0 else "---:" for place in range(len(header))) + "|"
+    yield "|" + "|".join("---" if title in WORDS else "---:" for title in header) + "|"
     for row in rows:
         yield f"| {' | '.join(row)} |"

@@ -13,7 +13,7 @@ from coterie.files import write_whole
 from coterie.processes import cores
 from coterie.reproduce.cells import TableCell
 from coterie.reproduce.figure import drawn
-from coterie.reproduce.page import page_of
+from coterie.reproduce.page import findings_in, page_of
 from coterie.reproduce.paper import PaperTable
 from coterie.reproduce.store import Results, record_of
 from coterie.reproduce.verdict import Rebuilt
@@ -82,5 +82,6 @@ def write_page(table: PaperTable, folder: Path) -> None:
     picture = drawn(rebuilt)
     if picture is not None:
         write_whole(folder / f"{table.key}.svg", picture)
-    page = page_of(rebuilt, f"{table.key}.svg" if picture is not None else None)
+    figure = f"{table.key}.svg" if picture is not None else None
+    page = page_of(rebuilt, figure, findings_in(folder, table.key))
     write_whole(folder / f"{table.key}.md", page.encode())

@@ -8,7 +8,6 @@ models' updates as a whole. Two further measures of the paper, from other papers
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +24,13 @@ from coterie.files import write_whole
 from coterie.maths.similarity import class_cosines, cosines
 from coterie.partition import Partition
 from coterie.reproduce.cells import PINNED
+from coterie.reproduce.page import machines_of
+from coterie.reproduce.store import Record, content_of, write_content
 from coterie.rng import numpy_stream
 
 KEY = "pfedsim-table2"
+TITLE = "pFedSim, table 2: do similar clients have similar classifiers?"
+CLAIM = "The more alike their data, the more alike the classifiers of two clients."
 LABELS = {"i": range(5), "i'": range(5), "j": range(2, 7), "k": range(5, 10)}
 PAIRS = (("i", "i'"), ("i", "j"), ("j", "k"), ("i", "k"))
 PAPER = {"data": (1.0, 0.53, 0.32, 0.0), "updates": (0.24, 0.11, 0.13, 0.08), "classifiers": (0.92, 0.53, 0.41, 0.22)}
@@ -41,6 +44,8 @@ READINGS: Mapping[str, dict[str, Any]] = {
     "20 epochs": {"rounds": 20, "epochs": 1},
 }
 BATCH, RATE = 32, 0.01
+KEPT = frozenset({"reading", "seed", "similarities", "machine"})
+"""What a record of a run has."""
 
 
 def dealt(data: Dataset, seed: int, most: int | None = None) -> Partition:
@@ -110,61 +115,98 @@ def _of_pairs(matrix: Tensor) -> list[float]:
 
 def rebuild(results: Path, seeds: Sequence[int]) -> str:
     """Run what has not been run yet, write `pfedsim-table2.json` and `.md`, and give the page."""
-    path = results / f"{KEY}.json"
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
+    path, runs = _file(results), runs_of(results)
     data: Dataset | None = None
     for seed in seeds:
         for name, reading in READINGS.items():
-            if f"{name}, seed {seed}" not in kept["runs"]:
+            if f"{name}, seed {seed}" not in runs:
                 data = load("cifar10") if data is None else data
-                kept["runs"][f"{name}, seed {seed}"] = {
+                runs[f"{name}, seed {seed}"] = {
                     "reading": name,
                     "seed": seed,
                     "similarities": measured(reading, seed, data),
                     "machine": machine(),
                 }
-                results.mkdir(parents=True, exist_ok=True)
-                write_whole(path, (json.dumps(kept, indent=1) + "\n").encode())
-    page = "\n".join(_page(list(kept["runs"].values()))) + "\n"
+                write_content(path, "runs", runs)
+    page = page_of(runs)
     write_whole(results / f"{KEY}.md", page.encode())
     return page
 
 
-def _page(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [f"({one}, {other})" for one, other in PAIRS]
+def _file(results: Path) -> Path:
+    return results / f"{KEY}.json"
+
+
+def runs_of(results: Path) -> dict[str, Record]:
+    """What has been run, as it is kept."""
+    return content_of(_file(results), "runs", KEPT) if _file(results).is_file() else {}
+
+
+def command_of(runs: Mapping[str, Record]) -> str:
+    """The command that runs these."""
+    return " ".join(["coterie reproduce", KEY, "--seeds", *map(str, sorted({run["seed"] for run in runs.values()}))])
+
+
+def page_of(runs: Mapping[str, Record]) -> str:
+    """The page."""
     lines = [
-        "# pFedSim, table 2: do similar clients have similar classifiers?",
+        f"# {TITLE}",
         "",
         "Four clients hold CIFAR-10's labels 0-4, 0-4, 2-6 and 5-9, start with one LeNet5 and train alone. The paper "
         'says "20 iterations", which may mean steps or epochs; the mean over seeds is shown for each.',
         "",
-        f"| | measure | {' | '.join(names)} | order as in the data |",
-        "|---|---|" + "---:|" * (len(names) + 1),
-    ]
-    lines += [_line("paper", TITLES[name], values) for name, values in PAPER.items()]
-    for reading in READINGS:
-        own = [run["similarities"] for run in runs if run["reading"] == reading]
-        if own:
-            seeds = f"ours, {reading} ({len(own)} seed{'s' if len(own) > 1 else ''})"
-            for name, title in TITLES.items():
-                means = np.mean([found[name] for found in own], axis=0)
-                lines.append(_line(seeds, title, means.tolist()))
-    about = runs[0]["machine"] if runs else machine()
-    seeds_run = " ".join(str(seed) for seed in sorted({run["seed"] for run in runs}))
-    return [
-        *lines,
+        *numbers_of(runs),
         "",
         "The paper's remaining two measures, taken from other papers, are not rebuilt.",
         "",
         "```console",
-        f"$ coterie reproduce {KEY} --seeds {seeds_run}",
+        f"$ {command_of(runs)}",
         "```",
         "",
-        f"- Coterie {about['coterie']}, PyTorch {about['torch']}, Python {about['python']}, {about['processor']} "
-        f"({about['capability']})",
+        *(f"- {text}" for text in machines_of(runs.values())),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def numbers_of(runs: Mapping[str, Record]) -> list[str]:
+    """The paper's numbers and ours as a table, by reading."""
+    names = [f"({one}, {other})" for one, other in PAIRS]
+    lines = [
+        f"| | measure | {' | '.join(names)} | order as in the data |",
+        "|---|---|" + "---:|" * (len(names) + 1),
+    ]
+    lines += [_line("paper", TITLES[name], values) for name, values in PAPER.items()]
+    for reading, own in _by_reading(runs).items():
+        seeds = f"ours, {reading} ({len(own)} seed{'s' if len(own) > 1 else ''})"
+        lines += [_line(seeds, title, _means(own, name)) for name, title in TITLES.items()]
+    return lines
+
+
+def answer_of(runs: Mapping[str, Record]) -> str:
+    """What became of the claim, by reading.
+
+    >>> run = {"reading": "20 steps", "similarities": {"classifiers": [0.9, 0.5, 0.6, 0.1]}}
+    >>> answer_of({"20 steps, seed 0": run})
+    'not seen after 20 steps'
+    """
+    seen = {reading: _falls(_means(own, "classifiers")) for reading, own in _by_reading(runs).items()}
+    return ", ".join(f"{'seen' if falls else 'not seen'} after {reading}" for reading, falls in seen.items())
+
+
+def _by_reading(runs: Mapping[str, Record]) -> dict[str, list[Record]]:
+    found = {reading: [run for run in runs.values() if run["reading"] == reading] for reading in READINGS}
+    return {reading: own for reading, own in found.items() if own}
+
+
+def _means(runs: Sequence[Record], name: str) -> list[float]:
+    means: list[float] = np.mean([run["similarities"][name] for run in runs], axis=0).tolist()
+    return means
+
+
+def _falls(values: Sequence[float]) -> bool:
+    return all(one > other for one, other in pairwise(values))
 
 
 def _line(who: str, title: str, values: Sequence[float]) -> str:
-    falling = "yes" if all(one > other for one, other in pairwise(values)) else "no"
+    falling = "yes" if _falls(values) else "no"
     return f"| {who} | {title} | {' | '.join(f'{value:.2f}' for value in values)} | {falling} |"

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coterie.compare.cell import Summary
 from coterie.core.machine import machine
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.kept import ROWS
 from coterie.experiment.reports import Reports
 from coterie.files import locked, require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
-from coterie.reproduce.paper import Measure, PaperTable
+from coterie.reproduce.paper import Measure, PaperTable, paper_tables
 
-FORMAT = 1
+FORMAT = 2
+WAY_OUT = "move it away and run the table again: runs that are kept are only read"
+KEPT = frozenset({
+    "row", "column", "seed", "rounds", "share", "data", "config", "scores", "upload", "download", "seconds", "runtime",
+    "period", "diverged", "partition", "first", "machine",
+})  # fmt: skip
+"""What a record has."""
+SEAL = "sha256"
+"""What stands beside it in the file."""
 Record = dict[str, Any]
 """A finished cell as plain values."""
 
@@ -26,9 +35,24 @@ Record = dict[str, Any]
 def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
     """A finished run as it is kept: its scores at every moment, mean and round, what it cost, and its first round."""
     lines = RunDirectory(directory).lines_in_order()
-    samples = sum(client["size"] for client in summary["clients"])
-    trained = sum(len(line["cohort"]) for line in lines) / len(summary["clients"]) * samples
-    epochs = summary["config"]["epochs"]
+    sizes = [client["size"] for client in summary["clients"]]
+    samples = sum(sizes[row] for line in lines for row in line["cohort"])
+    return {
+        **_what_ran(cell),
+        "scores": summary["accuracy"],
+        "upload": summary["bytes"]["per_client_round"]["up"],
+        "download": summary["bytes"]["per_client_round"]["down"],
+        "seconds": sum(line["seconds"]["train"] for line in lines) / max(samples * summary["config"]["epochs"], 1),
+        "runtime": summary["seconds"]["total"],
+        "period": _period(directory),
+        "diverged": summary["diverged"],
+        "partition": summary["partition"]["hash"],
+        "first": first_numbers(lines[0]),
+        "machine": machine(),
+    }
+
+
+def _what_ran(cell: TableCell) -> Record:
     return {
         "row": cell.row.key,
         "column": cell.column.key,
@@ -37,16 +61,6 @@ def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
         "share": cell.amount.share,
         "data": cell.amount.data,
         "config": cell.config,
-        "scores": summary["accuracy"],
-        "upload": summary["bytes"]["per_client_round"]["up"],
-        "download": summary["bytes"]["per_client_round"]["down"],
-        "seconds": sum(line["seconds"]["train"] for line in lines) / max(trained * epochs, 1),
-        "runtime": summary["seconds"]["total"],
-        "period": _period(directory),
-        "diverged": summary["diverged"],
-        "partition": summary["partition"]["hash"],
-        "first": first_numbers(lines[0]),
-        "machine": machine(),
     }
 
 
@@ -63,12 +77,45 @@ def _period(directory: Path) -> float | None:
 
 
 def value_of(record: Record, measure: Measure | str, reports: Reports) -> float:
-    """The number of a cell that a table shows; scores in per cent."""
-    if measure == "score":
-        found = record["scores"][reports.moment][reports.mean][reports.round]
-        return math.nan if found is None else 100.0 * float(found)
-    found = record[measure]
-    return math.nan if found is None else float(found)
+    """The number of a cell that a table shows.
+
+    Scores are in per cent. Seconds are those of training, in 1e-4 per training sample and round, all its epochs
+    together; what is kept is per epoch.
+    """
+    scale = {"score": 100.0, "seconds": 1e4 * record["config"]["epochs"]}.get(measure, 1.0)
+    of_score = measure == "score"
+    found = record["scores"][reports.moment][reports.mean][reports.round] if of_score else record[measure]
+    return math.nan if found is None else scale * float(found)
+
+
+def content_of(path: Path, name: str, kept: frozenset[str]) -> dict[str, Record]:
+    """The records under a name in a file of results; an error if it is damaged, not whole or was edited."""
+    damaged = f"results = {path}: is damaged"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CoterieError(f"{damaged} ({error}); {WAY_OUT}") from None
+    require(isinstance(content, dict), f"{damaged} (it holds no {name}); {WAY_OUT}")
+    require_format(f"results = {path}", content.get("format"), FORMAT, WAY_OUT)
+    records: dict[str, Record] = content.get(name)
+    whole = isinstance(records, dict) and all(isinstance(one, dict) and one.keys() >= kept for one in records.values())
+    require(whole, f"{damaged} (some of its {name} are not whole); {WAY_OUT}")
+    for key, record in records.items():
+        edited = f"results = {path}: '{key}' is not as it was written; put the file back as it was, or {WAY_OUT}"
+        require(record.pop(SEAL, None) == _seal(record), edited)
+    return records
+
+
+def write_content(path: Path, name: str, records: Mapping[str, Record], **about: str) -> None:
+    """Write records under a name into a file of results, each with a seal, by which an edit is noticed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain: dict[str, Record] = json.loads(json.dumps(records))
+    content = {"format": FORMAT, **about, name: {key: {**one, SEAL: _seal(one)} for key, one in plain.items()}}
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _seal(record: Record) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 class Results:
@@ -81,10 +128,7 @@ class Results:
     def _read(self) -> dict[str, Record]:
         if not self.path.is_file():
             return {}
-        content = json.loads(self.path.read_text(encoding="utf-8"))
-        require_format(f"results = {self.path}", content.get("format"), FORMAT, "run the table again")
-        cells: dict[str, Record] = content["cells"]
-        return cells
+        return content_of(self.path, "cells", KEPT)
 
     def add(self, cell: TableCell, record: Record) -> None:
         """Take in a finished cell beside those that others have finished since, and write all down."""
@@ -95,10 +139,8 @@ class Results:
 
     def write(self) -> None:
         """Write the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        ordered = dict(sorted(self.cells.items(), key=lambda item: _place(self.table, item[1])))
-        content = {"format": FORMAT, "table": self.table.key, "cells": ordered}
-        write_whole(self.path, (json.dumps(content, indent=1) + "\n").encode())
+        ordered = dict(sorted(self.cells.items(), key=lambda item: place_of(self.table, item[1])))
+        write_content(self.path, "cells", ordered, table=self.table.key)
 
     def amounts(self) -> list[Amount]:
         """How much of the paper's runs was done, in all the ways that occur; the fullest first."""
@@ -120,11 +162,26 @@ class Results:
                 )
 
 
+def without_recorded(cells: Sequence[TableCell], folder: Path) -> list[TableCell]:
+    """The cells that no results in a folder have, of whatever table; those that another table has are taken over.
+
+    Results outlive the runs they come from: these may lie on another machine, or be deleted.
+    """
+    tables = {**paper_tables(), **{cell.table.key: cell.table for cell in cells}}
+    kept = {key: Results(table, folder) for key, table in tables.items()}
+    recorded = {digest: record for results in kept.values() for digest, record in results.cells.items()}
+    for cell in cells:
+        if cell.digest in recorded and cell.digest not in kept[cell.table.key].cells:
+            kept[cell.table.key].add(cell, {**recorded[cell.digest], **_what_ran(cell)})
+    return [cell for cell in cells if cell.digest not in recorded]
+
+
 def amount_of(record: Record) -> Amount:
     """How much of the paper's run a record is of."""
     return Amount(record["rounds"], record["share"], record["data"])
 
 
-def _place(table: PaperTable, record: Record) -> tuple[Any, ...]:
+def place_of(table: PaperTable, record: Record) -> tuple[int, ...]:
+    """Where a record stands among those of its table: by column, row, seed and, the most first, rounds."""
     rows, columns = [row.key for row in table.rows], [column.key for column in table.columns]
     return columns.index(record["column"]), rows.index(record["row"]), record["seed"], -(record["rounds"] or 10**9)

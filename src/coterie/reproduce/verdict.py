@@ -23,12 +23,13 @@ DEVIATIONS, POINTS = 3.0, 2.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim in a column."""
+    """What became of a claim in a column: by how much one row is better than another, in the paper and in ours."""
 
     claim: str
-    paper: float | None  # the difference in the paper
+    paper: float | None
     ours: Number
     word: str
+    measure: str = "score"
 
 
 class Rebuilt:
@@ -97,12 +98,25 @@ class RebuiltColumn:
             return False
         return abs(difference) > (POINTS if paper[1] is None else DEVIATIONS * paper[1])
 
+    @property
+    def ranked(self) -> list[PaperRow]:
+        """The rows that have a rank: those with the paper's number and ours; variants have none."""
+        return [row for row in self.rows if self.paper(row) is not None and not row.variant]
+
+    @property
+    def common_seeds(self) -> list[int]:
+        """The seeds that all ranked rows have: with another seed, clients may have easier or harder data."""
+        return sorted(set.intersection(*(set(self.records[row.key]) for row in self.ranked))) if self.ranked else []
+
     def ranks(self) -> dict[str, tuple[int, int]]:
-        """The rank in the paper and in ours of the rows that have both; variants have none."""
-        both = [row for row in self.rows if self.paper(row) is not None and not row.variant]
-        theirs = _ranks({row.key: _first(self.paper(row)) for row in both}, self.column.measure)
-        ours = _ranks({row.key: self.ours(row).mean for row in both}, self.column.measure)
-        return {row.key: (theirs[row.key], ours[row.key]) for row in both}
+        """The rank in the paper and in ours, by the seeds that all have; none if there is no such seed."""
+        rows, seeds = self.ranked, self.common_seeds
+        if not seeds:
+            return {}
+        theirs = _ranks({row.key: _first(self.paper(row)) for row in rows}, self.column.measure)
+        means = {row.key: fmean(self.ours(row).by_seed[seed] for seed in seeds) for row in rows}
+        ours = _ranks(means, self.column.measure)
+        return {row.key: (theirs[row.key], ours[row.key]) for row in rows}
 
     def agreement(self) -> float | None:
         """Kendall's tau of the two orders; none with fewer than six methods."""
@@ -113,40 +127,44 @@ class RebuiltColumn:
 
     def verdicts(self) -> list[Verdict]:
         """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
-        if self.column.measure != "score":
-            return []
-        found = [self.lead(), *(self._claim(claim) for claim in self.table.claims)]
+        found = [
+            self.lead() if self.column.measure == "score" else None,
+            *(self._claim(claim) for claim in self.table.claims),
+        ]
         return [verdict for verdict in found if verdict is not None]
 
     def lead(self, moment: str = "") -> Verdict | None:
         """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
         others = [row for row in self.rows if row.method_name != self.table.proposed and not row.variant]
-        if not proposed or not others:
+        found = {
+            row.key: difference
+            for row in others
+            if proposed and (difference := self.ours(proposed[0], moment).minus(self.ours(row, moment))) is not None
+        }
+        if not found:
             return None
-        best = max(others, key=lambda row: self.ours(row, moment).mean)
+        best = self.table.row(min(found, key=lambda key: (math.isnan(found[key].mean), found[key].mean)))
+        difference = found[best.key]
         published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
         own = self.paper(proposed[0])
         lead = own[0] - max(published) if own is not None and published else None
-        difference = self.ours(proposed[0], moment).minus(self.ours(best, moment))
-        if difference is None:
-            return None
         alike = f", all tested as {moment}" if moment else ""
         text = f"{proposed[0].title} leads (ours: against {best.title}{alike})"
         return Verdict(text, lead, difference, word_of(difference, lead))
 
     def _claim(self, claim: Claim) -> Verdict | None:
-        if {claim.better, claim.worse} - self.records.keys() or (
-            claim.columns and self.column.key not in claim.columns
-        ):
+        about = self.column.key in claim.columns if claim.columns else self.column.measure == "score"
+        if not about or {claim.better, claim.worse} - self.records.keys():
             return None
-        better, worse = self.table.row(claim.better), self.table.row(claim.worse)
-        theirs = self.paper(better), self.paper(worse)
+        pair = [self.table.row(claim.better), self.table.row(claim.worse)]
+        more, less = pair if self.column.measure == "score" else pair[::-1]  # of what costs, less is better
+        theirs = self.paper(more), self.paper(less)
         paper = None if theirs[0] is None or theirs[1] is None else theirs[0][0] - theirs[1][0]
         if paper is None and not claim.columns:
             return None
-        difference = self.ours(better).minus(self.ours(worse))
-        return None if difference is None else Verdict(claim.text, paper, difference, word_of(difference, paper))
+        ours = self.ours(more).minus(self.ours(less))
+        return None if ours is None else Verdict(claim.text, paper, ours, word_of(ours, paper), self.column.measure)
 
 
 def word_of(difference: Number, paper: float | None) -> str:

@@ -25,8 +25,9 @@ from coterie.core.federation import Federation
 from coterie.engines import Engine, Processes, Serial, Work
 from coterie.engines.processes.pool import ProcessPool, raised_here
 from coterie.engines.remote import queue
+from coterie.engines.remote.engine import position_names
 from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Done, Failed
+from coterie.engines.remote.worker import Call, Done, Failed
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.prepared import Prepared
@@ -76,6 +77,12 @@ def pool() -> Iterator[ProcessPool]:
     both = ProcessPool(2)
     yield both
     both.stop()
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client is a task of its own, however fast this machine happens to be."""
+    for shortest in ("TASK_SECONDS", "SHORTEST"):
+        monkeypatch.setattr(queue, shortest, 0.0)
 
 
 def experiment(method: Method | str, model: str = "norm", **options: Any) -> Experiment:
@@ -209,8 +216,9 @@ def test_work_that_is_not_the_methods_is_refused(pool: ProcessPool) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_its_client_trained_again(
-    pool: ProcessPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pool: ProcessPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alone(monkeypatch)
     left = tmp_path / "left"
     left.write_bytes(b"x")
     before = pool.pids
@@ -221,7 +229,7 @@ def test_a_killed_worker_is_replaced_and_its_client_trained_again(
     theirs, told_serially = serially(experiment(FedPer(), join=1.0).prepare())
     assert same(ours, theirs)
     assert told == told_serially
-    assert "client 2: the worker process died (signal 9)" in caplog.text
+    assert "round 1, client 2: the worker process died (signal 9)" in caplog.text
     assert len(pool.pids) == 2
     assert len(set(pool.pids) & set(before)) == 1
 
@@ -238,7 +246,7 @@ def test_an_idle_worker_that_dies_is_replaced(pool: ProcessPool) -> None:
 
 
 def test_mistakes_of_the_users_stay_such() -> None:
-    book = TaskQueue([1], "client {}".format, Pace(), workers=1)
+    book = TaskQueue([1], lambda task: f"client {task[0]}", Pace(), workers=1)
     error = raised_here(Failed(0, "lr is wrong", "", expected=True), book)
     assert isinstance(error, CoterieError)
     assert str(error) == "client 0: lr is wrong"
@@ -248,6 +256,7 @@ def test_a_client_that_kills_its_workers_is_given_up(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of a worker
+    alone(monkeypatch)
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
     pids = pool.pids
@@ -259,7 +268,7 @@ def test_a_client_that_kills_its_workers_is_given_up(
 
 def test_a_queue_gives_up_after_three_deaths_and_deals_largest_first() -> None:
     pace = Pace()
-    book = TaskQueue([10, 30, 20, 5, 5], "client {}".format, pace, workers=2)
+    book = TaskQueue([10, 30, 20, 5, 5], lambda task: f"client {task[0]}", pace, workers=2)
     task = book.next_task()
     assert task == (1,)
     for _ in range(2):
@@ -277,6 +286,23 @@ def test_a_queue_gives_up_after_three_deaths_and_deals_largest_first() -> None:
     assert len(tasks[-1]) == 1
     assert sorted(position for task in tasks for position in task) == list(range(40))
     assert book.finished
+
+
+def test_clients_lost_together_are_named_together_and_dealt_apart() -> None:
+    call = Call("train", 3, (4, 7, 2))
+    pace = Pace()
+    pace.observe(1000, 0.01)
+    book = TaskQueue([10, 10, 1000], position_names(call), pace, workers=1)
+    assert book.next_task() == (2,)
+    together = book.next_task()
+    assert together is not None
+    assert sorted(together) == [0, 1]
+    assert book.named(together) == f"round 3, clients {', '.join(str(call.clients[one]) for one in together)}"
+    assert book.named((2,)) == "round 3, client 2"
+    book.lost(together, "signal 9")
+    assert sorted([book.next_task(), book.next_task()]) == [(0,), (1,)]
+    batches = position_names(Call("batches", 3, ()))
+    assert (batches((1,)), batches((0, 1))) == ("round 3, test batch 1", "round 3, test batches 0, 1")
 
 
 SCRIPT = """

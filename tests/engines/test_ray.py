@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_processes import Incident, experiment, rounds_with, same, serially
+from test_processes import Incident, alone, experiment, rounds_with, same, serially
 from torch import Tensor
 
 from coterie.client.batch import Batch
@@ -276,7 +276,7 @@ class Doomed:
 @pytest.mark.parametrize("begun", [1, 2])
 def test_the_client_that_a_lost_actor_was_at_is_blamed(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "DEATHS", 1)
-    book = TaskQueue([30, 20, 10], "client {}".format, Pace(), workers=1)
+    book = TaskQueue([30, 20, 10], lambda task: f"client {task[0]}", Pace(), workers=1)
     cargo: Any = SimpleNamespace(job=None, data=None, number=1, news=lambda *_: None, blocks=lambda *_: {})
     doomed: Any = Doomed(begun)
     with pytest.raises(CoterieError, match=f"^client {begun - 1}: 1 worker processes died at it"):
@@ -319,6 +319,7 @@ def test_errors_of_the_work_are_raised_here_and_end_the_actors(
     pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of an actor
+    alone(monkeypatch)
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
     with pytest.raises(CoterieError, match="round 1, client 2: 1 worker processes died at it"):

@@ -12,7 +12,7 @@ from coterie.core.federation import Federation
 from coterie.engines.base import EngineOptions, Work
 from coterie.engines.processes.pool import ProcessPool
 from coterie.engines.processes.shared import Bound, Buffer, shared_job
-from coterie.engines.remote.engine import RemoteEngine, packed, position_name
+from coterie.engines.remote.engine import RemoteEngine, packed, position_names
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Done, Job, Positions
 from coterie.errors import require
@@ -87,7 +87,7 @@ class Processes(RemoteEngine):
             return replace(news, new_buffers=bases, new_values=packed(values))
 
         tell = self.tell if call.action == "train" else None
-        queue = TaskQueue(samples, position_name(call), pace, self.pool.size, tell=tell)
+        queue = TaskQueue(samples, position_names(call), pace, self.pool.size, tell=tell)
         self.pool.perform(bound.job, news, everything, queue)
         return queue.results
 

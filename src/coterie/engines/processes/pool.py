@@ -180,9 +180,8 @@ class ProcessPool:
         member.process.close()
         ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         if member.stage == "busy":
-            names = ", ".join(queue.named(position) for position in member.task)
             queue.lost(member.task, ending)
-            log.warning("%s: the worker process died (%s); done again by another", names, ending)
+            log.warning("%s: the worker process died (%s); done again by another", queue.named(member.task), ending)
             return
         self._failures += 1
         if code == UNGUARDED:
@@ -205,7 +204,7 @@ def cannot_import(reason: str, engine: str = "processes") -> CoterieError:
 
 def raised_here(failed: Failed, queue: TaskQueue) -> Exception:
     """The error that a worker met, as the main process raises it."""
-    message = f"{queue.named(failed.position)}: {failed.message}"
+    message = f"{queue.named((failed.position,))}: {failed.message}"
     if failed.expected:
         return CoterieError(message)
     error = RuntimeError(message)

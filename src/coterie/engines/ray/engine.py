@@ -16,7 +16,7 @@ from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession
-from coterie.engines.remote.engine import RemoteEngine, position_name
+from coterie.engines.remote.engine import RemoteEngine, position_names
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Done, Positions
 from coterie.errors import require
@@ -109,7 +109,7 @@ class RayCluster(RemoteEngine):
         personal = any(slot.own_columns for slot in federation.slots.values()) and call.action != "batches"
         homes = [self._homes[client] for client in call.clients] if personal else None
         tell = self.tell if call.action == "train" else None
-        queue = TaskQueue(samples, position_name(call), pace, pool.size, homes, tell)
+        queue = TaskQueue(samples, position_names(call), pace, pool.size, homes, tell)
         pool.perform(cargo, queue, collect)
         return queue.results
 

@@ -292,12 +292,12 @@ class ActorPool:
         self._members.remove(member)
         ending = type(error).__name__
         if begun:
-            names = ", ".join(queue.named(position) for position in begun)
             queue.lost(begun, ending)
             for task in member.tasks:
                 if task != begun:
                     queue.put_back(task)
-            log.warning("%s: Ray actor %d (%s) was lost (%s); done again", names, member.number, member.where, ending)
+            lost = queue.named(begun), member.number, member.where, ending
+            log.warning("%s: Ray actor %d (%s) was lost (%s); done again", *lost)
             return
         self._failures += 1
         if self._failures == DEATHS:

@@ -95,12 +95,13 @@ class RemoteEngine(Engine):
             )
 
 
-def position_name(call: Call) -> Callable[[int], str]:
-    """What to call the positions of a call in messages."""
+def position_names(call: Call) -> Callable[[Positions], str]:
+    """What to call positions of a call in messages: "round 3, client 7", "round 3, clients 7, 2"."""
 
-    def name(position: int) -> str:
-        what = f"test batch {position}" if call.action == "batches" else f"client {call.clients[position]}"
-        return f"round {call.round}, {what}"
+    def name(positions: Positions) -> str:
+        one, several = ("test batch", "test batches") if call.action == "batches" else ("client", "clients")
+        numbers = positions if call.action == "batches" else [call.clients[position] for position in positions]
+        return f"round {call.round}, {one if len(positions) == 1 else several} {', '.join(map(str, numbers))}"
 
     return name
 

@@ -36,9 +36,9 @@ class Pace:
 class TaskQueue:
     """The positions that are still to be done, dealt out as tasks.
 
-    `samples` says how large each position is, `name` what to call it in messages. Where positions have `homes`
-    (the number of a worker each), a worker first does those at home with it, then helps out where most is left.
-    `tell` is called with the number of positions done whenever it grows.
+    `samples` says how large each position is, `name` what to call some of them in messages. Where positions have
+    `homes` (the number of a worker each), a worker first does those at home with it, then helps out where most is
+    left. `tell` is called with the number of positions done whenever it grows.
 
     >>> queue = TaskQueue([1, 9, 5], str, Pace(), workers=2)
     >>> queue.next_task(), queue.next_task(), queue.next_task(), queue.next_task()
@@ -51,7 +51,7 @@ class TaskQueue:
     def __init__(
         self,
         samples: Sequence[int],
-        name: Callable[[int], str],
+        name: Callable[[Positions], str],
         pace: Pace,
         workers: int,
         homes: Sequence[int] | None = None,
@@ -115,7 +115,7 @@ class TaskQueue:
             self._deaths[position] = self._deaths.get(position, 0) + 1
             if self._deaths[position] == DEATHS:
                 raise WorkersFailError(
-                    f"{self.named(position)}: {DEATHS} worker processes died at it (the last by {ending}); "
+                    f"{self.named((position,))}: {DEATHS} worker processes died at it (the last by {ending}); "
                     "is there enough memory? fewer workers need less, engine='serial' shows the cause"
                 )
             self._again.append(position)
@@ -123,6 +123,6 @@ class TaskQueue:
     def _size(self, positions: list[int]) -> int:
         return sum(self._samples[position] for position in positions)
 
-    def named(self, position: int) -> str:
-        """What to call a position in messages."""
-        return self._name(position)
+    def named(self, positions: Positions) -> str:
+        """What to call positions in messages."""
+        return self._name(positions)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coterie.reproduce import similarities
+from coterie.reproduce import similarities, similarities_page
 from coterie.reproduce.page import commands, findings_in, heading_of, number_text, numbers_of, page_in
 from coterie.reproduce.paper import paper_tables
 from coterie.reproduce.store import Results
@@ -30,15 +30,14 @@ def rebuilt_tables(results: Path) -> list[Rebuilt]:
 def all_tables(results: Path) -> Iterator[str]:
     """The tables, a section each: the picture, of every column what ran, paper beside ours, and what was found."""
     if runs := similarities.runs_of(results):
-        yield from _section(similarities.TITLE, similarities.KEY)
-        yield from similarities.numbers_of(runs)
+        yield from _section(similarities_page.TITLE, similarities.KEY)
+        yield from _picture(results, similarities.KEY)
+        yield from similarities_page.numbers_of(runs)
         yield ""
     for rebuilt in rebuilt_tables(results):
         table = rebuilt.table
         yield from _section(table.title, table.key)
-        if (results / f"{table.key}.svg").is_file():
-            yield f"![Paper and ours](../results/{table.key}.svg)"
-            yield ""
+        yield from _picture(results, table.key)
         for part in rebuilt.parts:
             yield f"### {heading_of(part)}"
             yield ""
@@ -55,14 +54,21 @@ def _section(title: str, key: str) -> Iterator[str]:
     yield ""
 
 
+def _picture(results: Path, key: str) -> Iterator[str]:
+    if (results / f"{key}.svg").is_file():
+        yield f"![Paper and ours](../results/{key}.svg)"
+        yield ""
+
+
 def line_of_each_column(results: Path) -> Iterator[str]:
     """What ran of the tables, a line for each column, for the README."""
     yield "| table | column | seeds | rows near the paper's number | claim: what became of it |"
     yield "|---|---|---:|---:|---|"
     if runs := similarities.runs_of(results):
-        where = f"[{similarities.TITLE.partition(':')[0]}](results/{similarities.KEY}.md)"
+        where = f"[{similarities_page.TITLE.partition(':')[0]}](results/{similarities.KEY}.md)"
         seeds = len({run["seed"] for run in runs.values()})
-        yield f"| {where} | CIFAR-10 | {seeds} |  | {similarities.CLAIM.rstrip('.')}: {similarities.answer_of(runs)} |"
+        claim, answer = similarities_page.CLAIM.rstrip("."), similarities_page.answer_of(runs)
+        yield f"| {where} | CIFAR-10 | {seeds} |  | {claim}: {answer} |"
     for rebuilt in rebuilt_tables(results):
         where = f"[{rebuilt.table.title.partition(':')[0]}](results/{rebuilt.table.key}.md)"
         for part in rebuilt.parts:
@@ -128,7 +134,7 @@ def wanted(results: Path, docs: Path) -> dict[Path, str]:
         pages[page] = list(rows_of_method(page.stem, tables))
     found = {page: with_block(page.read_text(encoding="utf-8"), lines) for page, lines in pages.items()}
     if runs := similarities.runs_of(results):
-        found[results / f"{similarities.KEY}.md"] = similarities.page_of(runs)
+        found[results / f"{similarities.KEY}.md"] = similarities_page.page_in(results, runs)
     for one in tables:
         found[results / f"{one.table.key}.md"] = page_in(results, one)
     return found

@@ -10,9 +10,12 @@ import torch
 
 from coterie.data import Dataset
 from coterie.errors import CoterieError
+from coterie.experiment.experiment import Experiment
+from coterie.maths.channels import channel_distances
 from coterie.reproduce import similarities
 from coterie.reproduce.check import check_results
-from coterie.reproduce.similarities import LABELS, PAIRS, data_similarity, dealt, measured
+from coterie.reproduce.similarities import LABELS, PAIRS, compared, data_similarity, dealt, measured
+from coterie.reproduce.similarities_page import MEASURES, answer_of, drawn, numbers_of, rebuild
 
 
 def noise(samples: int = 600) -> Dataset:
@@ -48,32 +51,99 @@ def test_data_similarity_by_hand() -> None:
 
 @pytest.mark.thorough
 def test_classifiers_of_clients_with_the_same_labels_are_the_most_alike() -> None:
-    found = measured({"rounds": 4, "epochs": 2}, seed=0, data=noise())
+    found = measured({"rounds": 4, "epochs": 2}, dealt(data := noise(), seed=0), seed=0, data=data)
     assert PAIRS[0] == ("i", "i'")
     assert max(found["classifiers"]) == found["classifiers"][0]
     assert found["data"] == sorted(found["data"], reverse=True)
     assert found["classifiers"][0] > found["classifiers"][3]
 
 
+def test_models_are_compared_by_the_formulas() -> None:
+    data = noise(200)
+    partition = dealt(data, seed=0)
+    result = Experiment(
+        method="local", data=data, partition=partition, model="lenet5", rounds=1, epochs=1, lr=0.05, engine="serial"
+    ).run()
+    found, models = compared(result), [result.model(client) for client in range(4)]
+    assert found.keys() | {"data"} == MEASURES.keys()
+    for matrix in found.values():
+        assert torch.equal(matrix, matrix.T)
+
+    def loss(of: int, at: int) -> torch.Tensor:
+        own = torch.from_numpy(partition.train[at])
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(models[of](data.inputs[own]), data.labels[own]).double()
+
+    flat = [torch.nn.utils.parameters_to_vector(model.parameters()).detach().double() for model in models]
+    apart = (flat[0] - flat[2]).norm() + 1e-5
+    gains = [(loss(0, 0) - loss(2, 0)) / apart, (loss(2, 2) - loss(0, 2)) / apart]
+    assert float(found["losses"][0, 2]) == pytest.approx(float(sum(gains)) / 2, rel=1e-4)
+
+    statistics = []
+    for client, model in enumerate(models):
+        # What the two convolutions put out, before batch norm.
+        inputs, outputs = data.inputs[torch.from_numpy(partition.train[client])], []
+        for layer in model.features:
+            inputs = layer(inputs)
+            if isinstance(layer, torch.nn.Conv2d):
+                outputs.append(inputs.detach().double().movedim(1, 0).flatten(1))
+        own = [torch.stack([one.mean(1), one.std(1, correction=0)]) for one in outputs]
+        statistics.append(torch.cat(own, dim=1))
+    distance = channel_distances(torch.stack(statistics), result.federation.layout)[0, 2]
+    assert float(found["outputs"][0, 2]) == pytest.approx(1 / float(distance), rel=1e-4)
+
+
+def kept(reading: str, seed: int, classifiers: list[float]) -> dict[str, object]:
+    by_measure = {name: [0.9, 0.5, 0.4, 0.2] for name in MEASURES} | {"classifiers": classifiers}
+    return {"reading": reading, "seed": seed, "similarities": by_measure, "partition": "0" * 64}
+
+
+def test_a_claim_is_seen_if_every_seed_shows_it() -> None:
+    falls, does_not = [0.9, 0.5, 0.4, 0.2], [0.9, 0.5, 0.6, 0.2]
+    runs = {
+        "20 steps, seed 0": kept("20 steps", 0, does_not),
+        "20 epochs, seed 0": kept("20 epochs", 0, falls),
+        "20 epochs, seed 1": kept("20 epochs", 1, falls),
+    }
+    assert answer_of(runs) == "not seen after 20 steps, seen after 20 epochs"
+    runs["20 epochs, seed 2"] = kept("20 epochs", 2, does_not)
+    assert answer_of(runs) == "not seen after 20 steps, seen with 2 of 3 seeds after 20 epochs"
+    last = numbers_of(runs)[-1]
+    assert last.startswith(
+        "| ours, 20 epochs (3 seeds) | classifier similarity | 0.90 ± 0.00 | 0.50 ± 0.00 | 0.47 ± 0.12 |"
+    )
+    assert last.endswith("| with 2 of 3 seeds |")
+
+
+def test_the_picture_has_every_measure_and_is_the_same_twice() -> None:
+    runs = {"20 steps, seed 0": kept("20 steps", 0, [0.9, 0.5, 0.4, 0.2])}
+    picture = drawn(runs)
+    assert picture is not None
+    assert all(title in picture.decode() for title, _ in MEASURES.values())
+    assert picture == drawn(runs)
+
+
 def test_what_was_measured_is_kept_and_a_damaged_file_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 
-    def measure(reading: object, seed: int, data: object) -> dict[str, list[float]]:
+    def measure(reading: object, partition: object, seed: int, data: object) -> dict[str, list[float]]:
         ran.append(seed)
-        return {"data": [1.0, 0.5, 0.3, 0.0], "updates": [0.4, 0.3, 0.2, 0.1], "classifiers": [0.9, 0.5, 0.4, 0.2]}
+        return {name: [0.9, 0.5, 0.4, 0.2] for name in MEASURES}
 
     monkeypatch.setattr(similarities, "measured", measure)
-    monkeypatch.setattr(similarities, "load", lambda name: None)
-    page = similarities.rebuild(tmp_path, [0])
-    assert similarities.rebuild(tmp_path, [0]) == page
-    similarities.rebuild(tmp_path, [0, 1])
+    monkeypatch.setattr(similarities, "load", lambda name: noise(100))
+    page = rebuild(tmp_path, [0])
+    assert rebuild(tmp_path, [0]) == page
+    assert (tmp_path / "pfedsim-table2.svg").is_file()
+    assert f"20 steps, seed 0: {dealt(noise(100), 0, most=640).hash[:12]}" in page
+    rebuild(tmp_path, [0, 1])
     assert ran == [0, 0, 1, 1]  # both readings of "20 iterations", each once
     assert next(check_results(tmp_path)) == "pfedsim-table2: as on the page (runs: 4)"
     path = tmp_path / "pfedsim-table2.json"
     whole = path.read_text()
     path.write_text(whole.replace("0.4", "0.9", 1))
     with pytest.raises(CoterieError, match=r"pfedsim-table2.json: '20 steps, seed 0' is not as it was written; put"):
-        similarities.rebuild(tmp_path, [0])
+        rebuild(tmp_path, [0])
     path.write_text(whole[:100])
     with pytest.raises(CoterieError, match=r"pfedsim-table2.json: is damaged \(.*\); move it away and run the table"):
-        similarities.rebuild(tmp_path, [0])
+        rebuild(tmp_path, [0])

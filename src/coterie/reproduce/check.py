@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
-from coterie.reproduce import similarities
+from coterie.reproduce import similarities, similarities_page
 from coterie.reproduce.cells import TableCell, missing
 from coterie.reproduce.page import commands, page_in
 from coterie.reproduce.paper import paper_tables
@@ -32,8 +32,8 @@ def check_results(folder: Path) -> Iterator[str]:
     runs = similarities.runs_of(folder)
     require(bool(tables or runs), f"results = {folder}: holds no results")
     if runs:
-        page = folder / f"{similarities.KEY}.md"
-        _require_page(page, similarities.page_of(runs), similarities.command_of(runs))
+        page, wanted = folder / f"{similarities.KEY}.md", similarities_page.page_in(folder, runs)
+        _require_page(page, wanted, similarities_page.command_of(runs))
         yield f"{similarities.KEY}: as on the page (runs: {len(runs)})"
     for table in tables:
         results = Results(table, folder)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Inches; a row of the table takes as much in every picture, the names of the methods are written once, on the left.
 NAMES, WIDTH, ROW, ABOVE = 2.2, 2.8, 0.34, 1.2
@@ -24,18 +25,12 @@ def drawn(rebuilt: Rebuilt) -> bytes | None:
     parts = rebuilt.parts
     if not parts:
         return None
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
     names = {row.key: row.title for row in rebuilt.table.rows if any(row.key in part.records for part in parts)}
     width = NAMES + WIDTH * len(parts)
-    # Without these, two drawings of the same numbers differ.
-    with matplotlib.rc_context({"svg.hashsalt": rebuilt.table.key, "svg.fonttype": "none"}):
-        title = wrap(rebuilt.table.title, int(LETTERS_PER_INCH * width))
-        height = ABOVE + ROW * len(names) + LINE * (len(title) - 1)
-        figure = Figure(figsize=(width, height), layout="constrained")
+    title = wrap(rebuilt.table.title, int(LETTERS_PER_INCH * width))
+    height = ABOVE + ROW * len(names) + LINE * (len(title) - 1)
+
+    def draw(figure: Figure) -> None:
         axes = figure.subplots(1, len(parts), squeeze=False, sharey=True)[0]
         heights = {key: len(names) - 1 - place for place, key in enumerate(names)}
         for place, part in zip(axes, parts, strict=True):
@@ -44,6 +39,21 @@ def drawn(rebuilt: Rebuilt) -> bytes | None:
         axes[0].set_ylim(-0.6, len(names) - 0.4)
         figure.suptitle("\n".join(title), fontsize=10)
         figure.supxlabel("paper (rings), ours (dots)", fontsize=8)
+
+    return as_svg(draw, (width, height), rebuilt.table.key)
+
+
+def as_svg(draw: Callable[[Figure], None], size: tuple[float, float], salt: str) -> bytes | None:
+    """What `draw` draws on a figure of a size in inches, as SVG; nothing without matplotlib (the extra 'plots')."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    # Without these, two drawings of the same numbers differ.
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
@@ -64,9 +74,15 @@ def _draw(axes: Axes, part: RebuiltColumn, heights: Mapping[str, int]) -> None:
         axes.set_xlim(0, 1.1 * axes.dataLim.x1 or 1)  # of methods that send nothing, an axis all the same
         axes.locator_params(axis="x", nbins=4)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.tick_params(labelsize=8)
-    axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes, "x")
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def plain_axes(axes: Axes, measured: Literal["x", "y"]) -> None:
+    """Small letters, no frame, and faint lines across the axis along which numbers are measured."""
+    axes.tick_params(labelsize=8)
+    axes.grid(axis=measured, color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -136,7 +136,8 @@ class RebuiltColumn:
     def lead(self, moment: str = "") -> Verdict | None:
         """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
-        others = [row for row in self.rows if row.method_name != self.table.proposed and not row.variant]
+        rivals = [row for row in self.table.rows if row.key != self.table.proposed and not row.variant]
+        others = [row for row in rivals if row.key in self.records]
         found = {
             row.key: difference
             for row in others
@@ -149,8 +150,9 @@ class RebuiltColumn:
         published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
         own = self.paper(proposed[0])
         lead = own[0] - max(published) if own is not None and published else None
+        ran = "" if all(row in others for row in rivals if self.paper(row) is not None) else " those that ran"
         alike = f", all tested as {moment}" if moment else ""
-        text = f"{proposed[0].title} leads (ours: against {best.title}{alike})"
+        text = f"{proposed[0].title} leads{ran} (ours: against {best.title}{alike})"
         return Verdict(text, lead, difference, word_of(difference, lead))
 
     def _claim(self, claim: Claim) -> Verdict | None:

@@ -34,7 +34,7 @@ def test_a_table_is_run_printed_and_written(toy: Path, capsys: pytest.CaptureFix
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "Half (in full)" in shown.out
-    assert "pFedSim leads (ours: against Local) points" in shown.out
+    assert "pFedSim leads those that ran (ours: against Local) points" in shown.out
     assert (toy / "results" / "toy-table1.md").read_text().startswith("# Toy, table 1: digits")
     assert (toy / "results" / "toy-table1.svg").is_file()
     shutil.rmtree(toy / "runs")

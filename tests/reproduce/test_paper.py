@@ -84,7 +84,7 @@ def test_a_lead_is_over_those_that_ran_variants_of_the_method_among_them() -> No
     whole = as_if_rebuilt(table, table.column("c10"))
     lead = whole.lead()
     assert lead is not None
-    assert lead.claim == "PFedCS, adaptive leads (ours: against PFedCS, selects three at random)"
+    assert lead.claim == "PFedCS, adaptive leads (ours: against PFedCS, selects everybody)"
     assert lead.paper == pytest.approx(1.72)
     some = {key: record for key, record in whole.records.items() if key in ("fedper", "pfedcs")}
     lead = RebuiltColumn(table, whole.column, Amount(), some).lead()

@@ -21,7 +21,7 @@ from coterie.reproduce.figure import LETTERS_PER_INCH, NAMES, WIDTH, drawn
 from coterie.reproduce.page import commands, page_in, page_of
 from coterie.reproduce.paper import read_table
 from coterie.reproduce.program import run_cells, write_page
-from coterie.reproduce.store import KEPT, Results, value_of, without_recorded
+from coterie.reproduce.store import KEPT, Results, amount_of, value_of, without_recorded
 from coterie.reproduce.verdict import Rebuilt, word_of
 
 pytestmark = pytest.mark.thorough
@@ -255,13 +255,22 @@ def test_a_partition_from_a_file_is_named_once_for_all_seeds(rebuilt: tuple[Rebu
     assert re.search(line, page_of(Rebuilt(found.table, from_file)))
 
 
-def test_results_that_no_longer_match_the_table_are_refused(rebuilt: tuple[Rebuilt, Path]) -> None:
+def test_results_that_no_longer_match_the_table_are_refused_until_they_are_run_again(
+    rebuilt: tuple[Rebuilt, Path], tmp_path: Path
+) -> None:
     found, folder = rebuilt
     found.results.require_current()
     assert all(record.keys() == KEPT for record in found.results.cells.values())
     changed = toy_table(TOML.replace("rho = 0.5", "rho = 0.6").replace("epochs = 1", "epochs = 1\nlr = 0.2"))
     with pytest.raises(CoterieError, match=r"was run with other settings than the table now has \(lr"):
         Results(changed, folder / "results").require_current()
+    again = Results(changed, shutil.copytree(folder / "results", tmp_path / "results"))
+    for record in list(again.cells.values()):
+        row, column = changed.row(record["row"]), changed.column(record["column"])
+        cell = TableCell(changed, row, column, record["seed"], amount_of(record))
+        again.add(cell, {**record, "config": cell.config})
+    again.require_current()
+    assert len(again.cells) == len(found.results.cells)
 
 
 @pytest.mark.parametrize(

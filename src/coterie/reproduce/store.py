@@ -131,10 +131,14 @@ class Results:
         return content_of(self.path, "cells", KEPT)
 
     def add(self, cell: TableCell, record: Record) -> None:
-        """Take in a finished cell beside those that others have finished since, and write all down."""
+        """Take in a finished cell beside those that others have finished since, and write all down.
+
+        It takes the place of what ran there with the settings of an earlier version of the table.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_suffix(".lock"), wait=True):
-            self.cells = {**self._read(), cell.digest: record}
+            others = {key: one for key, one in self._read().items() if _where(one) != _where(record)}
+            self.cells = {**others, cell.digest: record}
             self.write()
 
     def write(self) -> None:
@@ -179,6 +183,11 @@ def without_recorded(cells: Sequence[TableCell], folder: Path) -> list[TableCell
 def amount_of(record: Record) -> Amount:
     """How much of the paper's run a record is of."""
     return Amount(record["rounds"], record["share"], record["data"])
+
+
+def _where(record: Record) -> tuple[object, ...]:
+    """Which cell of its table a record is of."""
+    return record["row"], record["column"], record["seed"], amount_of(record)
 
 
 def place_of(table: PaperTable, record: Record) -> tuple[int, ...]:

@@ -232,6 +232,18 @@ def test_the_page_shows_paper_and_ours(rebuilt: tuple[Rebuilt, Path]) -> None:
     assert "Kendall" not in page
 
 
+def test_columns_that_differ_by_their_data_alone_are_shown_once_on_other_data(tmp_path: Path) -> None:
+    table = toy_table(TOML.replace("settings = { alpha = 0.1 }", 'settings = { data = "mnist" }'))
+    results = Results(table, tmp_path)
+    for cell in cells_of(table, ["tenth"], ["local", "pfedsim"], [0], Amount(rounds=2, data="digits")):
+        results.cells[cell.digest] = {
+            **{"row": cell.row.key, "column": cell.column.key, "seed": 0},
+            **{"rounds": 2, "share": 1.0, "data": "digits"},
+        }
+    shown = [part.column.key for part in Rebuilt(table, results).parts]
+    assert shown == ["tenth", "bytes", "time"]  # not "half"; the last two are other numbers of the same runs
+
+
 def test_what_was_found_belongs_to_the_results_of_a_folder(rebuilt: tuple[Rebuilt, Path], tmp_path: Path) -> None:
     found, folder = rebuilt
     copied = shutil.copytree(folder / "results", tmp_path / "results")

@@ -51,9 +51,16 @@ class Rebuilt:
         for row in self.table.rows:
             if row.method_name:
                 cells = [TableCell(self.table, row, column, seed, amount) for seed in self.seeds]
-                own = {cell.seed: found for cell in cells if (found := self.results.cells.get(cell.digest)) is not None}
+                found = {cell.seed: self.results.cells.get(cell.digest) for cell in cells}
+                own = {seed: one for seed, one in found.items() if one is not None and self._shown_in(column, one)}
                 records |= {row.key: own} if own else {}
         return RebuiltColumn(self.table, column, amount, records)
+
+    def _shown_in(self, column: PaperColumn, record: Record) -> bool:
+        """On other data than the paper's, columns that differ by their data set alone are one: it is shown once."""
+        ran_for = self.table.column(record["column"])
+        alike = (ran_for.measure, ran_for.reports) == (column.measure, column.reports)
+        return ran_for == column or not record["data"] or not alike
 
 
 @dataclass(frozen=True)

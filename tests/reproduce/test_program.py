@@ -307,6 +307,12 @@ def test_a_check_repeats_a_first_round_bit_for_bit(
     found, folder = rebuilt
     monkeypatch.setattr(check, "paper_tables", lambda: {"toy-table1": found.table})
     assert list(check.check_results(folder / "results"))[-1].endswith("the same bits")
+    fedavg = next(one for one in found.results.cells.values() if one["row"] == "fedavg")
+    elsewhere = {**fedavg, "machine": {**fedavg["machine"], "processor": "of another maker"}}
+    lost = fedavg["first"]["received"]
+    elsewhere["first"] = {**fedavg["first"], "received": {**lost, "loss": [one + 1e-8 for one in lost["loss"]]}}
+    told = check.repeated(check.cell_of(found.results, elsewhere), elsewhere)
+    assert re.search(r"within 0.05 \(another build or processor\), largest 1(\.0\d*)?e-08", told)
     other = Results(found.table, folder / "results")
     other.path = tmp_path / "toy-table1.json"
     for record in other.cells.values():
@@ -315,6 +321,22 @@ def test_a_check_repeats_a_first_round_bit_for_bit(
     write_page(found.table, tmp_path)
     with pytest.raises(CoterieError, match="its first round was repeated and differs by up to"):
         list(check.check_results(tmp_path))
+
+
+def test_a_check_repeats_what_ran_on_such_a_machine_rather_than_what_is_cheaper(
+    rebuilt: tuple[Rebuilt, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found, folder = rebuilt
+    monkeypatch.setattr(check, "paper_tables", lambda: {"toy-table1": found.table})
+    others = Results(found.table, folder / "results")
+    others.path = tmp_path / "toy-table1.json"
+    for record in others.cells.values():
+        if record["row"] != "pfedsim":
+            record |= {"machine": {**record["machine"], "processor": "of another maker"}, "runtime": 0.0}
+    others.write()
+    write_page(found.table, tmp_path)
+    told = list(check.check_results(tmp_path))[-1]
+    assert re.search(r"half, pfedsim, seed \d: the first round was repeated: the same bits", told)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from coterie.maths.channels import channel_distances
 from coterie.reproduce import similarities
 from coterie.reproduce.check import check_results
 from coterie.reproduce.similarities import LABELS, PAIRS, compared, data_similarity, dealt, measured
-from coterie.reproduce.similarities_page import MEASURES, answer_of, drawn, numbers_of, rebuild
+from coterie.reproduce.similarities_page import MEASURES, answer_of, comparison_of, drawn, numbers_of, rebuild
 
 
 def noise(samples: int = 600) -> Dataset:
@@ -93,7 +94,7 @@ def test_models_are_compared_by_the_formulas() -> None:
     assert float(found["outputs"][0, 2]) == pytest.approx(1 / float(distance), rel=1e-4)
 
 
-def kept(reading: str, seed: int, classifiers: list[float]) -> dict[str, object]:
+def kept(reading: str, seed: int, classifiers: list[float]) -> dict[str, Any]:
     by_measure = {name: [0.9, 0.5, 0.4, 0.2] for name in MEASURES} | {"classifiers": classifiers}
     return {"reading": reading, "seed": seed, "similarities": by_measure, "partition": "0" * 64}
 
@@ -108,6 +109,10 @@ def test_a_claim_is_seen_if_every_seed_shows_it() -> None:
     assert answer_of(runs) == "not seen after 20 steps, seen after 20 epochs"
     runs["20 epochs, seed 2"] = kept("20 epochs", 2, does_not)
     assert answer_of(runs) == "not seen after 20 steps, seen with 2 of 3 seeds after 20 epochs"
+    assert comparison_of(runs) == "not seen after 20 steps, not seen after 20 epochs"
+    for run in runs.values():
+        run["similarities"] |= dict.fromkeys(("outputs", "updates", "losses"), does_not)
+    assert comparison_of(runs) == "not seen after 20 steps, seen after 20 epochs"
     last = numbers_of(runs)[-1]
     assert last.startswith(
         "| ours, 20 epochs (3 seeds) | classifier similarity | 0.90 ± 0.00 | 0.50 ± 0.00 | 0.47 ± 0.12 |"

@@ -27,7 +27,7 @@ def check_results(folder: Path) -> Iterator[str]:
 
     Results of other kinds may lie beside them.
     """
-    here, cheapest = machine(), list[tuple[bool, float, TableCell, Record]]()
+    here, repeatable = machine(), list[tuple[bool, float, TableCell, Record]]()
     tables = [table for key, table in paper_tables().items() if (folder / f"{key}.json").is_file()]
     runs = similarities.runs_of(folder)
     require(bool(tables or runs), f"results = {folder}: holds no results")
@@ -45,12 +45,12 @@ def check_results(folder: Path) -> Iterator[str]:
             cell = cell_of(results, record)
             a_round = record["runtime"] / (amount_of(record).rounds or cell.experiment.rounds)
             if missing(str(cell.config["data"])) is None:
-                cheapest.append((not same_bits(here, record), a_round, cell, record))
-    if not cheapest:
+                repeatable.append((not same_bits(here, record), a_round, cell, record))
+    if not repeatable:
         yield "no first round was repeated: none of the data sets is on this machine"
     else:
         # If there are any, a cell of which the same bits can be expected.
-        *_, cell, record = min(cheapest, key=lambda one: one[:2])
+        *_, cell, record = min(repeatable, key=lambda one: one[:2])
         yield repeated(cell, record)
 
 

@@ -16,7 +16,7 @@ from coterie.client.model import MountedModel
 from coterie.client.pooling import GradientFreeMaxPool
 from coterie.core.layout import Layout
 from coterie.core.task import Loss, LossWithSlope
-from coterie.engines.stacked.changing import Tensors
+from coterie.engines.stacked.changing import Tensors, forward_of
 
 Saved = tuple[Tensor, ...]
 
@@ -215,30 +215,31 @@ def _pair(value: object) -> object:
 
 def _append(module: nn.Module, prefix: str, layers: list[Layer]) -> bool:
     """Add the module's layers; False if one of them is not known here."""
-    if isinstance(module, nn.Sequential):
+    kind = forward_of(module)
+    if kind is nn.Sequential:
         return all(_append(layer, f"{prefix}{name}.", layers) for name, layer in module.named_children())
     side_by_side = _convolution_before(layers)
-    if type(module) is nn.Linear:
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
         layers.append(_Linear(prefix))
         return side_by_side is None
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+    if isinstance(module, nn.Flatten) and kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         layers += [_Flatten()] if side_by_side is None else [_Apart(side_by_side), _Flatten()]
-    elif type(module) is nn.ReLU:
+    elif kind is nn.ReLU:
         layers.append(_Relu())
-    elif type(module) is nn.Tanh:
+    elif kind is nn.Tanh:
         layers.append(_Tanh())
-    elif type(module) is nn.Conv2d and _plain(module):
+    elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d and _plain(module):
         layers += [_SideBySide()] if side_by_side is None else []
         layers.append(_Conv(module, prefix))
     elif isinstance(module, nn.MaxPool2d) and _known(module) and side_by_side is not None:
         layers.append(_MaxPool(module))
     else:
-        return type(module) is nn.Identity
+        return kind is nn.Identity
     return True
 
 
 def _known(module: nn.MaxPool2d) -> bool:
-    return type(module) in (nn.MaxPool2d, GradientFreeMaxPool) and not module.return_indices
+    return forward_of(module) in (nn.MaxPool2d, GradientFreeMaxPool) and not module.return_indices
 
 
 def _plain(module: nn.Conv2d) -> bool:

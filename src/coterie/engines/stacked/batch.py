@@ -132,16 +132,18 @@ class OneClient(Outputs):
         """The extractor's output: `[B, d]`."""
         if self._features is None:
             slot = self._stack.slot_with_extractor(self.slot)
-            if slot in self._training.extractors and self._net.trunk_changes:
+            training = slot in self._training.extractors
+            if training and self._net.trunk_changes:
                 raise RuntimeError("a loss term runs an extractor anew whose layers change in training")
-            self._features = self._net.one_features(self._slots[slot], self.inputs)
+            self._features = self._net.one_features(self._slots[slot], self.inputs, training)
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[B, C]`."""
-        if slot in self._training.slots and self._net.head_changes:
+        training = slot in self._training.slots
+        if training and self._net.head_changes:
             raise RuntimeError("a loss term runs a classifier whose layers change in training")
-        return self._net.one_logits(self._slots[slot], self.features if features is None else features)
+        return self._net.one_logits(self._slots[slot], self.features if features is None else features, training)
 
     def under(self, slot: str) -> OneClient:
         """The same samples seen by the model in another slot."""

@@ -17,6 +17,8 @@ from coterie.client.dropout import CHANNELS, WHOLE, AnyDropout, dropout_mask
 from coterie.core.layout import BatchNorm
 
 Tensors = Mapping[str, Tensor]  # name -> [k, *shape]
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps what runs before and after it; old spectral and weight norm too."""
 Asked = list[tuple[AnyDropout, torch.Size]]
 """Dropout layers in the order of their calls, and the shapes `[...]` of the samples that they are given."""
 
@@ -175,6 +177,23 @@ def changes_in_training(module: nn.Module) -> bool:
     return any(isinstance(one, BatchNorm) or (isinstance(one, AnyDropout) and one.p > 0) for one in module.modules())
 
 
+def forward_of(module: nn.Module) -> type[nn.Module]:
+    """The class whose forward pass a module has: that of sequences for all that only name one, else its own.
+
+    >>> class Block(nn.Sequential):
+    ...     pass
+    >>> class Residual(nn.Sequential):
+    ...     def forward(self, x):
+    ...         return x + super().forward(x)
+    >>> forward_of(Block()).__name__, forward_of(Residual()).__name__
+    ('Sequential', 'Residual')
+    """
+    if "forward" in vars(module):
+        return nn.Module  # one of this module alone
+    same = type(module).forward is nn.Sequential.forward and type(module).__call__ is nn.Module.__call__
+    return nn.Sequential if same else type(module)
+
+
 def cannot_be_batched(module: nn.Module) -> str | None:
     """Why a model cannot be trained for many clients at once, if so.
 
@@ -182,6 +201,8 @@ def cannot_be_batched(module: nn.Module) -> str | None:
     "layer '1' is AlphaDropout"
     """
     for path, layer in module.named_modules():
+        if any(vars(layer)[hooks] for hooks in HOOKS):
+            return f"layer '{path}' has a hook" if path else "the model has a hook"
         if isinstance(layer, BatchNorm) and layer.running_mean is None:
             return f"layer '{path}' is batch norm without running statistics"
         if isinstance(layer, AnyDropout) and layer.p > 0 and type(layer) not in (*WHOLE, *CHANNELS):

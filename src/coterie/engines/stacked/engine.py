@@ -3,7 +3,8 @@
 Small models spend their time on dispatching operations, not on computing. Here each operation serves all
 clients at once. Clients of unequal size are sorted by their number of steps, so that those still training are
 always the first ones; shorter batches are padded and masked. Batches, and so results, are those of the serial
-engine up to float rounding. What cannot be stacked is trained by the serial engine instead, and the log says why.
+engine up to float rounding. What cannot be stacked, or is not proved alike before the first round, is trained by the
+serial engine instead, and the log says why.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.changing import cannot_be_batched
 from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.phase import StackedPhase
+from coterie.engines.stacked.proof import not_alike
 from coterie.engines.stacked.stack import Ground, Stack
 from coterie.methods.base import Method
 
@@ -46,7 +48,7 @@ class Stacked(Engine):
         self._ground = Ground.of(problem, seed, device)
         self.problem = self._ground.problem
         self._serial = Serial(self.problem, method, seed, device)
-        self._model_reason = cannot_be_batched(problem.module)
+        self._model_reason = cannot_be_batched(problem.module) or not_alike(self._ground, method)
         self._said: set[str] = set()
 
     @classmethod

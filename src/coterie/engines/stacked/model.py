@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from coterie.client.model import MountedModel
 from coterie.client.pooling import GradientFreeMaxPool
 from coterie.core.layout import Layout
-from coterie.engines.stacked.changing import InTraining, StackedModule, Tensors, changes_in_training
+from coterie.engines.stacked.changing import InTraining, StackedModule, Tensors, changes_in_training, forward_of
 
 # (weights, [k, B, ...], what is known of the step if it is one) -> [k, B, ...]
 Layer = Callable[[Tensors, Tensor, InTraining | None], Tensor]
@@ -51,16 +51,16 @@ class BatchedNet:
         _set_mode(self._head_module, now is not None)
         return self._head(tensors, features, now)
 
-    def one_features(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+    def one_features(self, tensors: Tensors, inputs: Tensor, training: bool) -> Tensor:
         """One client's extractor on its inputs, inside `vmap`: `[B, d]`."""
-        _set_mode(self._trunk_module, False)
+        _set_mode(self._trunk_module, training)
         own = {name: tensors[name] for name in self._trunk_names}
         out: Tensor = torch.func.functional_call(self._trunk_module, own, (inputs,))
         return out
 
-    def one_logits(self, tensors: Tensors, features: Tensor) -> Tensor:
+    def one_logits(self, tensors: Tensors, features: Tensor, training: bool) -> Tensor:
         """One client's classifier on its features, inside `vmap`: `[B, C]`."""
-        _set_mode(self._head_module, False)
+        _set_mode(self._head_module, training)
         own = {local: tensors[name] for name, local in self._head_names.items()}
         out: Tensor = torch.func.functional_call(self._head_module, own, (features,))
         return out
@@ -73,7 +73,8 @@ def _set_mode(module: nn.Module, training: bool) -> None:
 
 def _batched(module: nn.Module, prefix: str) -> Layer:
     """A module as a function of batched weights and inputs."""
-    if isinstance(module, nn.Sequential):
+    kind = forward_of(module)
+    if kind is nn.Sequential:
         layers = [_batched(layer, f"{prefix}{name}.") for name, layer in module.named_children()]
 
         def run(tensors: Tensors, x: Tensor, now: InTraining | None) -> Tensor:
@@ -82,7 +83,7 @@ def _batched(module: nn.Module, prefix: str) -> Layer:
             return x
 
         return run
-    by_hand = _BY_HAND.get(type(module), StackedModule)
+    by_hand = _BY_HAND.get(kind, StackedModule)
     return by_hand(module, prefix) or StackedModule(module, prefix)
 
 

@@ -15,7 +15,7 @@ from coterie.core.columns import Columns
 from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope
 from coterie.engines.stacked.backward import HandWrittenNet
-from coterie.engines.stacked.batch import NOT_TRAINING, Mode, StackedBatch
+from coterie.engines.stacked.batch import Mode, StackedBatch
 from coterie.engines.stacked.changing import InTraining
 from coterie.engines.stacked.last_epoch import LastEpoch
 from coterie.engines.stacked.model import chunks
@@ -141,12 +141,10 @@ class StackedPhase:
         return Schedule.of(sizes, streams, self.epochs, batch, skips)
 
     def _mode(self, shares: Tensor, counts: list[int]) -> Mode:
-        """What layers are told that do otherwise in training."""
-        net = self.stack.ground.net
-        if not (net.trunk_changes or net.head_changes):
-            return NOT_TRAINING
-        k = len(shares)
-        step = InTraining(shares, counts[:k], self.stack.streams[:k])
+        """Whose models are in training, and what layers are told that draw numbers or keep statistics then."""
+        net, k = self.stack.ground.net, len(shares)
+        streams = self.stack.streams[:k] if net.trunk_changes or net.head_changes else []
+        step = InTraining(shares, counts[:k], streams)
         return Mode(frozenset((self.phase.slot, *self.phase.also)), self.extractors, step)
 
     def _take_statistics(self, mode: Mode, part: slice) -> None:

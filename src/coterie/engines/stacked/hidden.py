@@ -45,7 +45,8 @@ def hidden_state(parts: Mapping[str, nn.Module], layout: Layout) -> dict[str, ob
         kept |= {
             name: buffer
             for name, buffer in layer._buffers.items()
-            if _joined(path, name) not in in_row and not (isinstance(layer, BatchNorm) and name == "num_batches_tracked")
+            if _joined(path, name) not in in_row
+            and not (isinstance(layer, BatchNorm) and name == "num_batches_tracked")
         }
         for name, value in (*kept.items(), *_around(type(layer))):
             beside = known - {id(value)} if name in layer._buffers else known

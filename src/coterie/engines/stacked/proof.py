@@ -7,6 +7,7 @@ samples, shows. So does what a model does in training only, draws by itself, or 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,6 @@ from coterie.client.trainer import Trainer
 from coterie.client.training_scores import Seen, TrainingScores
 from coterie.client.views import BatchView
 from coterie.client.worker import MethodAtClient, Worker
-from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.task.base import LOSS
 from coterie.core.training import Training
@@ -33,35 +33,48 @@ from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.hidden import change, global_draws, hidden_state
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, PaddedIndices, Stack
+from coterie.rng import torch_stream
 
-# How far numbers may lie apart for rounding: a share of the largest of their tensor, and what float32 cannot resolve.
-SHARE, LEAST = 1e-3, 1e-6
-# The second client's weights are so many times the first one's.
-OTHER = 0.9
+# How far tensors may lie apart for rounding, in their norms: by a share of what they are, or of how far they moved;
+# gradients by a larger one, or by a share of the whole row's (before batch norm they are nothing but rounding).
+SHARE, OF_GRADIENT, OF_ROW = 1e-3, 1e-2, 1e-4
+LEAST = 1e-6  # what float32 cannot resolve
+# At a kink of a ReLU the last bit decides which way a gradient goes: what differs is tried with other weights as well.
+TRIES = 4
+# By what share weights are moved from where the run begins, so that clients differ.
+MOVED = 0.1
+OTHERWISE = "the model does otherwise together than alone"
+DRAWS = "the model draws random numbers of its own"
 
 
 def not_alike(ground: Ground, method: MethodAtClient) -> str | None:
     """Why clients had better not be trained together, if so."""
+    bent: str | None = None
     with _draws_undone(ground.device):
         try:
-            return Twins(ground, method).difference()
+            for attempt in range(TRIES):
+                twins = Twins(ground, method, attempt)
+                reason, bent = twins.difference(), twins.bent
+                if reason is not None or bent is None:
+                    return reason
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever somebody's module raises within `vmap`
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return f"the model does not run for many clients at once ({reason})"
+    return bent
 
 
 @contextmanager
 def _draws_undone(device: torch.device) -> Iterator[None]:
     """Whatever is drawn inside is drawn anew afterwards, as if nothing had been tried."""
-    own, python, numpy = drawn_state(device), random.getstate(), np.random.get_state()  # noqa: NPY002
+    own, python, numpy = drawn_state(device), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         draw_again(device, own)
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)
 
 
 def beside_received(batch: BatchView) -> Tensor:
@@ -72,24 +85,25 @@ def beside_received(batch: BatchView) -> Tensor:
 class Twins:
     """Two clients of a small federation, who do the same together and apart."""
 
-    def __init__(self, ground: Ground, method: MethodAtClient) -> None:
+    def __init__(self, ground: Ground, method: MethodAtClient, attempt: int) -> None:
         samples = _samples(ground)
         training = Training(epochs=1, batch=len(samples[0]), lr=1.0)
         self._problem = replace(ground.problem, train=samples, validation=samples, test=samples, training=training)
         own = PaddedIndices(samples)
         self._ground = replace(ground, problem=self._problem, train=own, test=own)
-        self._federation = _federation(self._problem, ground.seed)
+        self._federation = _federation(self._problem, ground.seed, attempt)
         self._worker = Worker(self._problem, method, ground.seed)
+        self.bent: str | None = None  # which gradient differs where nothing else does: it may be at a kink
 
     def difference(self) -> str | None:
-        """What differs between the two ways, if anything does."""
+        """What differs between the two ways besides gradients, if anything does."""
         layout, before = self._problem.layout, global_draws()
         head = layout.columns("classifier") & layout.trainable
         ways = (Phase(), *((Phase(train="classifier"),) if head else ()))
         found = next((told for phase in ways if (told := self._training(phase))), None)
         found = found or self._client_by_client() or self._testing()
         if found is None and global_draws() != before:
-            return "the model draws random numbers of its own"
+            return DRAWS
         return found
 
     def _client_by_client(self) -> str | None:
@@ -101,29 +115,38 @@ class Twins:
             return None  # phases with such terms say so themselves, when they run
 
     def _training(self, phase: Phase) -> str | None:
-        """What differs after a step of a phase: outputs, gradients, buffers, or what the model keeps and draws."""
+        """What differs after a step of a phase: losses, buffers, or what the model keeps and draws."""
         stack = Stack(self._ground, self._federation, self._federation.everyone)
         together = TrainingScores(self._problem.task, 2)
         StackedPhase(stack, phase, 0).run(together)
-        for client, told in enumerate(together.sums()):
+        start, rows = stack.received(phase.slot), stack.rows(phase.slot)
+        for client, sums in enumerate(together.sums()):
             seen: Seen = []
             changed, row = self._alone(phase, client, seen)
             if changed is not None:
                 return changed
             state, own = drawn_state(self._worker.device)
             if not torch.equal(stack.streams[client].get_state(), state if own is None else own):
-                return "the model draws random numbers of its own"
-            start = stack.received(phase.slot)[client]
-            for entry in self._problem.layout.entries:
-                found, expected, before = (one[entry.start : entry.stop] for one in (stack.rows(phase.slot)[client], row, start))
-                if not _near(found, expected, (expected - before).abs()):
-                    what = "" if entry.is_buffer else "the gradient of "
-                    return f"the model does otherwise together than alone: {what}'{entry.name}' differs"
-            alone = TrainingScores(self._problem.task, 1)
-            alone.take(0, seen)
-            found, expected = (torch.tensor(sums.get(LOSS, 0.0)) for sums in (told, alone.sums()[0]))
-            if not _near(found, expected, expected.abs()):
-                return "the model does otherwise together than alone: its loss in training differs"
+                return DRAWS
+            apart = TrainingScores(self._problem.task, 1)
+            apart.take(0, seen)
+            losses = [torch.tensor(one.get(LOSS, 0.0)) for one in (sums, apart.sums()[0])]
+            if not _near(losses[0], losses[1], SHARE * _size(losses[1])):
+                return f"{OTHERWISE}: its loss in training differs"
+            if differs := self._moved(start[client], rows[client], row):
+                return differs
+        return None
+
+    def _moved(self, start: Tensor, found: Tensor, expected: Tensor) -> str | None:
+        """The first buffer `[n]` of a row `[P]` that differs; a gradient that does is taken note of."""
+        row = OF_ROW * _size(expected - start)
+        for entry in self._problem.layout.entries:
+            one, other, before = (whole[entry.start : entry.stop] for whole in (found, expected, start))
+            moved = _size(other - before)
+            if entry.is_buffer and not _near(one, other, SHARE * moved):
+                return f"{OTHERWISE}: '{entry.name}' differs"
+            if not (entry.is_buffer or self.bent or _near(one, other, OF_GRADIENT * moved + row)):
+                self.bent = f"{OTHERWISE}: the gradient of '{entry.name}' differs"
         return None
 
     def _alone(self, phase: Phase, client: int, seen: Seen) -> tuple[str | None, Tensor]:
@@ -149,8 +172,8 @@ class Twins:
                 alone = model.head(model.trunk(self._problem.inputs[index]))
                 if changed := change(before, self._hidden()):
                     return _kept(changed)
-                if not _near(together[client, : len(index)], alone, alone.abs()):
-                    return "the model does otherwise together than alone: its outputs in tests differ"
+                if not _near(together[client, : len(index)], alone, SHARE * _size(alone)):
+                    return f"{OTHERWISE}: its outputs in tests differ"
         return None
 
     def _hidden(self) -> dict[str, object]:
@@ -162,14 +185,16 @@ def _kept(changed: str | None) -> str | None:
     return None if changed is None else f"the model keeps '{changed}', which changes as it runs"
 
 
-def _near(found: Tensor, expected: Tensor, moved: Tensor) -> bool:
-    """Whether two tensors are the same but for rounding, given by how much they could differ."""
-    if not expected.numel():
-        return True
-    most = moved[moved.isfinite()].amax() if bool(moved.isfinite().any()) else moved.new_zeros(())
-    size = expected.abs().nan_to_num(posinf=0.0)
-    apart = (found - expected).abs()
-    return bool(((found == expected) | (apart <= SHARE * most + LEAST * (1 + size))).all())
+def _near(found: Tensor, expected: Tensor, far: float) -> bool:
+    """Whether two tensors are no further apart than so much, but for rounding."""
+    apart = torch.where(found == expected, torch.zeros_like(found), found - expected)
+    least = LEAST * (_size(expected) + math.sqrt(expected.numel()))
+    return float(apart.norm()) <= far + least
+
+
+def _size(values: Tensor) -> float:
+    """The norm of what is finite."""
+    return float(values.nan_to_num(0.0, 0.0, 0.0).norm())
 
 
 def _samples(ground: Ground) -> tuple[Tensor, Tensor]:
@@ -180,13 +205,15 @@ def _samples(ground: Ground) -> tuple[Tensor, Tensor]:
     ends = torch.where(sizes > batch, (sizes - 1) % batch + 1, sizes.clamp(max=batch))
     least = 2 if problem.skip_single_samples else 1
     smallest = min([whole, *ends[ends >= least].tolist()])
+    if problem.layout.has_batch_norm:
+        smallest = max(smallest, (whole + 1) // 2)  # over two or three samples it blows rounding up
     if smallest == whole > least:
         smallest = whole - 1
     other = int(torch.where(sizes >= smallest, sizes, sizes.max()).argmin())
     return problem.train[largest][:whole], problem.train[other][-smallest:]
 
 
-def _federation(problem: Problem, seed: int) -> Federation:
+def _federation(problem: Problem, seed: int, attempt: int) -> Federation:
     """Two clients in their first round, whose rows differ."""
     layout, samples = problem.layout, torch.tensor([len(index) for index in problem.train])
     federation = Federation(
@@ -205,6 +232,7 @@ def _federation(problem: Problem, seed: int) -> Federation:
         skip_single_samples=problem.skip_single_samples,
     )
     slot = federation.add_slot("model", layout.everything)
-    rows = torch.stack([federation.initial, OTHER * federation.initial])
+    drawn = torch.rand(2, layout.width, generator=torch_stream(seed, "proof", attempt))
+    rows = federation.initial * (1 + MOVED * (2 * drawn - 1))
     slot.write_own(federation.everyone, layout.everything, slot.columns.take(rows))
     return federation

@@ -332,3 +332,8 @@ def test_padded_samples_are_those_of_the_clients_asked_for() -> None:
             assert row == held + [0] * (found.shape[1] - len(held))
     asked[0] = 0  # what was asked for before may change afterwards
     assert indices.of(torch.tensor([2, 1])).tolist() == [[9, 4], [8, 0]]
+
+
+def test_where_every_batch_is_a_single_sample_nobody_trains() -> None:
+    serial, stacked = both("fedper", "norm", batch=1)
+    assert torch.equal(rows_of(serial.federation), rows_of(stacked.federation))

@@ -169,7 +169,7 @@ class StackedPhase:
             clients = torch.arange(len(own), device=ground.device)[:, None]
             places = clients * own.shape[1] + schedule.positions.to(ground.device)
         shares = schedule.shares.to(ground.device)
-        a_step = max(1, places[0].numel() * source[0].numel())
+        a_step = max(1, places.shape[1:].numel() * source[0].numel())
         at_once = max(1, FETCHED // a_step)
         for start in range(0, len(places), at_once):
             steps = range(start, min(start + at_once, len(places)))

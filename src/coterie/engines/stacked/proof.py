@@ -119,7 +119,7 @@ class Twins:
         stack = Stack(self._ground, self._federation, self._federation.everyone)
         together = TrainingScores(self._problem.task, 2)
         StackedPhase(stack, phase, 0).run(together)
-        start, rows = stack.received(phase.slot), stack.rows(phase.slot)
+        start, rows = self._federation[phase.slot].rows(stack.clients), stack.rows(phase.slot).cpu()
         for client, sums in enumerate(together.sums()):
             seen: Seen = []
             changed, row = self._alone(phase, client, seen)
@@ -157,19 +157,19 @@ class Twins:
         plain_steps(trainer, trainer.batches())
         changed = change(before, self._hidden())
         trainer.finish()
-        return _kept(changed), self._worker.model(phase.slot).row.clone()
+        return _kept(changed), self._worker.model(phase.slot).row.cpu()
 
     def _testing(self) -> str | None:
         """What differs where models are tested."""
         everyone = self._federation.everyone
         stack = Stack(self._ground, self._federation, everyone)
         with torch.no_grad():
-            together = StackedBatch(stack, "model", self._ground.test.of(everyone), slice(0, 2)).logits
+            together = StackedBatch(stack, "model", self._ground.test.of(everyone), slice(0, 2)).logits.cpu()
             for client, index in enumerate(self._problem.test):
                 self._worker.seat(self._federation, client)
                 model = self._worker.model("model")
                 before = self._hidden()
-                alone = model.head(model.trunk(self._problem.inputs[index]))
+                alone = model.head(model.trunk(self._problem.inputs[index])).cpu()
                 if changed := change(before, self._hidden()):
                     return _kept(changed)
                 if not _near(together[client, : len(index)], alone, SHARE * _size(alone)):

@@ -80,6 +80,17 @@ def test_thresholds() -> None:
     assert not method.splits(round=21, members=3, mean=0.39, most=1.6, largest=99.0)
 
 
+@pytest.mark.parametrize(("eps2", "splits"), [(3.0, True), (4.9, True), (5.1, False)])
+def test_one_member_that_pulls_away_is_enough(eps2: float, splits: bool) -> None:
+    """Four updates of lengths 1, 1, 1 and 5: their mean has length 0.5, and the longest decides, not the usual 2."""
+    method = CFL(eps1=1.0, eps2=eps2, warm_up=0)
+    federation = federation_of(4, method)
+    federation.round = 1
+    _, values = exchanged(method, federation, torch.tensor([[1.0, 0], [1, 0], [1, 0], [-5, 0]]))
+    apart = {frozenset({0, 1, 2}), frozenset({3})}
+    assert partition_of(values["clusters"]) == (apart if splits else {frozenset(range(4))})
+
+
 def test_relative_thresholds_scale_with_the_largest_mean_update() -> None:
     method = CFL(eps1=0.1, eps2=1.0, relative=True, warm_up=0)
     assert method.splits(round=1, members=3, mean=0.0009, most=0.02, largest=0.01)

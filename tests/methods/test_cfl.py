@@ -23,10 +23,10 @@ from plain_rounds import (
 )
 from torch import Tensor
 
-from coterie.core.exchange import Mix, Put, Uploads
+from coterie.core.exchange import ClientRows, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.methods.cfl import CFL
+from coterie.methods.cfl import CFL, displacement
 from coterie.partition import Partition
 from coterie.testing.toys import toy_partition
 from support import final_rows, rows_of, tiny
@@ -78,6 +78,28 @@ def test_thresholds() -> None:
     assert not method.splits(round=21, members=2, mean=0.39, most=1.61, largest=99.0)
     assert not method.splits(round=21, members=3, mean=0.4, most=1.61, largest=99.0)
     assert not method.splits(round=21, members=3, mean=0.39, most=1.6, largest=99.0)
+
+
+@pytest.mark.parametrize(("eps2", "splits"), [(3.0, True), (4.9, True), (5.1, False)])
+def test_one_member_that_pulls_away_is_enough(eps2: float, splits: bool) -> None:
+    """Four updates of lengths 1, 1, 1 and 5: their mean has length 0.5, and the longest decides, not the usual 2."""
+    method = CFL(eps1=1.0, eps2=eps2, warm_up=0)
+    federation = federation_of(4, method)
+    federation.round = 1
+    _, values = exchanged(method, federation, torch.tensor([[1.0, 0], [1, 0], [1, 0], [-5, 0]]))
+    apart = {frozenset({0, 1, 2}), frozenset({3})}
+    assert partition_of(values["clusters"]) == (apart if splits else {frozenset(range(4))})
+
+
+def test_numbers_near_the_largest_stay_numbers() -> None:
+    """Squares of 1e30 are beyond float32, and so is the way from -3e38 to 3e38: nobody is compared with infinity."""
+    federation = federation_of(4, CFL())
+    federation.round = 1
+    _, values = exchanged(CFL(), federation, torch.full((4, 2), 1e30))
+    assert float(values["largest"]) == pytest.approx(2**0.5 * 1e30)
+    federation["model"].own.fill_(-3e38)
+    around = ClientRows(federation, federation.everyone[:1], {"model": torch.full((1, WIDTH), 3e38)})
+    assert displacement(around).unique().tolist() == [torch.finfo(torch.float32).max]
 
 
 def test_relative_thresholds_scale_with_the_largest_mean_update() -> None:

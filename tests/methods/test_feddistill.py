@@ -86,6 +86,15 @@ def test_mean_logits_by_hand() -> None:
     assert alone[:, :, 0].tolist() == [[6.0, 5.0, 7.0], [4.0, 5.0, 7.0], [2.0, 8.0, 7.0], [4.0, 5.0, 7.0]]
 
 
+def test_logits_however_large_do_not_take_the_others_with_them() -> None:
+    """Client 1's own logits leave what it is taught by the others as it is: nothing is taken away from a sum."""
+    logits = torch.tensor([2.0, 1e30, 4.0])[:, None, None].expand(3, 3, 3)
+    alone = exchanged(FedDistill(leave_out_own=True), logits, torch.full((4, 3, 3), NAN), [0, 1, 2])
+    assert alone[1].unique().tolist() == [3.0]
+    large = exchanged(FedDistill(), torch.full((3, 3, 3), 3e38), torch.full((3, 3), NAN), [0, 1, 2])
+    assert_near(large / 3e38, torch.ones(3, 3))
+
+
 def test_the_gradient_is_that_of_the_formula_with_probabilities_as_targets() -> None:
     prepared = prepared_for(FedDistill(lam=2.0))
     taught = 3 * torch.randn(3, 3, generator=torch.Generator().manual_seed(1))

@@ -12,6 +12,7 @@ from plain_training import Played, assert_near, assert_unlike, play, prepared_fo
 from torch import Tensor
 
 from coterie.client.trainer import train
+from coterie.core.exchange import Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local, Method
@@ -206,6 +207,18 @@ def test_a_client_without_validation_data_downloads_nothing() -> None:
     assert torch.equal(ours.rows()[1], local.rows()[1])
     assert list(FedFomo().preferred(ours.federation, 1)) == []
     assert list(FedFomo().preferred(ours.federation, 0)) == [1]
+
+
+def test_gains_that_a_client_claims_are_bounded() -> None:
+    """A sum of numbers such as 3e38 would be infinite, and its difference from another nothing to sort by."""
+    federation = prepared_for(FedFomo(), partition=with_validation(toy_partition(toy_data()))).federation()
+    everyone = federation.everyone
+    for gain in (3e38, 3e38, -3e38):
+        gains = torch.full((len(everyone), len(everyone)), gain)
+        (put,) = FedFomo().exchange(Uploads(federation, everyone, {}, {}, {"gains": gains}))
+        assert isinstance(put, Put)
+        federation.values["preference"] = put.value
+    assert_near(federation.values["preference"] / 1e9, torch.ones(len(everyone), len(everyone)))
 
 
 def test_refused_options() -> None:

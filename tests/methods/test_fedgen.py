@@ -192,6 +192,25 @@ def test_classifiers_that_overflow_do_not_spoil_the_generator() -> None:
     assert torch.equal(SMALL.trained_generator(uploads), federation.values["generator"])
 
 
+@pytest.mark.parametrize("counts", [[0, 30, 0], [1, 400, 0], [9, 12, 7]])
+def test_the_generator_does_not_follow_rounding_noise(counts: list[int]) -> None:
+    """Batches of one label give the label's weights no gradient; classifiers that differ by a millionth give others
+    by a millionth: not whole steps of Adam in other directions."""
+    method = FedGen(steps=20)
+    prepared = tiny(method).prepare()
+    federation = prepared.federation()
+    federation.round, federation.class_counts = 1, torch.tensor([counts] * CLIENTS)
+    stream = torch.Generator().manual_seed(0)
+    rows = rows_of(federation) + 0.1 * torch.randn(CLIENTS, WIDTH, generator=stream)
+    everything, trained = {"model": federation.layout.columns("all")}, []
+    for noise in (0.0, 1e-7):
+        nearly = rows * (1 + noise * torch.randn(rows.shape, generator=stream))
+        uploads = Uploads(federation, federation.everyone, {"model": nearly}, everything)
+        trained.append(method.trained_generator(uploads))
+    assert float((trained[0] - trained[1]).abs().max()) < 0.01 * method.server_lr
+    assert float((trained[0] - federation.values["generator"]).abs().max()) > method.server_lr
+
+
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 def test_without_its_terms_it_is_fedavg(model: str) -> None:
     ours = tiny(FedGen(alpha=0, beta=0), model, join=0.5).run()

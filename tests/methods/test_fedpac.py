@@ -27,11 +27,10 @@ from plain_rounds import (
 )
 from torch import Tensor, nn
 
-from coterie.core.exchange import Mix, Uploads
 from coterie.errors import CoterieError
 from coterie.methods.fedpac import FeatureStatistics, FedPAC, combinations
 from coterie.testing.toys import PlainNet
-from support import final_rows, rows_of, seat, tiny
+from support import final_rows, seat, tiny
 
 C, D = DATA.classes, 8
 
@@ -139,19 +138,6 @@ def test_alignment_moves_the_extractor_from_round_two_on() -> None:
     second, second_aligned = [final_rows(run(FedPAC(lam=lam), rounds=2)[0]) for lam in (0.0, 5.0)]
     assert torch.equal(first, first_aligned)
     assert not torch.allclose(second, second_aligned, atol=1e-4)
-
-
-def test_features_that_overflow_leave_a_client_alone() -> None:
-    prepared = tiny(FedPAC()).prepare()
-    federation, method = prepared.federation(), prepared.method
-    statistics = torch.rand(CLIENTS, 1 + C * D)
-    statistics[1, 3] = torch.inf
-    declared = {"model": federation.layout.columns("all")}
-    measured = {"feature_statistics": statistics, "class_means": torch.rand(CLIENTS, C, D)}
-    uploads = Uploads(federation, federation.everyone, {"model": rows_of(federation)}, declared, measured)
-    (heads,) = [a for a in method.exchange(uploads) if isinstance(a, Mix) and a.group == "classifier"]
-    assert torch.equal(heads.weights[1], torch.eye(CLIENTS, dtype=torch.float64)[1])
-    assert bool((heads.weights[[0, 2, 3], 1] == 0).all())
 
 
 def test_it_is_neither_local_training_nor_fedavg() -> None:

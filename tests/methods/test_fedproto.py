@@ -175,7 +175,9 @@ def test_refused_options(options: dict[str, Any]) -> None:
         FedProto(**options)
 
 
-def test_means_that_overflowed_do_not_count() -> None:
-    means = torch.tensor([[[2.0, 2.0]], [[torch.inf, 4.0]], [[NAN, NAN]]]).expand(3, 3, 2)
-    assert exchanged(FedProto(), means, torch.full((3, 2), 9.0), [0, 1, 2]).tolist() == [[2.0, 2.0]] * 3
-    assert exchanged(FedProto(), means[1:], torch.full((3, 2), 9.0), [1, 2]).tolist() == [[9.0, 9.0]] * 3
+@pytest.mark.parametrize("average", ["clients", "samples"])
+def test_means_so_large_that_their_sum_overflows_have_a_mean(average: str) -> None:
+    means = torch.tensor([[3e38, -3e38], [NAN, NAN], [NAN, NAN]])[None].expand(2, 3, 2)
+    found = exchanged(FedProto(average=average), means, torch.full((3, 2), 9.0), [0, 1])
+    assert_near(found[0] / 3e38, [1.0, -1.0])
+    assert found[1:].tolist() == [[9.0, 9.0]] * 2

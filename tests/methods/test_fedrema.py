@@ -179,6 +179,20 @@ class Scripted(FedReMa):
         return torch.where(together, 0.2 + gap, 0.2).double().fill_diagonal_(1.0)
 
 
+@dataclass(frozen=True)
+class Unequal(FedReMa):
+    """FedReMa whose similarities are given: round t's gap of client i is `gaps[t − 1][i]`."""
+
+    gaps: tuple[tuple[float, ...], ...] = ()
+
+    def answers_alike(self, uploads: Uploads) -> Tensor:
+        gaps = torch.tensor(self.gaps[uploads.federation.round - 1], dtype=torch.float64)
+        alike = torch.full((len(gaps), len(gaps)), 0.1, dtype=torch.float64)
+        nearest = (torch.arange(len(gaps)) + 1) % len(gaps)
+        alike[torch.arange(len(gaps)), nearest] += gaps
+        return alike.fill_diagonal_(1.0)
+
+
 class TestCriticalPeriod:
     def lasting(self, delta: float, gaps: tuple[float, ...]) -> list[bool]:
         """Whether the period lasts after each round."""
@@ -212,6 +226,16 @@ class TestCriticalPeriod:
         federation = server(method, clients=4)
         send(method, federation, random_rows(federation))
         assert float(federation.values["period"][1]) == pytest.approx(0.3)
+
+    def test_it_ends_by_the_mean_of_gaps_that_differ_and_not_by_the_largest(self) -> None:
+        """Gaps of 0.7, 0.1, 0.1, 0.1 have the mean 0.25; a mean of 0.2 is above δ = 0.5 of that, and 0.1 is not."""
+        method = Unequal(delta=0.5, gaps=((0.7, 0.1, 0.1, 0.1), (0.2, 0.2, 0.2, 0.2), (0.1, 0.1, 0.1, 0.1)))
+        federation = server(method, clients=4)
+        periods = []
+        for federation.round in (1, 2, 3):
+            send(method, federation, random_rows(federation))
+            periods.append(federation.values["period"].tolist())
+        assert periods == [pytest.approx([lasts, 0.25]) for lasts in (1.0, 1.0, 0.0)]
 
     def test_afterwards_no_similarity_is_computed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         method = Scripted(delta=1.0, gaps=(0.3,))

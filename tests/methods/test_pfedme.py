@@ -16,13 +16,16 @@ from coterie.methods import FedAvg, Local
 from coterie.methods.pfedme import PFedMe
 
 
-def client_round(hand: Hand, client: int, round: int, received: Tensor, method: PFedMe) -> tuple[Tensor, Tensor]:
-    """θ̃_k and w_k after a round, by the formulas of the paper."""
+def client_round(
+    hand: Hand, client: int, round: int, received: Tensor, method: PFedMe, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """θ̃_k and w_k after a round, by the formulas of the paper; both rates times the schedule's `factor`."""
     local, theta = received, received
+    inner, outer = factor * method.inner_lr, factor * hand.experiment.lr
     for index in hand.batches(client, round):
         for _ in range(method.steps):
-            theta = theta - method.inner_lr * (hand.gradient(theta, index) + method.lam * (theta - local))
-        local = local - hand.experiment.lr * method.lam * (local - theta)
+            theta = theta - inner * (hand.gradient(theta, index) + method.lam * (theta - local))
+        local = local - outer * method.lam * (local - theta)
     return theta, local
 
 
@@ -44,6 +47,19 @@ def test_steps_by_hand_give_the_same_models(join: float, beta: float) -> None:
     assert_near(ours.rows(), shared.expand(hand.clients, -1))
     assert_near(ours.rows("personal"), personal)
     assert_near(losses_received(ours), hand.test_losses(personal))
+
+
+def test_the_schedule_scales_both_rates() -> None:
+    method = PFedMe(lam=4.0, steps=2, inner_lr=0.2)
+    ours = play(method, rounds=2, epochs=1, schedule="exponential", decay=0.25)
+    hand = Hand(ours.prepared)
+    shared, personal = hand.initial, dict[int, Tensor]()
+    for round, factor in ((1, 1.0), (2, 0.25)):
+        ended = {k: client_round(hand, k, round, shared, method, factor) for k in range(hand.clients)}
+        personal = {k: theta for k, (theta, _) in ended.items()}
+        shared = hand.mean({k: local for k, (_, local) in ended.items()}, uniform=True)
+    assert_near(ours.rows("personal"), torch.stack(list(personal.values())))
+    assert_near(ours.rows()[0], shared)
 
 
 def test_the_pull_is_towards_the_moving_local_model() -> None:

@@ -92,6 +92,8 @@ def test_nan_is_all_nan_and_measurements_follow() -> None:
     assert FreeRider().measured(values, stream) is values
     drawn = torch.randn(2, generator=torch_stream(0, "x"))
     torch.testing.assert_close(Noise(times=2.0).measured(values, torch_stream(0, "x")), 2 * 5 / 2**0.5 * drawn)
+    absent = Noise().measured(torch.tensor([[3.0, 4.0], [torch.nan, torch.nan]]), stream)
+    assert absent.isnan().tolist() == [[False, False], [True, True]]
 
 
 def test_labels_worked_out_by_hand() -> None:

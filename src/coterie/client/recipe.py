@@ -49,7 +49,12 @@ class Phase:
 
 
 class Measurement(Protocol):
-    """Something that every client measures: a tensor of the same shape at every client."""
+    """Something that every client measures: a tensor of the same shape at every client.
+
+    All its numbers are finite: a client of which that is not true is left out of the round like one that diverged. But
+    a measurement of one row for each class, `[C, ...]`, can say `of_classes = True`. Then a row is NaN as a whole
+    where the client has no training sample of the class, and only there.
+    """
 
     name: ClassVar[str]
 
@@ -77,6 +82,11 @@ class Measure:
     def name(self) -> str:
         """What it is called in uploads and values."""
         return self.take.name
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether it has a row for each class, NaN for those that the client does not have."""
+        return bool(getattr(self.take, "of_classes", False))
 
 
 @dataclass(frozen=True)

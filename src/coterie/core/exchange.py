@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -160,6 +160,8 @@ class Put:
 
 
 Action = Mix | Put | Drop
+ACTIONS = (Mix, Put, Drop)
+DELIVERED = (Mix, Peers)
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,48 @@ class Applied:
     gated: bool
     rows: Tensor
     columns: Tensor
+
+
+Kind = TypeVar("Kind")
+NUMBERS = ("weights", "gate", "sources", "value")  # what is a tensor in an action, if it is there at all
+
+
+def actions_of(hook: Callable[..., Iterable[Kind]], *given: Any, kinds: tuple[type, ...]) -> list[Kind]:
+    """What a method's `exchange` or `deliver` says, yielded or returned: some of these `kinds` of actions.
+
+    >>> class Forgetful:
+    ...     def exchange(self, uploads):
+    ...         Drop("teacher")
+    >>> actions_of(Forgetful().exchange, None, kinds=(Mix, Put, Drop))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: Forgetful.exchange (..., line 2) returns None; let it yield each Mix, Put or Drop
+    """
+    made: object = hook(*given)
+    allowed = _either([kind.__name__ for kind in kinds])
+    if not isinstance(made, Iterable):
+        what = "None" if made is None else f"a {type(made).__name__} by itself"
+        raise CoterieError(f"{_place(hook)} returns {what}; let it yield each {allowed}")
+    listed: list[Any] = list(made)
+    for action in listed:
+        kind = type(action).__name__
+        if not isinstance(action, kinds):
+            raise CoterieError(f"{_place(hook)} yields a {kind}; let it yield each {allowed} by itself")
+        for name in NUMBERS:
+            numbers = getattr(action, name, None)
+            if numbers is not None and not isinstance(numbers, Tensor):
+                what = f"a {kind} a {type(numbers).__name__} as {name}"
+                raise CoterieError(f"{_place(hook)} gives {what}; make it a tensor with torch.tensor(...)")
+    return listed
+
+
+def _either(names: Sequence[str]) -> str:
+    """Names as alternatives."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _place(hook: Callable[..., object]) -> str:
+    """Where a method's function stands, for its author."""
+    code = getattr(hook, "__code__", None)
+    name = getattr(hook, "__qualname__", repr(hook)).rpartition("<locals>.")[2]
+    return f"{name} ({code.co_filename}, line {code.co_firstlineno})" if code is not None else name

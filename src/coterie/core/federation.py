@@ -85,6 +85,11 @@ class Federation:
             self.class_counts = cast(Tensor, _Unreadable(COUNTS_TELL))
 
     @property
+    def knows_class_counts(self) -> bool:
+        """Whether class counts can be read here: at clients, and by a server that asked for them."""
+        return not isinstance(self.class_counts, _Unreadable)
+
+    @property
     def clients(self) -> int:
         """How many clients there are: K."""
         return len(self.sizes)

@@ -16,7 +16,7 @@ from torch import Tensor
 from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.applying import apply
 from coterie.core.downloads import begin_anew, owed
-from coterie.core.exchange import Applied
+from coterie.core.exchange import ACTIONS, Applied, actions_of
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.deployment.admission import Standing, said_counts, said_name, said_snapshots, said_standing
@@ -27,7 +27,7 @@ from coterie.deployment.packed import Note, Packed, RefusedError, read_text
 from coterie.deployment.rehearsal import measured_shapes
 from coterie.deployment.wire import Expected, Parcel, unpack
 from coterie.errors import CoterieError
-from coterie.rounds.collect import declared_columns, receive, screened
+from coterie.rounds.collect import declared_columns, receive, screened, sound_measurements
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.delivery import Delivery, as_delivered
 from coterie.rounds.privacy import check_privacy
@@ -235,6 +235,7 @@ class Server:
             bare = not packed.buffers and says_why(read_text(packed.text)["note"])
             answer = unpack(packed, {} if bare else self.expected_answer())
             check_answer(answer.note, round.report.round, self.agreement.task)
+            self._check_measured(name, answer)
         except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
             round.report.refused[name] = reason = fault_of(error)
             log.warning("round %d: site %s is refused: %s", round.report.round, name, reason)
@@ -255,6 +256,14 @@ class Server:
         for moment in ("received", "trained"):
             if answer.note.get(moment):
                 getattr(round.report, moment)[name] = answer.note[moment]
+
+    def _check_measured(self, name: str, answer: Parcel) -> None:
+        """Refuse what a site cannot have measured, by what it has said of its classes."""
+        view, client = self.federation.as_seen_by_server(), torch.tensor([self.agreement.sites.index(name)])
+        recipe = self.agreement.kind.recipe(self.federation)
+        for measurement, good in sound_measurements(view, recipe, client, _measured([answer])).items():
+            if not bool(good.all()):
+                raise RefusedError(f"its measurement '{measurement}' is not finite, or not of the classes that it has")
 
     def expected_answer(self) -> dict[str, Expected]:
         """What an answer of the open round must hold."""
@@ -314,7 +323,8 @@ class Server:
         if report.answered:
             uploads = receive(federation, incoming)
             name, mark = type(method).__name__, exchange_mark(federation.round)
-            report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name)
+            said = actions_of(method.exchange, uploads, kinds=ACTIONS)
+            report.mixes += apply(said, federation, uploads, mark, name)
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
@@ -331,12 +341,8 @@ class Server:
         for slot, columns in declared.items():
             sent = torch.stack([answer.tensors[f"slot.{slot}"] for answer in answers])
             columns.within(federation[slot].columns).put(held[slot], sent)
-        names = [name for name in answers[0].tensors if name.startswith("measured.")]
-        measured = {
-            name.removeprefix("measured."): torch.stack([answer.tensors[name] for answer in answers]) for name in names
-        }
         losses = [mean_loss(answer.note.get("trained") or {}) for answer in answers]
-        return Incoming(cohort, held, declared, measured, losses)
+        return Incoming(cohort, held, declared, _measured(answers), losses)
 
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""
@@ -368,6 +374,12 @@ class Server:
     def _opened(self) -> _OpenRound:
         assert self._open is not None, "no round is open"
         return self._open
+
+
+def _measured(answers: list[Parcel]) -> dict[str, Tensor]:
+    """What sites measured, by name: `[m, ...]`."""
+    names = [name for name in answers[0].tensors if name.startswith("measured.")]
+    return {name.removeprefix("measured."): torch.stack([one.tensors[name] for one in answers]) for name in names}
 
 
 @dataclass

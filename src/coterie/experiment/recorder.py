@@ -52,8 +52,8 @@ class Recorder(Listener):
         self._lines.add(line)
         for client in report.diverged:
             log.warning(
-                "round %d: client %s diverged (its weights are not finite); it is left out of the round and keeps its "
-                "last good model. A smaller lr or clip= may help.",
+                "round %d: client %s diverged (its weights, or what it measured, are not finite); it is left out of "
+                "the round and keeps its last good model. A smaller lr or clip= may help.",
                 report.round,
                 self._names[client],
             )

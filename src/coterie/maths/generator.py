@@ -32,6 +32,16 @@ class FeatureGenerator(nn.Module):
         out: Tensor = self.feature(self.body(torch.cat([one_hot, noise], 1)))
         return out
 
+    def forget_common_label(self, labels: Tensor) -> None:
+        """After a backward pass: where all `labels [n]` were alike, the weights from labels have no gradient.
+
+        What the same label adds to every sample of a batch, batch norm takes away again. What is left are rounding
+        errors, as with a bias there.
+        """
+        weights = self.body.get_parameter("0.weight")
+        if weights.grad is not None and bool((labels == labels[0]).all()):
+            weights.grad[:, : self.classes] = 0
+
 
 @dataclass(frozen=True)
 class GeneratorShape:

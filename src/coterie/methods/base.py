@@ -62,7 +62,7 @@ class Method(metaclass=TypedOptions):
         return {"model": self.shared}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
-        """The server step: who learns from whom, and where the result lands."""
+        """The server step: who learns from whom, and where the result lands. It yields actions, or returns a list."""
         return ()
 
     def deliver(self, federation: Federation, clients: Tensor) -> Iterable[Mix | Peers]:

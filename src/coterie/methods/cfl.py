@@ -22,7 +22,9 @@ LINKAGES = ("single", "complete")
 
 def displacement(rows: ClientRows) -> Tensor:
     """Δ_k: the trained model minus the cluster's, which the client started from, `[m, |parameters|]`."""
-    return rows.after(group="parameters") - rows.before(group="parameters")
+    # The difference of two numbers that are finite need not be: one client's would be the largest for ever.
+    moved = rows.after(group="parameters") - rows.before(group="parameters")
+    return moved.clamp_(-torch.finfo(moved.dtype).max, torch.finfo(moved.dtype).max)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class CFL(Method):
             if not len(members):
                 continue
             updates = federation["update"].rows(members)
-            mean, most = float(updates.mean(0).norm()), float(updates.norm(dim=1).max())
+            mean = float(updates.mean(0, dtype=torch.float64).norm())  # squares of large numbers overflow in float32
+            most = float(torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).max())
             largest = max(largest, mean)
             if self.splits(federation.round, len(members), mean, most, largest):
                 halves = two_halves(cosines(updates), self.linkage)

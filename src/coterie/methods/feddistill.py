@@ -26,6 +26,7 @@ class ClassLogits:
     """The mean logits of each class in the client's training data, NaN for classes that it does not have: `[C, C]`."""
 
     name: ClassVar[str] = "class_logits"
+    of_classes: ClassVar[bool] = True
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the trained model, in evaluation mode."""
@@ -102,9 +103,21 @@ class FedDistill(Method):
         if not self.leave_out_own:
             yield Put("class_logits", mean_of_owners(logits, before))
             return
-        has = (~logits.isnan()).float()
-        own, own_has = torch.zeros_like(before), torch.zeros_like(before)
-        own[uploads.cohort], own_has[uploads.cohort] = logits.nan_to_num(), has
-        others = has.sum(0) - own_has
-        taught = (logits.nan_to_num().sum(0) - own) / others
-        yield Put("class_logits", torch.where(others > 0, taught, before))
+        has, said = ~logits.isnan(), logits.nan_to_num(nan=0.0).double()
+        owners, sums = (part.sum(0).repeat(len(before), 1, 1) for part in (has, said))
+        owners[uploads.cohort], sums[uploads.cohort] = owners[uploads.cohort] - has.long(), sums_of_others(said)
+        yield Put("class_logits", torch.where(owners > 0, sums / owners, before.double()).to(before.dtype))
+
+
+def sums_of_others(values: Tensor) -> Tensor:
+    """For each row of `values [m, ...]` the sum of all others: `[m, ...]`.
+
+    Nothing is taken away from a total again: a row that is far larger than all others would take them with it.
+
+    >>> sums_of_others(torch.tensor([1.0, 1e30, 2.0]))
+    tensor([1.0000e+30, 3.0000e+00, 1.0000e+30])
+    """
+    nothing = torch.zeros_like(values[:1])
+    above = torch.cat([nothing, values.cumsum(0)[:-1]])
+    below = torch.cat([values.flip(0).cumsum(0).flip(0)[1:], nothing])
+    return above + below

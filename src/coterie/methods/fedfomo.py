@@ -20,6 +20,8 @@ from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.rng import torch_stream
 
+MOST = 1e9  # the largest gain that counts, either way
+
 
 def mix_then_train(trainer: TrainerView, batches: Batches) -> None:
     """The step rule: start from the mix of the helpful models, then train as usual."""
@@ -47,7 +49,7 @@ def helpfulness(worker: ClientView, own: Tensor, rows: Tensor) -> Tensor:
     distances = parameters.take(rows - own).norm(dim=1)
     gains: Tensor = (losses[0] - torch.stack(losses[1:])) / (distances + 1e-5)
     # Losses may overflow: such gains stay comparable, and what cannot be compared does not count.
-    return gains.nan_to_num(nan=0.0).clamp(-1e9, 1e9)
+    return gains.nan_to_num(nan=0.0).clamp(-MOST, MOST)
 
 
 @dataclass(frozen=True)
@@ -131,4 +133,5 @@ class FedFomo(Method):
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Add up what clients found."""
         preference = uploads.federation.values["preference"]
-        yield Put("preference", preference.index_add(0, uploads.cohort, uploads.measured["gains"]))
+        gains = uploads.measured["gains"].clamp(-MOST, MOST)  # whatever a client says
+        yield Put("preference", preference.index_add(0, uploads.cohort, gains))

@@ -72,8 +72,9 @@ class FedGen(Method):
     The paper's G is judged by the mean of the clients' logits; here, as in the published code, by the mean of their
     losses, each weighted by the client's share of the label. Sizes, steps, α and β are those of the pFedSim comparison,
     which has no diversity term (`diversity=0`); its weight 1 is the published code's. Clients run G in evaluation mode.
-    Adam starts anew each round (the published code keeps its state). Label counts are known to the server as data
-    sizes are.
+    Adam starts anew each round (the published code keeps its state). A batch of labels that are all alike, as where the
+    cohort has one class, does not move the weights from labels to the hidden layer: batch norm leaves them no gradient
+    but rounding errors, which Adam would make whole steps of. Label counts are known to the server as data sizes are.
 
     >>> FedGen(alpha=1.0, beta=1.0).alpha
     1.0
@@ -139,7 +140,8 @@ class FedGen(Method):
         federation = uploads.federation
         shape = self.shape(federation)
         with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced at once
-            module = shape.layout.load(shape.build(), federation.values["generator"]).train()
+            module = shape.build()
+        shape.layout.load(module, federation.values["generator"]).train()
         heads, counts = uploads.rows("classifier").cpu(), federation.class_counts[uploads.cohort].float()
         optimiser = torch.optim.Adam(module.parameters(), lr=self.server_lr)
         stream = torch_stream(federation.seed, "generator training", federation.round)
@@ -151,6 +153,7 @@ class FedGen(Method):
             logits = [federation.head_output(head, features) for head in heads]
             loss = ensemble_loss(federation.task.loss, logits, labels, counts)
             (loss + self.diversity * sameness(noise, features)).backward()
+            module.forget_common_label(labels)
             optimiser.step()
         trained = shape.layout.row(module)
         # Classifiers about to diverge may overflow on its features: then it stays as it was.

@@ -75,7 +75,7 @@ class FedGH(Method):
         """Train the classifier on the class means, in an order that does not depend on the clients' labels."""
         federation = uploads.federation
         means = uploads.measured["class_means"][torch.argsort(federation.keys[uploads.cohort])]
-        known = means.isfinite().all(2)  # NaN: a class that the client does not have
+        known = ~means.isnan().any(2)  # NaN: a class that the client does not have
         row = federation["model"].rows(federation.everyone[:1], federation.layout.columns("classifier"))[0]
         row = self.trained_head(federation, row.cpu(), means[known], known.nonzero()[:, 1])
         yield Put("model", row[None], group="classifier")

@@ -15,7 +15,7 @@ from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.client.views import ClientView
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.mixing import by_size, embedded
+from coterie.core.mixing import by_size
 from coterie.core.training import StatsPolicy
 from coterie.devices import exact
 from coterie.errors import require
@@ -105,10 +105,7 @@ class FedPAC(Method):
         yield Mix(by_size(uploads), "extractor")
         yield Put("prototypes", class_mean_of_clients(uploads))
         statistics = uploads.measured["feature_statistics"].double()
-        # Whoever's features overflow keeps its own classifier, which is in nobody's mix.
-        sound = statistics.isfinite().all(1).nonzero()[:, 0]
-        weights = combinations(statistics[sound, 0], statistics[sound, 1:])
-        yield Mix(embedded(weights, sound, len(statistics)), "classifier")
+        yield Mix(combinations(statistics[:, 0], statistics[:, 1:]), "classifier")
 
 
 def combinations(variances: Tensor, means: Tensor) -> Tensor:
@@ -124,7 +121,5 @@ def combinations(variances: Tensor, means: Tensor) -> Tensor:
     centred = means.double() - means.double().mean(0)
     gram = mirrored(centred @ centred.T)
     spread = torch.diag(variances.double().clamp(min=0))
-    if not len(gram):
-        return gram
     rows = [simplex_minimiser(spread + gram - own[:, None] - own[None] + own[i]) for i, own in enumerate(gram)]
     return without_traces(torch.stack(rows))

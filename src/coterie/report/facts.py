@@ -12,6 +12,7 @@ from coterie.client.recipe import measures
 from coterie.core.applying import apply
 from coterie.core.columns import Columns
 from coterie.core.downloads import Owed, owed
+from coterie.core.exchange import ACTIONS, DELIVERED, actions_of
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
 from coterie.core.tracks import exchange_mark
@@ -85,7 +86,7 @@ def _travels(
     """What the first client sends and receives in each round, in words; `sight` takes note of what the server reads."""
     for federation.round in range(1, ROUNDS + 1):
         view = sight.of_federation(federation.as_seen_by_server())
-        sight.mixes(method.deliver(view, federation.everyone), federation.layout)
+        sight.mixes(actions_of(method.deliver, view, federation.everyone, kinds=DELIVERED), federation.layout)
         delivery = Delivery(method, federation, federation.everyone)
         peers, recipe, uploads = delivery.peers(), method.recipe(federation), method.uploads(federation)
         down = spoken_downloads(federation, owed(federation, 0)) + (["other clients' models"] if peers.get(0) else [])
@@ -93,7 +94,7 @@ def _travels(
         up += [measure.name for measure in measures(recipe) if not measure.keep]
         trained = engine.train(federation, Work(recipe, peers=peers), federation.everyone)
         sent = collect(federation, recipe, uploads, federation.everyone, trained).uploads
-        actions = list(method.exchange(sight.of_uploads(sent)))
+        actions = actions_of(method.exchange, sight.of_uploads(sent), kinds=ACTIONS)
         sight.mixes(actions, federation.layout)
         apply(actions, federation, sent, exchange_mark(federation.round))
         yield up, down

@@ -144,7 +144,8 @@ class Noise(Attack):
     def measured(self, values: Tensor, noise: torch.Generator) -> Tensor:
         """Noise about `times` as long as what was measured."""
         length: Tensor = torch.linalg.vector_norm(values.nan_to_num()) / math.sqrt(max(values.numel(), 1))
-        return self.times * length * torch.randn(values.shape, generator=noise).to(values.dtype)
+        drawn = self.times * length * torch.randn(values.shape, generator=noise).to(values.dtype)
+        return torch.where(values.isnan(), values, drawn)  # else it would be found out by classes that it does not have
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.applying import apply, no_share_defined
-from coterie.core.exchange import Mix, Peers, Uploads
+from coterie.core.exchange import DELIVERED, Mix, Peers, Uploads, actions_of
 from coterie.core.federation import Federation
 from coterie.core.reducing import reducer_of
 from coterie.core.tracks import delivery_mark
@@ -36,7 +36,7 @@ class Delivery:
         # A defence that weighs learners against each other sees what everybody would download now.
         spans = delivers(method) and reducer_of(federation.defence).spans_learners
         learners = federation.everyone if spans else clients
-        made = list(method.deliver(view, learners)) if delivers(method) else []
+        made = actions_of(method.deliver, view, learners, kinds=DELIVERED) if delivers(method) else []
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
         if self._chosen and federation.defence.reduces:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from coterie.client.scores import Score
 from coterie.core.applying import apply
+from coterie.core.exchange import ACTIONS, actions_of
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
@@ -143,7 +144,8 @@ class Rounds:
             if len(uploads.cohort):
                 name, mark = type(method).__name__, exchange_mark(federation.round)
                 threads = self.engine.mixing_threads
-                report.mixes += apply(method.exchange(uploads), federation, uploads, mark, name, threads=threads)
+                said = actions_of(method.exchange, uploads, kinds=ACTIONS)
+                report.mixes += apply(said, federation, uploads, mark, name, threads=threads)
             clock.lap("exchange")
             if wanted:
                 tests = self.evaluate_received(federation.everyone if last else chosen, keep_scores=last)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.testing.together import SITES, agreed, run_on_messages, simulated
-from coterie.testing.toys import CLIENTS, ROUNDS, toy_data, toy_experiment, toy_partition, with_validation
+from coterie.testing.toys import CLASSES, CLIENTS, ROUNDS, toy_data, toy_experiment, toy_partition, with_validation
 
 JOIN = 0.5  # of the clients, where only a part takes part
 NEAR = 2e-5  # how far rows may lie apart that were computed in another order
@@ -99,6 +100,36 @@ def check_sound(method: Method) -> None:
                     finite = moment is not None and bool(np.isfinite(moment.judged).all())
                     _expect(finite, f"{where}, round {report.round}: clients without a score")
                 _expect(all(count >= 0 for count in report.bytes.values()), f"{where}: bytes {report.bytes}")
+
+
+def check_odd(method: Method) -> None:
+    """Rows and values stay finite and mixes are means where a round has one client, all are equal, or data are few."""
+    for where, options in _odd_settings():
+        watch = _Watch([])
+        result = toy_experiment(method, **options).run(listeners=[watch])
+        for report in watch.reports:
+            _expect_means(report, CLIENTS, where)
+        for slot in result.federation.slots:
+            _expect(_is_finite(_rows(result.federation, slot)), f"{where}: slot '{slot}' is not finite")
+        for name, value in result.federation.values.items():
+            _expect(not bool((value == math.inf).any()), f"{where}: value '{name}' is infinite")
+        _expect(not result.summary["diverged"], f"{where}: clients diverged")
+
+
+def _odd_settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Runs in which something is missing that methods may count on, each with what it is."""
+    data = toy_data(180)
+    usual = with_validation(toy_partition(data, CLIENTS))
+    yield "one client a round", {"data": data, "partition": usual, "join": 1 / CLIENTS, "rounds": CLIENTS}
+    yield "rows that do not change", {"data": data, "partition": usual, "lr": 1e-30}
+    one = replace(usual, train=(usual.train[0][:1], *usual.train[1:]))
+    yield "a client with one sample", {"data": data, "partition": one}
+    for classes, where in ((CLASSES, "clients with one class each"), (1, "one class in all")):
+        members = [
+            np.flatnonzero(data.labels.numpy() == client % classes)[client::CLIENTS] for client in range(CLIENTS)
+        ]
+        parts = Partition(train=tuple(own[3:] for own in members), test=tuple(own[:3] for own in members))
+        yield where, {"data": data, "partition": with_validation(parts)}
 
 
 def check_relabelling(method: Method) -> None:
@@ -235,6 +266,7 @@ def check_engines(method: Method) -> None:
 METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
     "value": check_value,
     "sound": check_sound,
+    "odd": check_odd,
     "relabelling": check_relabelling,
     "resumption": check_resumption,
     "extension": check_extension,

@@ -12,6 +12,7 @@ from coterie.experiment.alone import alone
 from coterie.experiment.config import PLUGINS, Config, complete
 from coterie.experiment.directory import RunDirectory, clear_unbegun
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.identity import HOW
 from coterie.experiment.kept import CONFIG
 from coterie.experiment.resume import resume
 from coterie.partition import Partition
@@ -19,20 +20,6 @@ from coterie.partition.npz import is_partition_file
 from coterie.rounds.listeners import GivenListener, StopAfter
 
 Summary = dict[str, Any]
-
-# How a run is carried out and what it leaves on disk: a run that differs in these alone is the same run. One that was
-# begun is carried on the way it was begun.
-HOW = {
-    "engine",
-    "device",
-    "workers",
-    "ray_address",
-    "ray_gpus",
-    "threads",
-    "memory",
-    "record_every",
-    "checkpoint_every",
-}
 
 
 def perform(

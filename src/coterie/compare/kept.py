@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import HOW, Summary
+from coterie.compare.cell import Summary
 from coterie.compare.differing import shared_settings
 from coterie.compare.running import whole_hash
 from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config
+from coterie.experiment.identity import HOW
 from coterie.experiment.kept import CONFIG
 from coterie.experiment.opened import kept_run
 from coterie.experiment.packed import runs_in

@@ -23,6 +23,7 @@ from coterie.experiment.alone import lock_of
 from coterie.experiment.checksum import sealed, with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
+from coterie.experiment.identity import Identity
 from coterie.experiment.kept import (
     ABOUT,
     CHECKPOINT,
@@ -147,10 +148,11 @@ class RunDirectory(KeptRun):
         """Describe the run as a whole."""
         write_whole(self.path / ABOUT, json_text(sealed(about)).encode())
 
-    def add_session(self, session: About, settings: Config) -> None:
-        """Note that a process works on the run from here on, and with which settings."""
+    def add_session(self, session: About, settings: Config, identity: Identity) -> None:
+        """Note that a process works on the run from here on, with which settings, and what the run is with them."""
         about = self.about()
-        self.write_about({**about, "settings": settings, "sessions": [*about["sessions"], session]})
+        sessions = [*about["sessions"], session]
+        self.write_about({**about, "identity": identity, "settings": settings, "sessions": sessions})
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import HOW
 from coterie.compare.sweep import SWEEP
 from coterie.compare.table import run_folder
+from coterie.experiment.identity import HOW
 from coterie.report.reading import RunRecord
 from coterie.report.rounding import Content
 from coterie.report.severalruns import metric_content

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import Summary
+from coterie.compare.cell import EARLIER, Summary
 from coterie.compare.differing import shared_settings
 from coterie.compare.running import whole_hash
 from coterie.compare.table import TUNING
@@ -90,9 +90,9 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
 
 
 def _below(path: Path) -> list[Path]:
-    """The runs in a folder; those by which a comparison's settings were tuned are no part of it."""
+    """The runs in a folder; those by which a comparison's settings were tuned, or that were set aside, are no part."""
     found = sorted(file.parent for file in path.rglob(CONFIG))
-    return [run for run in found if TUNING not in run.relative_to(path).parts]
+    return [run for run in found if not {TUNING, EARLIER} & set(run.relative_to(path).parts)]
 
 
 def read_run(path: Path) -> TabledRun:

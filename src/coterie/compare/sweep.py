@@ -17,7 +17,7 @@ from typing import Any
 
 from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names
+from coterie.compare.running import Collector, Ground, checked, perform_all, require_jobs, require_names
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
@@ -106,7 +106,7 @@ class Trials:
         self._listeners = require_names(listeners)
         self._engine = OneEngine(seeds, SEVERAL if cluster else jobs, out)
         self._seconds: dict[str, float] = {}
-        self._partitions: dict[int, str] = {}
+        self._ground = Ground()
         self._scale: Scale | None = None
         self.given: dict[str, Experiment] = {}
         self.tried: dict[str, Experiment] = {}
@@ -133,9 +133,7 @@ class Trials:
             first = replace(next(iter(tried.values())), seed=self._seeds[0]).prepare()
             require(first.problem().has_validation, "validation: no client has validation samples; set validation=0.2")
             self._scale = first.problem_base.task.primary.scale
-        partitions, seconds = checked(tried, self._seeds, guess=self._jobs != 1 and beside_others)
-        self._partitions = {**partitions, **self._partitions}  # runs on others than the first ones' are refused
-        self._seconds |= seconds
+        self._seconds |= checked(tried, self._seeds, self._jobs != 1 and beside_others, self._ground)
         self.given |= experiments
         self.tried |= tried
 
@@ -153,7 +151,7 @@ class Trials:
             for name in names
         ]
         with self._watch(runs) as watcher:
-            perform_all(runs, self._seconds, self._jobs, Collector(self._partitions, watcher), self._cluster)
+            perform_all(runs, self._seconds, self._jobs, Collector(self._ground, watcher), self._cluster)
         for name in names:
             own = [run for run in runs if run.name == name]
             found = fmean(_validation_score(run, self.scale) for run in own)

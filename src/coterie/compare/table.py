@@ -18,6 +18,7 @@ from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import (
     Collector,
+    Ground,
     Heard,
     checked,
     perform_all,
@@ -274,8 +275,9 @@ def compare(
     if columns:
         task = next(iter(experiments.values())).prepare().problem_base.task
         chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
-    partitions, seconds = checked(experiments, seeds, guess=jobs != 1 and beside_others)
-    collector = Collector(partitions, watcher)
+    ground = Ground()
+    seconds = checked(experiments, seeds, jobs != 1 and beside_others, ground)
+    collector = Collector(ground, watcher)
     perform_all(runs, seconds, jobs, collector, cluster)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}

@@ -80,7 +80,7 @@ SPOKEN = {
     "coterie": "Coterie's own code",
 }
 """The parts of an identity, in words."""
-UNKNOWN = "it was recorded by an earlier version, which did not say what it computed with"
+UNKNOWN = "all that an earlier version of Coterie did not record"
 BY_SEED = {"settings": ("seed",), "partition": (), "model": ("first weights",)}
 """What of an identity a seed decides: these entries of a part, or all of it."""
 
@@ -147,6 +147,24 @@ def without_seed(identity: Identity) -> Identity:
         elif BY_SEED[part]:
             kept[part] = {key: inner for key, inner in value.items() if key not in BY_SEED[part]}
     return kept
+
+
+def on_any_machine(identity: Identity) -> Identity:
+    """The part of an identity that machines must agree on: other processors may round first weights otherwise.
+
+    >>> on_any_machine({"model": {"structure": "a", "first weights": "b"}, "coterie": "c"})
+    {'model': {'structure': 'a'}, 'coterie': 'c'}
+    """
+    return {**identity, "model": without_seed({"model": identity["model"]})["model"]}
+
+
+def spoken(differing: Sequence[str]) -> str:
+    """Differences in one text.
+
+    >>> spoken(["its data (labels)", "its partition"])
+    'its data (labels) and its partition'
+    """
+    return " and ".join(differing)
 
 
 def require_identity(found: object, where: str) -> Identity:

@@ -77,10 +77,8 @@ def kept_summary(
     require_same_run(directory, kept.config(), complete(experiment))
     differing = [] if checked else differences(kept.identity(), _identity_here(experiment, kept))
     if differing:
-        place = set_aside(directory)
-        log.warning(
-            "%s: is run anew, as it differs in %s; what was there is now %s", directory, spoken(differing), place
-        )
+        words = "%s: is run anew, as it differs in %s; what was there is now %s"
+        log.warning(words, directory, spoken(differing), set_aside(directory))
         return None
     if kept.finished or (until is not None and kept.stopped and len(kept.lines_in_order()) >= until):
         return kept.summary() or {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -81,8 +81,10 @@ SPOKEN = {
 }
 """The parts of an identity, in words."""
 UNKNOWN = "all that an earlier version of Coterie did not record"
-BY_SEED = {"settings": ("seed",), "partition": (), "model": ("first weights",)}
-"""What of an identity a seed decides: these entries of a part, or all of it."""
+FIRST_WEIGHTS = "first weights"
+"""Those that the seed gives; others that a model was given with."""
+ALL: Collection[str] = ("",)
+"""All entries of a part."""
 
 
 def identity_of(
@@ -102,7 +104,7 @@ def identity_of(
         "files": {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in _files_of(settings)},
         "data": dict(data),
         "partition": partition.hash,
-        "model": marks_of(module),
+        "model": _marks(settings, module),
         "coterie": code_digest(),
     }
     plain: Identity = json.loads(json.dumps(found))  # as it will be read back
@@ -137,16 +139,13 @@ def differences(first: Identity, second: Identity) -> list[str]:
 def without_seed(identity: Identity) -> Identity:
     """The part of an identity that is the same for all seeds of an experiment.
 
-    >>> without_seed({"settings": {"lr": 0.1, "seed": 3}, "partition": "ab", "model": {"structure": "c"}})
-    {'settings': {'lr': 0.1}, 'model': {'structure': 'c'}}
+    >>> without_seed({"settings": {"lr": 0.1, "seed": 3}, "partition": "a", "model": {"structure": "b"}})
+    {'settings': {'lr': 0.1}, 'model': {'structure': 'b'}}
     """
-    kept: Identity = {}
-    for part, value in identity.items():
-        if part not in BY_SEED:
-            kept[part] = value
-        elif BY_SEED[part]:
-            kept[part] = {key: inner for key, inner in value.items() if key not in BY_SEED[part]}
-    return kept
+    settings = identity.get("settings", {})
+    drawn = {"settings": {"seed"}, "partition": None if "partition_seed" in settings else ALL}
+    drawn["model"] = None if "model_seed" in settings else {FIRST_WEIGHTS}
+    return _without(identity, drawn)
 
 
 def on_any_machine(identity: Identity) -> Identity:
@@ -155,7 +154,17 @@ def on_any_machine(identity: Identity) -> Identity:
     >>> on_any_machine({"model": {"structure": "a", "first weights": "b"}, "coterie": "c"})
     {'model': {'structure': 'a'}, 'coterie': 'c'}
     """
-    return {**identity, "model": without_seed({"model": identity["model"]})["model"]}
+    return _without(identity, {"model": {FIRST_WEIGHTS}})
+
+
+def _without(identity: Identity, parts: Mapping[str, Collection[str] | None]) -> Identity:
+    """An identity without some parts, or some entries of them."""
+    kept = {part: value for part, value in identity.items() if parts.get(part) is not ALL}
+    return kept | {
+        part: {key: inner for key, inner in kept[part].items() if key not in left_out}
+        for part, left_out in parts.items()
+        if left_out and part in kept
+    }
 
 
 def spoken(differing: Sequence[str]) -> str:
@@ -228,6 +237,14 @@ def _held(thing: Any) -> Iterator[Any]:
         yield from _held(tuple(getattr(thing, item.name) for item in fields(thing)))
     elif callable(thing) or not isinstance(thing, str | int | float | None):
         yield thing
+
+
+def _marks(settings: Settings, module: nn.Module) -> dict[str, str]:
+    structure, weights = marks_of(module)
+    return {
+        "structure": structure,
+        "given weights" if isinstance(settings.model, nn.Module) else FIRST_WEIGHTS: weights,
+    }
 
 
 def _class_of(thing: Any) -> Any:

@@ -22,11 +22,11 @@ from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
 from coterie.experiment.config import complete, to_toml
-from coterie.experiment.directory import RunDirectory
+from coterie.experiment.directory import RunDirectory, is_unbegun
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import VALIDATION, numbers
-from coterie.experiment.kept import CONFIG, MIXES
-from coterie.files import write_whole
+from coterie.experiment.kept import CONFIG
+from coterie.files import PARTIAL, write_whole
 from coterie.partition import Rule
 from coterie.rounds.evaluate import mean_over_clients
 
@@ -215,7 +215,10 @@ def refuse_strangers(out: Path) -> None:
     require(not out.is_file(), f"out = {out}: is a file; name a directory")
     require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
     entries = [entry for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
-    strangers = [entry.name for entry in entries if entry.name not in (SWEEP, BEST, REPORT) and not _is_run(entry)]
+    known = (SWEEP, BEST, REPORT)
+    strangers = [
+        entry.name for entry in entries if entry.name.removesuffix(PARTIAL) not in known and not _is_run(entry)
+    ]
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
@@ -225,7 +228,7 @@ def refuse_strangers(out: Path) -> None:
 
 def _is_run(entry: Path) -> bool:
     """Whether a directory holds a run, or one that was killed before it had begun."""
-    return entry.is_dir() and ((entry / CONFIG).is_file() or (entry / MIXES).is_dir())
+    return entry.is_dir() and ((entry / CONFIG).is_file() or is_unbegun(entry))
 
 
 def _place(score: float, scale: Scale) -> tuple[bool, float]:

@@ -34,7 +34,7 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
-from coterie.files import require_format, write_whole
+from coterie.files import PARTIAL, require_format, write_whole
 from coterie.registry import later
 from coterie.typed import typed
 
@@ -320,7 +320,7 @@ def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
     wanted = {run.directory.name: run for run in runs if run.directory is not None}
     require(len(wanted) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    strangers = sorted(found - wanted.keys() - {COMPARISON, TUNING})
+    strangers = sorted(found - wanted.keys() - {COMPARISON, COMPARISON + PARTIAL, TUNING})
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "

@@ -307,7 +307,7 @@ def refuse_existing(path: Path) -> None:
     if not path.is_dir():
         return
     # Whoever was killed before the run had begun left its lock behind, too.
-    unbegun = lock_of(path).exists() and _is_unbegun(path)
+    unbegun = lock_of(path).exists() and is_unbegun(path)
     if any(path.iterdir()) and not unbegun:
         raise CoterieError(f"out = {path}: is not empty; name a new directory")
 
@@ -316,7 +316,7 @@ def clear_unbegun(path: Path) -> None:
     """Take away what a process left that was killed before its run had begun; an error if there is anything else."""
     if not path.is_dir():
         return
-    if not _is_unbegun(path):
+    if not is_unbegun(path):
         raise CoterieError(f"out = {path}: is not empty and holds no run; name another directory")
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -325,7 +325,7 @@ def clear_unbegun(path: Path) -> None:
             entry.unlink()
 
 
-def _is_unbegun(path: Path) -> bool:
+def is_unbegun(path: Path) -> bool:
     """Whether a directory holds nothing but what is there before a run begins."""
     left = {entry.name.removesuffix(PARTIAL) for entry in path.iterdir()}
     return left <= {MIXES, COPIES, PARTITION, ROUNDS, ABOUT, CONFIG}

@@ -248,7 +248,7 @@ def _marks(settings: Settings, module: nn.Module) -> dict[str, str]:
 
 
 def _class_of(thing: Any) -> Any:
-    return thing if hasattr(thing, "__qualname__") else type(thing)
+    return thing if hasattr(thing, "__name__") else type(thing)
 
 
 def _classes(things: Sequence[Any]) -> dict[str, str]:
@@ -256,7 +256,7 @@ def _classes(things: Sequence[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for thing in things:
         if is_own(_class_of(thing)):
-            name, digest = str(_class_of(thing).__qualname__), digest_of(thing)
+            name, digest = str(_class_of(thing).__name__), digest_of(thing)
             same = sum(key.partition(" ")[0] == name for key in found)
             if digest not in found.values():
                 found[f"{name} {same + 1}" if same else name] = digest

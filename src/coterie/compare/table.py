@@ -34,9 +34,9 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
-from coterie.files import PARTIAL, require_format, write_whole
+from coterie.files import PARTIAL, UNFIT, require_format, write_whole
 from coterie.registry import later
-from coterie.typed import typed
+from coterie.typed import fitting, typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,13 +200,19 @@ class Comparison(Displayed):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             require_format(f"comparison = {path}", content.get("format"), FORMAT, way_out)
-            names = tuple(about["name"] for about in content["columns"].values())
-            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names, folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNFIT as error:
             if isinstance(error, CoterieError):
                 raise
             raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
+        try:
+            names = tuple(about["name"] for about in content["columns"].values())
+            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
+            seeds = tuple(fitting("seeds", content["seeds"], Sequence[int]))
+            found = cls(seeds, dict(content["runs"]), () if usual else names, folder)
+            found.as_dict()  # what cannot be shown is not whole
+        except UNFIT:
+            raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
+        return found
 
 
 def _plain(value: float | None) -> float | None:

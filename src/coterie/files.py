@@ -23,6 +23,10 @@ PARTIAL = ".partial"
 """What the name of a file ends with while it is written; whoever was killed then leaves it behind."""
 
 
+UNFIT = (ValueError, TypeError, AttributeError, LookupError, StopIteration, ArithmeticError, RecursionError)
+"""What JSON may raise, when it is read or used, that does not say what was expected."""
+
+
 class LockedError(Exception):
     """Somebody else holds a lock."""
 

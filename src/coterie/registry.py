@@ -199,10 +199,7 @@ class Origin:
     def of(cls, point: EntryPoint) -> Origin:
         """The package of an entry point."""
         assert point.dist is not None
-        digest = hashlib.sha256()
-        for name, source in _sources(point.module.partition(".")[0]):
-            digest.update(f"{name}\n{hashlib.sha256(source).hexdigest()}\n".encode())
-        return cls(point.dist.name, point.dist.version, digest.hexdigest())
+        return cls(point.dist.name, point.dist.version, sources_sha256(point.module.partition(".")[0]))
 
 
 @dataclass(frozen=True)
@@ -351,6 +348,14 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> Mapping[str, tuple[Entr
     for point in importlib.metadata.entry_points(group=group):
         found[point.name] = (*found.get(point.name, ()), point)
     return found
+
+
+def sources_sha256(package: str) -> str:
+    """A hash of the Python files of a package or of a lone module."""
+    digest = hashlib.sha256()
+    for name, source in _sources(package):
+        digest.update(f"{name}\n{hashlib.sha256(source).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _sources(package: str) -> Iterator[tuple[str, bytes]]:

@@ -212,6 +212,12 @@ def test_comparison_survives_a_round_trip_through_json(tmp_path: Path) -> None:
         ({"format": None}, "older version of Coterie"),
         ({"columns": None}, "is damaged; delete it"),
         ({"runs": 3}, "is damaged; delete it"),
+        ({"runs": {}}, "is damaged; delete it"),
+        ({"runs": {"a": [{}, {}]}}, "is damaged; delete it"),
+        ({"runs": {"a": [3, 4]}}, "is damaged; delete it"),
+        ({"seeds": [0]}, "is damaged; delete it"),
+        ({"seeds": ["a", "b"]}, "is damaged; delete it"),
+        ({"columns": {"x": {"name": "x"}}}, "is damaged; delete it"),
     ],
 )
 def test_a_comparison_of_another_version_or_a_damaged_one_is_refused(
@@ -232,9 +238,10 @@ def test_methods_and_seeds_may_stand_in_lists_with_commas(capsys: pytest.Capture
 
 
 def test_half_a_comparison_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text('{"format": 1, "seeds": [0')
-    with pytest.raises(CoterieError, match="is damaged"):
-        Comparison.load(tmp_path)
+    for spoilt in ('{"format": 1, "seeds": [0', "[" * 100_000, "[]", "null"):
+        (tmp_path / "comparison.json").write_text(spoilt)
+        with pytest.raises(CoterieError, match="is damaged"):
+            Comparison.load(tmp_path)
 
 
 PROTOCOL = ["--protocol", "fedtc", "--data", "digits", "--model", "mlp", "--rounds", "1", "--epochs", "1"]

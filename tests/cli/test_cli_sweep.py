@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,18 @@ def test_a_sweep_ends_in_a_table_and_a_configuration(capsys: pytest.CaptureFixtu
     assert {name: values[:2] for name, values in shown.items()} == told
     assert shown["fedprox:lr=0.1,mu=1"][2] == [0.1, 1.0]
     assert call(capsys, "show", out).out == answer.out
-    (out / "sweep.json").write_text("{")
-    assert call(capsys, "show", out).err == (
-        f"coterie: error: '{out}/sweep.json' is damaged; the same 'coterie sweep' again writes it anew\n"
-    )
-    assert "sweep.json" in call(capsys, "report", out).err
+    as_it_was = json.loads((out / "sweep.json").read_text())
+    whole_but_odd = ({"judged_by": 3}, {"candidates": []}, {"candidates": [{"name": 4, "rounds": math.inf}]})
+    for spoilt in ("{", "[]", "[" * 100_000, *(json.dumps({**as_it_was, **change}) for change in whole_but_odd)):
+        (out / "sweep.json").write_text(spoilt)
+        assert call(capsys, "show", out).err == (
+            f"coterie: error: '{out}/sweep.json' is damaged; the same 'coterie sweep' again writes it anew\n"
+        )
+    for spoilt in ("{", "[" * 100_000, json.dumps({**as_it_was, "candidates": [{"name": best, "rounds": math.inf}]})):
+        (out / "sweep.json").write_text(spoilt)
+        answer = call(capsys, "report", out)
+        assert answer.code == 0
+        assert "sweep.json" in answer.err
 
 
 def test_optuna_proposes(capsys: pytest.CaptureFixture[str]) -> None:

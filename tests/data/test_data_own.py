@@ -81,6 +81,9 @@ def test_classes_may_be_more_than_are_seen() -> None:
         (np.zeros(2), [0, 1], {}, r"inputs have shape \(2,\)"),
         (np.array([["a"], ["b"]]), [0, 1], {}, "they must be numbers"),
         (np.array([[0.0], [np.nan]]), [0, 1], {}, "sample 1 holds NaN"),
+        (np.ma.masked_equal(np.array([[0.0], [9.0]]), 9.0), [0, 1], {}, "1 values of an array are masked"),
+        ([np.ma.masked_equal([0.0, 9.0], 9.0), [1.0, 2.0]], [0, 1], {}, "1 values of an array are masked"),
+        (np.zeros((2, 2)), np.ma.masked_equal([0, 1], 1), {}, "1 values of an array are masked"),
         (np.zeros((2, 2)), [0, 1], {"owners": [1]}, "1 owners but 2 samples"),
         (np.zeros((2, 2)), [0, 1], {"owners": [0.5, 1]}, "owners are of type float64"),
         (

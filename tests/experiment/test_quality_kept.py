@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from coterie.experiment.kept import QUALITY
+from coterie.errors import CoterieError
+from coterie.experiment.checksum import sealed
+from coterie.experiment.directory import RunDirectory
+from coterie.experiment.kept import ABOUT, QUALITY
 from coterie.experiment.opened import open_run
 from coterie.experiment.packed import pack
 from coterie.experiment.resume import resume
@@ -65,4 +69,10 @@ def test_older_and_damaged_runs_are_still_read(run: Path, tmp_path: Path) -> Non
     (content,) = report_content([older])["runs"]
     assert "quality.safetensors is damaged" in content["quality"]["why"]
     (older / QUALITY).write_bytes((run / QUALITY).read_bytes())
+    about = RunDirectory(older).about()
+    for foreign in ({"clients": about["clients"][:-1]}, {"data": {**about["data"], "class_names": ["a", "b"]}}):
+        (older / ABOUT).write_text(json.dumps(sealed({**about, **foreign})))
+        with pytest.raises(CoterieError, match=r"quality\.safetensors and about\.json are not of one run"):
+            _ = open_run(older).quality
+    (older / ABOUT).write_text(json.dumps(sealed(about)))
     assert not report_content([older])["runs"][0]["quality"]["why"]

@@ -21,6 +21,7 @@ from coterie.compare.space import read_space
 from coterie.compare.sweep import BEST, REPORT, SWEEP, sweep
 from coterie.core.scale import number_text
 from coterie.errors import CoterieError, require, said
+from coterie.files import UNFIT
 from coterie.registry import short_name
 from coterie.report.page import report
 from coterie.report.terminal import plain_table, print_result
@@ -68,7 +69,7 @@ def show_sweep(path: Path, json: bool) -> None:
     try:
         found = json_format.loads((path / SWEEP).read_text(encoding="utf-8"))
         print_sweep(path, found, json)
-    except (ValueError, KeyError, TypeError):
+    except UNFIT:
         raise CoterieError(f"'{path / SWEEP}' is damaged; the same 'coterie sweep' again writes it anew") from None
 
 

@@ -28,6 +28,7 @@ from coterie.engines.remote.worker import described
 from coterie.errors import CoterieError, require
 from coterie.experiment.alone import lock_of
 from coterie.experiment.directory import RunDirectory
+from coterie.experiment.identity import on_any_machine
 from coterie.files import LockedError, locked
 
 log = logging.getLogger("coterie")
@@ -186,7 +187,8 @@ class _Dispatch:
             num_returns="streaming",
             _generator_backpressure_num_objects=AHEAD,
         )(_on_a_node)
-        return kind.remote(task_of(run), parcels, environment, str(Path.cwd()))
+        task = {**task_of(run), "identity": on_any_machine(run.experiment.prepare().identity)}
+        return kind.remote(task, parcels, environment, str(Path.cwd()))
 
     def _listen(self, one: _ClusterRun) -> None:
         errors = self._ray.exceptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.compare.cell import HOW
 from coterie.experiment.config import PLUGINS, Config
+from coterie.experiment.identity import HOW
 from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import HOW, Summary
+from coterie.compare.cell import EARLIER, Summary
 from coterie.compare.differing import shared_settings
 from coterie.compare.running import whole_hash
 from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import PLUGINS, Config
+from coterie.experiment.identity import HOW, Identity, differences, spoken, without_seed
 from coterie.experiment.kept import CONFIG
 from coterie.experiment.opened import kept_run
 from coterie.experiment.packed import runs_in
@@ -30,6 +31,7 @@ class TabledRun:
     path: Path
     config: Config
     summary: Summary
+    identity: Identity
 
     @property
     def seed(self) -> int:
@@ -44,9 +46,13 @@ class TabledRun:
 
 @dataclass
 class KeptTable:
-    """Runs that can be compared: with a seed, all have the same partition. `runs` are by row and seed."""
+    """Runs that can be compared: all have the same data and, with a seed, the same partition.
+
+    `runs` are by row and seed. Of `data` there are the digests, unless the runs do not say.
+    """
 
     shared: Config
+    data: Identity = field(default_factory=dict)
     partitions: dict[int, str] = field(default_factory=dict)
     runs: dict[str, dict[int, TabledRun]] = field(default_factory=dict)
 
@@ -89,9 +95,9 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
 
 
 def _below(path: Path) -> list[Path]:
-    """The runs in a folder; those by which a comparison's settings were tuned are no part of it."""
+    """The runs in a folder; those by which a comparison's settings were tuned, or that were set aside, are no part."""
     found = sorted(file.parent for file in path.rglob(CONFIG))
-    return [run for run in found if TUNING not in run.relative_to(path).parts]
+    return [run for run in found if not {TUNING, EARLIER} & set(run.relative_to(path).parts)]
 
 
 def read_run(path: Path) -> TabledRun:
@@ -106,11 +112,12 @@ def read_run(path: Path) -> TabledRun:
         # What every table needs; a file that was cut off or edited may lack it.
         shared_settings(config), int(config["seed"]), config["method"], dict(config["set"]), whole_hash(summary)
         require(judged_scale(summary).name in summary, f"{path} is damaged (its summary has no score)")
+        identity = run.identity()
     except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
         if isinstance(error, CoterieError):
             raise
         raise CoterieError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-    return TabledRun(path, config, summary)
+    return TabledRun(path, config, summary, identity)
 
 
 def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
@@ -131,28 +138,51 @@ def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
 
 
 def _table_for(run: TabledRun, tables: list[tuple[KeptTable, list[TabledRun]]]) -> tuple[KeptTable, list[TabledRun]]:
-    """The table of the run's data and partition; a new one if there is none, or if its partition is another."""
-    shared, digest = shared_settings(run.config), whole_hash(run.summary)
+    """The table of the run's data and partition; a new one if there is none, or if the run's are others."""
+    shared, digest, data = shared_settings(run.config), whole_hash(run.summary), run.identity.get("data", {})
     for table, own in tables:
-        if table.shared == shared and table.partitions.setdefault(run.seed, digest) == digest:
+        if (table.shared, table.data) == (shared, data) and table.partitions.setdefault(run.seed, digest) == digest:
             return table, own
-    tables.append((KeptTable(shared, {run.seed: digest}), []))
+    tables.append((KeptTable(shared, data, {run.seed: digest}), []))
     return tables[-1]
 
 
 def _fill(table: KeptTable, runs: Sequence[TabledRun]) -> Iterator[str]:
-    """Put runs into rows: one for each configuration without seed. Gives what is left out since it is there already."""
+    """Put runs into rows: one for each configuration without seed, if nothing else differs. Gives what is left out."""
     groups: dict[str, list[TabledRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.without_seed, sort_keys=True), []).append(run)
     names = row_names([own[0].without_seed for own in groups.values()])
     for name, own in zip(names, groups.values(), strict=True):
-        row = table.runs.setdefault(name, {})
-        for run in own:
-            if run.seed in row:
-                yield f"{run.path} repeats {row[run.seed].path}"
-            else:
-                row[run.seed] = run
+        for row_name, row_runs in _same_but_for_the_seed(name, own).items():
+            row = table.runs.setdefault(row_name, {})
+            for run in row_runs:
+                if run.seed in row:
+                    yield f"{run.path} repeats {row[run.seed].path}"
+                else:
+                    row[run.seed] = run
+
+
+def _same_but_for_the_seed(name: str, runs: Sequence[TabledRun]) -> dict[str, list[TabledRun]]:
+    """The rows that runs with the same settings make: those that differ in anything else are none's other seeds.
+
+    Each row but the first is named by what differs. Of runs that do not say what they are, each is a row of its own.
+    """
+    groups: list[list[TabledRun]] = []
+    for run in runs:
+        same = (own for own in groups if not differences(without_seed(own[0].identity), without_seed(run.identity)))
+        group = next(same, None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    rows: dict[str, list[TabledRun]] = {}
+    for own in groups:
+        differing = differences(without_seed(groups[0][0].identity), without_seed(own[0].identity))
+        wording = f"{name} (differs in {spoken(differing)})" if own is not groups[0] else name
+        same_words = sum(row == wording or row.startswith(f"{wording}, ") for row in rows)
+        rows[f"{wording}, {same_words + 1}" if same_words else wording] = own
+    return rows
 
 
 def row_names(configs: Sequence[Config]) -> list[str]:
@@ -180,5 +210,9 @@ def keys_of(tables: Sequence[KeptTable]) -> Mapping[str, KeptTable]:
     found: dict[str, KeptTable] = {}
     for table in tables:
         same = sum(other.title == table.title for other in found.values())
-        found[table.title if not same else f"{table.title}, another partition ({same + 1})"] = table
+        found[table.title if not same else f"{table.title}, {_other(table, found)} ({same + 1})"] = table
     return found
+
+
+def _other(table: KeptTable, before: Mapping[str, KeptTable]) -> str:
+    return "another partition" if table.data == before[table.title].data else "other data"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from coterie.compare.cell import Summary
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_in_parallel, run_one_by_one
-from coterie.errors import CoterieError, require
+from coterie.errors import require
 from coterie.experiment.cost import expected_seconds
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.identity import Identity, differences, spoken
 from coterie.processes import cores
 from coterie.registry import absolute
 from coterie.rounds.listeners import made_listeners
@@ -42,11 +43,39 @@ def require_names(listeners: Sequence[str]) -> tuple[str, ...]:
     return tuple(absolute(name) for name in listeners)
 
 
-class Collector:
-    """Keeps the summaries, after a look at their partitions, and passes all news on to a watcher."""
+@dataclass
+class Ground:
+    """What runs that are compared have in common: data, Coterie's code, and with each seed the partition.
 
-    def __init__(self, partitions: Mapping[int, str], watcher: Watcher | None) -> None:
-        self._partitions, self._watcher = partitions, watcher
+    The first run that is taken in says what they are; others are an error.
+    """
+
+    same: Identity = field(default_factory=dict)
+    partitions: dict[int, str] = field(default_factory=dict)
+
+    def take(self, name: str, seed: int, partition: str, identity: Identity) -> None:
+        """Take in a run, by the hash of its partition before samples were set aside for validation."""
+        same = {part: identity[part] for part in ("data", "coterie")}
+        self.same = self.same or same
+        differing = differences(self.same, same)
+        require(
+            not differing,
+            f"seed {seed}: '{name}' differs from the others in {spoken(differing)}; compare methods on the same data, "
+            "with one version of Coterie",
+        )
+        expected = self.partitions.setdefault(seed, partition)
+        require(
+            expected == partition,
+            f"seed {seed}: '{name}' has another partition ({partition[:12]}) than the others ({expected[:12]}); "
+            "compare methods on the same data, partition rule and split",
+        )
+
+
+class Collector:
+    """Keeps the summaries, after a look at what they stand on, and passes all news on to a watcher."""
+
+    def __init__(self, ground: Ground, watcher: Watcher | None) -> None:
+        self._ground, self._watcher = ground, watcher
         self.summaries: dict[tuple[str, int], Summary] = {}
         self.heard: Heard = {}
 
@@ -68,7 +97,7 @@ class Collector:
 
     def ended(self, run: Run, summary: Summary) -> None:
         """A run is over."""
-        _same_partition(self._partitions[run.seed], whole_hash(summary), run.name, run.seed)
+        self._ground.take(run.name, run.seed, whole_hash(summary), summary["identity"])
         self.summaries[run.name, run.seed] = summary
         if self._watcher is not None:
             self._watcher.ended(run, summary)
@@ -105,33 +134,22 @@ def worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
 
 
 def checked(
-    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool
-) -> tuple[dict[int, str], dict[str, float]]:
-    """Meet every mistake before the first run starts.
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool, ground: Ground
+) -> dict[str, float]:
+    """Meet every mistake before the first run starts; what all stand on is taken into the `ground`.
 
-    Gives the hash of each seed's partition, before samples were set aside for validation, and, for a `guess`, the
-    seconds that a run of each method may take.
+    Gives, for a `guess`, the seconds that a run of each method may take.
     """
     names = list(experiments)
-    partitions: dict[int, str] = {}
     seconds: dict[str, float] = {}
     for seed in seeds:
         # A seed can only spoil the partition, which is the same for all; a method is checked once.
         for name in names if seed == seeds[0] else names[:1]:
             prepared = replace(experiments[name], seed=seed).prepare()
-            digest = prepared.partition.whole().hash
-            _same_partition(partitions.setdefault(seed, digest), digest, name, seed)
+            ground.take(name, seed, prepared.partition.whole().hash, prepared.identity)
             if guess and name not in seconds:
                 seconds[name] = expected_seconds(prepared)
-    return partitions, seconds
-
-
-def _same_partition(expected: str, found: str, name: str, seed: int) -> None:
-    if expected != found:
-        raise CoterieError(
-            f"seed {seed}: '{name}' has another partition ({found[:12]}) than the others ({expected[:12]}); "
-            "compare methods on the same data, partition rule and split"
-        )
+    return seconds
 
 
 def whole_hash(summary: Summary) -> str:

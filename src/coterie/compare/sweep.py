@@ -17,16 +17,16 @@ from typing import Any
 
 from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, checked, perform_all, require_jobs, require_names
+from coterie.compare.running import Collector, Ground, checked, perform_all, require_jobs, require_names
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
 from coterie.experiment.config import complete, to_toml
-from coterie.experiment.directory import RunDirectory
+from coterie.experiment.directory import RunDirectory, is_unbegun
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import VALIDATION, numbers
-from coterie.experiment.kept import CONFIG, MIXES
-from coterie.files import write_whole
+from coterie.experiment.kept import CONFIG
+from coterie.files import PARTIAL, write_whole
 from coterie.partition import Rule
 from coterie.rounds.evaluate import mean_over_clients
 
@@ -106,7 +106,7 @@ class Trials:
         self._listeners = require_names(listeners)
         self._engine = OneEngine(seeds, SEVERAL if cluster else jobs, out)
         self._seconds: dict[str, float] = {}
-        self._partitions: dict[int, str] = {}
+        self._ground = Ground()
         self._scale: Scale | None = None
         self.given: dict[str, Experiment] = {}
         self.tried: dict[str, Experiment] = {}
@@ -133,9 +133,7 @@ class Trials:
             first = replace(next(iter(tried.values())), seed=self._seeds[0]).prepare()
             require(first.problem().has_validation, "validation: no client has validation samples; set validation=0.2")
             self._scale = first.problem_base.task.primary.scale
-        partitions, seconds = checked(tried, self._seeds, guess=self._jobs != 1 and beside_others)
-        self._partitions = {**partitions, **self._partitions}  # runs on others than the first ones' are refused
-        self._seconds |= seconds
+        self._seconds |= checked(tried, self._seeds, self._jobs != 1 and beside_others, self._ground)
         self.given |= experiments
         self.tried |= tried
 
@@ -153,7 +151,7 @@ class Trials:
             for name in names
         ]
         with self._watch(runs) as watcher:
-            perform_all(runs, self._seconds, self._jobs, Collector(self._partitions, watcher), self._cluster)
+            perform_all(runs, self._seconds, self._jobs, Collector(self._ground, watcher), self._cluster)
         for name in names:
             own = [run for run in runs if run.name == name]
             found = fmean(_validation_score(run, self.scale) for run in own)
@@ -217,7 +215,10 @@ def refuse_strangers(out: Path) -> None:
     require(not out.is_file(), f"out = {out}: is a file; name a directory")
     require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
     entries = [entry for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
-    strangers = [entry.name for entry in entries if entry.name not in (SWEEP, BEST, REPORT) and not _is_run(entry)]
+    known = (SWEEP, BEST, REPORT)
+    strangers = [
+        entry.name for entry in entries if entry.name.removesuffix(PARTIAL) not in known and not _is_run(entry)
+    ]
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
@@ -227,7 +228,7 @@ def refuse_strangers(out: Path) -> None:
 
 def _is_run(entry: Path) -> bool:
     """Whether a directory holds a run, or one that was killed before it had begun."""
-    return entry.is_dir() and ((entry / CONFIG).is_file() or (entry / MIXES).is_dir())
+    return entry.is_dir() and ((entry / CONFIG).is_file() or is_unbegun(entry))
 
 
 def _place(score: float, scale: Scale) -> tuple[bool, float]:

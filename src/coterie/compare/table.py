@@ -18,6 +18,7 @@ from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import (
     Collector,
+    Ground,
     Heard,
     checked,
     perform_all,
@@ -33,9 +34,9 @@ from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import plain_number
 from coterie.experiment.kept import CONFIG
-from coterie.files import require_format, write_whole
+from coterie.files import PARTIAL, UNFIT, require_format, write_whole
 from coterie.registry import later
-from coterie.typed import typed
+from coterie.typed import fitting, typed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,13 +200,19 @@ class Comparison(Displayed):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             require_format(f"comparison = {path}", content.get("format"), FORMAT, way_out)
-            names = tuple(about["name"] for about in content["columns"].values())
-            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
-            return cls(tuple(content["seeds"]), dict(content["runs"]), () if usual else names, folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNFIT as error:
             if isinstance(error, CoterieError):
                 raise
             raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
+        try:
+            names = tuple(about["name"] for about in content["columns"].values())
+            usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
+            seeds = tuple(fitting("seeds", content["seeds"], Sequence[int]))
+            found = cls(seeds, dict(content["runs"]), () if usual else names, folder)
+            found.as_dict()  # what cannot be shown is not whole
+        except UNFIT:
+            raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
+        return found
 
 
 def _plain(value: float | None) -> float | None:
@@ -274,8 +281,9 @@ def compare(
     if columns:
         task = next(iter(experiments.values())).prepare().problem_base.task
         chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
-    partitions, seconds = checked(experiments, seeds, guess=jobs != 1 and beside_others)
-    collector = Collector(partitions, watcher)
+    ground = Ground()
+    seconds = checked(experiments, seeds, jobs != 1 and beside_others, ground)
+    collector = Collector(ground, watcher)
     perform_all(runs, seconds, jobs, collector, cluster)
     found = collector.summaries
     summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
@@ -318,7 +326,7 @@ def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
     wanted = {run.directory.name: run for run in runs if run.directory is not None}
     require(len(wanted) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
     found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    strangers = sorted(found - wanted.keys() - {COMPARISON, TUNING})
+    strangers = sorted(found - wanted.keys() - {COMPARISON, COMPARISON + PARTIAL, TUNING})
     require(
         not strangers,
         f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "

@@ -54,7 +54,7 @@ def answer(task: Message, tell: Tell, listeners: Sequence[Listener] = ()) -> Mes
         experiment = experiment_from(tomllib.loads(task["config"]))
         directory = None if task["out"] is None else Path(task["out"])
         heard = [_Messenger(tell), *listeners, *task["listeners"]]
-        return {"summary": perform(experiment, directory, heard, task["until"])}
+        return {"summary": perform(experiment, directory, heard, task["until"], task.get("identity"))}
     except Exception as error:
         return failure(error)
 

@@ -205,6 +205,7 @@ def _channels_first(values: Array, name: str) -> Array:
 
 
 def _array(values: Values) -> Array:
+    require_unmasked(values)
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError:
@@ -213,6 +214,19 @@ def _array(values: Values) -> Array:
     if array.dtype == object and all(isinstance(value, str) for value in array.flat):
         return array.astype(str)
     return array
+
+
+def require_unmasked(values: Values) -> None:
+    """An error if some values are masked: as an array they would be what lies beneath the mask.
+
+    >>> require_unmasked(np.ma.masked_equal([1, 2, 2], 2))
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: data: 2 values of an array are masked; fill them (.filled()), or leave samples out
+    """
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    require(not masked, f"data: {masked} values of an array are masked; fill them (.filled()), or leave samples out")
 
 
 def _joined(parts: list[Array], name: str) -> Array:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from coterie.core.machine import machine
-from coterie.data.fingerprint import fingerprint
 from coterie.experiment.config import Config, complete
 from coterie.experiment.prepared import Prepared
 from coterie.processes import cores
@@ -86,7 +85,8 @@ def about_run(prepared: Prepared) -> About:
     return {
         "format": FORMAT,
         "protocol": prepared.experiment.protocol or None,
-        "data": {**described_data(prepared), "fingerprint": fingerprint(prepared.data)},
+        "data": {**described_data(prepared), "fingerprint": prepared.fingerprint},
+        "identity": prepared.identity,
         "model": {
             "classifier": layout.classifier,
             "parameters": layout.columns("parameters").size,

@@ -23,6 +23,7 @@ from coterie.experiment.alone import lock_of
 from coterie.experiment.checksum import sealed, with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
 from coterie.experiment.history import Line
+from coterie.experiment.identity import Identity
 from coterie.experiment.kept import (
     ABOUT,
     CHECKPOINT,
@@ -147,10 +148,11 @@ class RunDirectory(KeptRun):
         """Describe the run as a whole."""
         write_whole(self.path / ABOUT, json_text(sealed(about)).encode())
 
-    def add_session(self, session: About, settings: Config) -> None:
-        """Note that a process works on the run from here on, and with which settings."""
+    def add_session(self, session: About, settings: Config, identity: Identity) -> None:
+        """Note that a process works on the run from here on, with which settings, and what the run is with them."""
         about = self.about()
-        self.write_about({**about, "settings": settings, "sessions": [*about["sessions"], session]})
+        sessions = [*about["sessions"], session]
+        self.write_about({**about, "identity": identity, "settings": settings, "sessions": sessions})
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.
@@ -305,7 +307,7 @@ def refuse_existing(path: Path) -> None:
     if not path.is_dir():
         return
     # Whoever was killed before the run had begun left its lock behind, too.
-    unbegun = lock_of(path).exists() and _is_unbegun(path)
+    unbegun = lock_of(path).exists() and is_unbegun(path)
     if any(path.iterdir()) and not unbegun:
         raise CoterieError(f"out = {path}: is not empty; name a new directory")
 
@@ -314,7 +316,7 @@ def clear_unbegun(path: Path) -> None:
     """Take away what a process left that was killed before its run had begun; an error if there is anything else."""
     if not path.is_dir():
         return
-    if not _is_unbegun(path):
+    if not is_unbegun(path):
         raise CoterieError(f"out = {path}: is not empty and holds no run; name another directory")
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -323,7 +325,7 @@ def clear_unbegun(path: Path) -> None:
             entry.unlink()
 
 
-def _is_unbegun(path: Path) -> bool:
+def is_unbegun(path: Path) -> bool:
     """Whether a directory holds nothing but what is there before a run begins."""
     left = {entry.name.removesuffix(PARTIAL) for entry in path.iterdir()}
     return left <= {MIXES, COPIES, PARTITION, ROUNDS, ABOUT, CONFIG}

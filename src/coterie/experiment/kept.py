@@ -22,6 +22,7 @@ from coterie.experiment.checksum import KEY as CHECKSUM
 from coterie.experiment.checksum import require_intact
 from coterie.experiment.config import FORMAT, PLUGINS, Config
 from coterie.experiment.history import Line
+from coterie.experiment.identity import Identity, require_identity
 from coterie.experiment.lines import LinesDigest, fault_of_line
 from coterie.files import require_format
 from coterie.partition import Partition
@@ -131,6 +132,10 @@ class KeptRun(ABC):
         require_intact(f"run = {self.path}: {ABOUT}", {}, json.dumps(found))
         found.pop(CHECKSUM, None)
         return found
+
+    def identity(self) -> Identity:
+        """What makes it the same as another run; nothing if an earlier version has recorded it."""
+        return require_identity(self.about().get("identity", {}), f"run = {self.path}: {ABOUT}")
 
     def _json(self, name: str) -> dict[str, Any]:
         with self._reading(name):

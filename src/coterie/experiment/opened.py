@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from coterie.core.exchange import Applied
 from coterie.core.task.base import LOSS
-from coterie.core.task.quality import calibration_errors, recalls
+from coterie.core.task.quality import calibration_errors, fits, recalls
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import About
@@ -21,7 +21,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.history import History, Line, at_moment, by_client
-from coterie.experiment.kept import FEDERATION, LAYOUT, KeptRun
+from coterie.experiment.kept import ABOUT, FEDERATION, LAYOUT, QUALITY, KeptRun
 from coterie.experiment.packed import PackedRun
 from coterie.experiment.result import AtMoments, Inputs, Result, metric_of, plot_mixing, plot_run, recorded_mixes
 from coterie.experiment.summary import summary_of
@@ -203,10 +203,15 @@ class OpenedRun(Displayed):
         kept = {name: values.numpy() for name, values in self._kept.quality().items()}
         names = [one["name"] for one in self.about["clients"] if one["takes_part"]] if kept else []
         columns: dict[str, Any] = {"name": names}
-        if {"macro_f1", "auc", "hits", "support", "bin_samples"} <= kept.keys():
+        if {"macro_f1", "auc", "hits", "support", "bin_samples", "bin_hits", "bin_confidence"} <= kept.keys():
+            classes = self.about["data"]["class_names"]
+            require(
+                fits(kept, len(names), len(classes)),
+                f"run = {self.path}: {QUALITY} and {ABOUT} are not of one run (their clients or classes differ); bring "
+                "the right one back, or run it again in another directory",
+            )
             columns |= {"macro_f1": kept["macro_f1"], "auc": kept["auc"], "ece": calibration_errors(kept)}
             shares = recalls(kept)
-            classes = self.about["data"]["class_names"]
             columns |= {f"recall {name}": shares[:, place] for place, name in enumerate(classes)}
         table = DataFrame(columns)
         table.index.name = "client"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,11 +19,13 @@ from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
+from coterie.data.fingerprint import fingerprint
 from coterie.data.scaling import rescaled
 from coterie.data.share import part_of
 from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
+from coterie.experiment.identity import Identity, identity_of
 from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
@@ -56,6 +59,19 @@ class Prepared:
     notes: tuple[str, ...] = ()  # what the run's log should say
     stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
+    loaded: Mapping[str, str] | None = None  # the fingerprint of the data as they were loaded, if they are others now
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The digests of the data that clients hold."""
+        return fingerprint(self.data)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What makes the run the same as another. Whoever asks first does so before anything is trained."""
+        loaded = self.fingerprint if self.loaded is None else self.loaded
+        base = self.problem_base
+        return identity_of(self.experiment, loaded, self.partition, base.module, base.task)
 
     @property
     def participants(self) -> list[int]:
@@ -182,6 +198,7 @@ def prepare(experiment: Settings) -> Prepared:
     if isinstance(data, str):
         data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
     assert isinstance(data, Dataset)
+    loaded = None if experiment.share == 1 and not experiment.scale else fingerprint(data)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
     if experiment.share < 1:
         require(
@@ -206,7 +223,8 @@ def prepare(experiment: Settings) -> Prepared:
         task=data.of_task,
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
-    prepared = Prepared(experiment, method, data, partition, problem, feature_width, partition.class_counts(data))
+    counts = partition.class_counts(data)
+    prepared = Prepared(experiment, method, data, partition, problem, feature_width, counts, loaded=loaded)
     begun = prepared.outline()
     method.check(begun)
     taking_part = cohort_size(experiment.join, len(prepared.participants))

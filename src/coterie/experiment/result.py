@@ -21,6 +21,7 @@ from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.core.scale import number_text
 from coterie.data import Dataset
+from coterie.data.arrays import require_unmasked
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.experiment.config import method_name
@@ -237,6 +238,7 @@ def fitting_inputs(inputs: Inputs, data: Dataset) -> Tensor:
     ...
     coterie.errors.CoterieError: inputs: samples have the shape (8, 8); the model takes (1, 8, 8), several at a time
     """
+    require_unmasked(inputs)
     try:
         found = inputs.detach() if isinstance(inputs, Tensor) else torch.as_tensor(np.asarray(inputs))
     except (TypeError, ValueError, RuntimeError):

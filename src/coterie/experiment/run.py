@@ -83,7 +83,7 @@ def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequen
 
 
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Result:
-    experiment, method = prepared.experiment, prepared.method
+    experiment, method, identity = prepared.experiment, prepared.method, prepared.identity
     federation, problem = prepared.federation(), prepared.problem()
     require_room(prepared, federation)
     validated = problem.has_validation
@@ -96,7 +96,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         directory.restore(federation)
         history.lines = _lines_until(directory, federation.round, experiment)
         directory.carry_on()
-        directory.add_session(session(after=federation.round), effective(prepared))
+        directory.add_session(session(after=federation.round), effective(prepared), identity)
     names = tuple(prepared.partition.names[client] for client in prepared.participants)
     kept_in = None if directory is None else directory.path
     start = Start(
@@ -144,6 +144,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         config = complete(experiment)
         at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
+        summary["identity"] = {part: value for part, value in identity.items() if part != "settings"}
         summary |= {} if stopped is None else {"stopped": stopped}
         if prepared.partition.held_out:
             summary["newcomers"] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.core.task.quality import BINS, calibration_errors, recalls, reliability
+from coterie.core.task.quality import BINS, calibration_errors, fits, recalls, reliability
 from coterie.errors import CoterieError, require
 from coterie.report.reading import RunRecord
 from coterie.report.rounding import Content, rounded
@@ -20,13 +20,10 @@ WIDTHS = {"bin_samples": BINS, "bin_hits": BINS, "bin_confidence": BINS}
 def run_quality(run: RunRecord) -> Counts | None:
     """What the run kept of its clients' finished models; nothing if it kept none, an error if that cannot be read."""
     found = {name: values.numpy() for name, values in run.directory.quality().items()}
-    if not {"hits", "support", "auc", *WIDTHS} <= found.keys():
+    if not {"hits", "support", "auc", "macro_f1", *WIDTHS} <= found.keys():
         return None  # a task of one's own may keep other things
-    clients, classes = len(run.names), found["support"].shape[-1]
-    shapes = {"hits": (clients, classes), "support": (clients, classes), "auc": (clients,)}
-    shapes |= {name: (clients, width) for name, width in WIDTHS.items()}
-    fits = all(found[name].shape == shape for name, shape in shapes.items())
-    require(fits, "what the run says of its finished models does not fit its clients")
+    classes = (*found["support"].shape, 0)[1]
+    require(fits(found, len(run.names), classes), "what the run says of its finished models does not fit its clients")
     return found
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import HOW
 from coterie.compare.sweep import SWEEP
 from coterie.compare.table import run_folder
+from coterie.experiment.identity import HOW
+from coterie.files import UNFIT
 from coterie.report.reading import RunRecord
 from coterie.report.rounding import Content
 from coterie.report.severalruns import metric_content
@@ -28,7 +29,7 @@ def search_content(folder: Path, runs: Sequence[RunRecord]) -> tuple[Content | N
         tried = [(one, _run_of(str(one["name"]), by_name)) for one in kept["candidates"]]
         found = [(str(one["name"]), int(one["rounds"]), one["score"], run) for one, run in tried if run is not None]
         scores = [None if score is None else float(score) for _, _, score, _ in found]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (*UNFIT, OSError) as error:
         return None, [f"{SWEEP} of {folder} cannot be read ({type(error).__name__}: {error})"]
     lost = len(tried) - len(found)
     notes = [f"{lost} settings of the search are not shown, since their runs are gone"] if lost else []

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compare.cell import HOW, Summary
+from coterie.compare.cell import Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
 from coterie.core.scale import Scale
 from coterie.errors import CoterieError
 from coterie.experiment.config import PLUGINS
+from coterie.experiment.identity import HOW
 from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
 from coterie.report.onerun import spoken_method

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from coterie.compare.cell import HOW
 from coterie.compare.pool import Run
 from coterie.data import DATASETS
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, complete
 from coterie.experiment.experiment import Experiment, experiment_from
+from coterie.experiment.identity import HOW
 from coterie.experiment.protocols import find
 from coterie.experiment.settings import Settings
 from coterie.options import option_fields

@@ -223,13 +223,18 @@ def placed(text: str) -> str:
     return "+".join(found or part[0] for found, part in zip(files, parts, strict=True))
 
 
-@lru_cache(maxsize=8)
 def read_trace(path: str) -> tuple[tuple[str, int, float], ...]:
     """The lines of a trace by round: client, the first round, the probability."""
     try:
-        lines = list(csv.DictReader(io.StringIO(Path(path).read_text(encoding="utf-8-sig"))))
+        return _lines_of(path, Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CoterieError(f"presence: {path} cannot be read as CSV ({error}); see docs/client-behaviour.md") from None
+
+
+@lru_cache(maxsize=8)
+def _lines_of(path: str, text: str) -> tuple[tuple[str, int, float], ...]:
+    """The same of a file's text."""
+    lines = list(csv.DictReader(io.StringIO(text)))
     found = []
     for number, line in enumerate(lines, 2):
         try:

@@ -121,6 +121,14 @@ def _shares_ranked_right(
     return found
 
 
+def fits(quality: Mapping[str, npt.NDArray[np.generic]], clients: int, classes: int) -> bool:
+    """Whether all there is to say of a classification was said of so many clients and classes."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("hits", "support"), (clients, classes))
+    shapes |= dict.fromkeys(("bin_samples", "bin_hits", "bin_confidence"), (clients, BINS))
+    shapes |= dict.fromkeys(("auc", "macro_f1"), (clients,))
+    return all(quality[name].shape == shape for name, shape in shapes.items())
+
+
 def recalls(quality: Mapping[str, npt.NDArray[np.generic]]) -> Floats:
     """The share of each class's test samples that is recognised: `[..., C]`; NaN where there are none."""
     return _shares(quality["hits"], quality["support"])

@@ -23,7 +23,7 @@ from coterie.core.layout import Layout
 from coterie.core.pixels import whole
 from coterie.core.slots import Slot
 from coterie.data import Dataset
-from coterie.data.arrays import Array, to_inputs
+from coterie.data.arrays import Array, require_unmasked, to_inputs
 from coterie.data.progress import progress_bar
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.predict.file import About, read_model, read_tensors, write_model
@@ -201,6 +201,7 @@ def _inputs(data: Dataset | Tensor | Array, shape: tuple[int, ...]) -> Tensor:
         if given.is_floating_point() and tuple(given.shape[1:]) == shape:
             return given.detach().float()
         given = given.detach().cpu().numpy()
+    require_unmasked(given)
     return to_inputs(np.asarray(given), "given")
 
 

@@ -9,17 +9,19 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from test_cells import Watch
 from test_parcels import same_rows
 
+from coterie.compare import cluster as cluster_module
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import Run
 from coterie.compare.running import require_jobs
 from coterie.compare.table import compare
-from coterie.errors import CoterieError
+from coterie.engines.ray.session import RaySession
+from coterie.errors import CoterieError, PassingError
 from coterie.experiment.experiment import Experiment
 from coterie.experiment.kept import ROWS
 from coterie.files import locked
@@ -167,3 +169,87 @@ def test_an_address_that_does_not_answer_is_one_line() -> None:
     with reserved_port() as free:  # noqa: SIM117
         with pytest.raises(CoterieError, match=rf"cluster = '127.0.0.1:{free}': no Ray cluster .*'ray start --head'"):
             run_on_cluster([], f"127.0.0.1:{free}", 0, Watch())
+
+
+class Starved:
+    """A cluster on which others have all CPUs."""
+
+    where = "cluster = 'far'"
+    lost = False
+
+    def require_head(self) -> None:
+        if self.lost:
+            raise PassingError("the head is lost")
+
+    def free(self, resource: str) -> float:
+        return 0.0
+
+    def total(self, resource: str) -> float:
+        return 8.0
+
+
+def test_who_finds_no_room_says_so_rarely_and_gives_up_as_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(cluster_module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setenv("COTERIE_CLUSTER_WAIT", "300")
+    session = Starved()
+    patience = cluster_module._Patience(cast(RaySession, session))
+    told: list[float] = []
+    with caplog.at_level("WARNING", logger="coterie"):
+        for waited in range(0, 300, 5):
+            clock[0] = 100.0 + waited
+            patience.check(False, cpus=2)
+            told += [waited] * (len(caplog.records) - len(told))
+        assert told == [10, 50, 250]
+        assert caplog.messages[0] == (
+            "cluster = 'far': no run has begun for 10 s (0 of the cluster's 8 CPUs are free, a run needs 2); waiting, "
+            "for 300 s at most (COTERIE_CLUSTER_WAIT says how long)"
+        )
+        clock[0] = 400.0
+        with pytest.raises(PassingError, match=r"no run has begun for 300 s .*; COTERIE_CLUSTER_WAIT=SECONDS waits l"):
+            patience.check(False, cpus=2)
+        patience.check(True, cpus=2)  # one has begun: all is as at the beginning
+        clock[0] = 405.0
+        patience.check(False, cpus=2)
+        assert len(caplog.records) == 3
+    session.lost = True
+    with pytest.raises(PassingError, match="the head is lost"):
+        patience.check(True, cpus=2)
+    monkeypatch.setenv("COTERIE_CLUSTER_WAIT", "soon")
+    with pytest.raises(CoterieError, match="COTERIE_CLUSTER_WAIT = 'soon': must be a whole number of seconds"):
+        cluster_module._Patience(cast(RaySession, session))
+
+
+@pytest.mark.slow
+def test_a_lost_head_ends_a_comparison_in_one_line_and_the_rest_is_done_here(tmp_path: Path) -> None:
+    few = [
+        "fedavg",
+        "--clients",
+        "3",
+        "--rounds",
+        "400",
+        "--seeds",
+        "0",
+        "--out",
+        str(tmp_path),
+        "--checkpoint-every=1",
+    ]
+    words = [sys.executable, "-m", "coterie", "compare", *few]
+    with nodes_here() as started:
+        head, address = started.add(), started.address
+        command = subprocess.Popen(
+            [*words, "--cluster", address], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
+        try:
+            eventually(lambda: (tmp_path / "fedavg-s0" / "rounds.jsonl").is_file())
+            started.kill(head)
+            _, said = command.communicate(timeout=3 * PATIENCE)
+        finally:
+            command.kill()
+    assert command.returncode == 1
+    assert said.splitlines()[-1].startswith(f"coterie: error: cluster = '{address}': the head of the Ray clus")
+    assert "also without a cluster, on this machine" in said
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=3 * PATIENCE, check=True)
+    assert done.stdout.startswith("{")

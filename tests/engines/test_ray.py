@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ import torch
 from test_processes import Incident, alone, experiment, rounds_with, same, serially
 from torch import Tensor
 
+from coterie.cli import main
 from coterie.client.batch import Batch
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.steps import plain_steps
@@ -31,6 +33,7 @@ from coterie.client.trainer import Trainer
 from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation
 from coterie.engines import RayCluster, Serial, Work
+from coterie.engines.ray import pool as pools
 from coterie.engines.ray import session as sessions
 from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
@@ -39,11 +42,14 @@ from coterie.engines.ray.session import LOCAL_ONLY, LOOPBACK, RaySession, import
 from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Positions
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PassingError
 from coterie.experiment.experiment import Experiment
+from coterie.experiment.kept import CONFIG
 from coterie.experiment.prepared import Prepared
+from coterie.experiment.resume import resume
 from coterie.methods import FedAvg, FedPer
 from coterie.partition import Iid
+from coterie.rounds.listeners import StopAfter
 from coterie.testing.toys import toy_data, toy_partition
 from support import PATIENCE, eventually, every_method, reserved_port, tiny
 
@@ -265,6 +271,11 @@ class Doomed:
 
     def kill(self, _: Any) -> None:
         pass
+
+    def asked(self, question: Callable[[], Any]) -> Any:
+        return question()
+
+    def require_head(self) -> None: ...
 
     def noted(self, key: str) -> int:
         return self._notes.get(key, 0)
@@ -604,3 +615,100 @@ def test_homes_are_balanced_and_idle_actors_help_out() -> None:
     book.put_back((2, 3))
     assert book.undealt == 2
     assert book.next_task(1) == (3,)
+
+
+def test_a_local_ray_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise Exception("The current node timed out\n  during startup.")  # Ray's own class for it
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    reason = r"\(The current node timed out during startup\.\); engine = 'processes' computes the same without"
+    with pytest.raises(PassingError, match=f"^engine = 'ray': no local Ray could be started {reason}$"):
+        RaySession("")
+
+
+def test_a_head_that_is_lost_is_told_though_ray_itself_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends the process after a minute, in the middle of whatever asks the head."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(sessions, "KNOCK_AGAIN", 0.01)
+    never = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        context = SimpleNamespace(address_info={"gcs_address": f"127.0.0.1:{port}"})
+        monkeypatch.setattr(ray, "init", lambda **_: context)
+        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+        session = RaySession("auto")
+        assert session.total("CPU") == 3
+        session.require_head()
+        monkeypatch.setattr(ray, "cluster_resources", never.wait)
+    try:
+        lost = "^ray_address = 'auto': the head of the Ray cluster is lost, nobody answers there any more$"
+        with pytest.raises(PassingError, match=lost):
+            session.total("CPU")
+        with pytest.raises(PassingError, match=lost):
+            session.require_head()
+    finally:
+        never.set()
+        session.close()
+
+
+def test_who_asks_the_head_gets_its_errors(session: RaySession) -> None:
+    def refuse() -> None:
+        raise KeyError("nothing")
+
+    with pytest.raises(KeyError, match="nothing"):
+        session.asked(refuse)
+
+
+def test_actors_that_find_no_room_are_waited_for_aloud(
+    session: RaySession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("LOOK_SECONDS", 0.01), ("TOLD_SECONDS", 0.02), ("START_SECONDS", 0.5)):
+        monkeypatch.setattr(pools, name, seconds)
+    pool = ActorPool(session, 1)
+    member = pools._ActorState(0, handle=None)
+    member.answers.append(ray.put(None))
+    pool._members.append(member)
+    monkeypatch.setattr(ray, "wait", lambda references, **_: (time.sleep(0.01) or [], references))
+    with caplog.at_level("WARNING", logger="coterie"), pytest.raises(PassingError, match=r"no actor could start withi"):
+        pool._heard()
+    (line,) = caplog.messages
+    assert line.startswith("engine = 'ray': no actor has started yet (")
+    assert line.endswith("CPUs are free); given up after 0.5 s")
+
+
+def test_a_run_whose_cluster_is_gone_goes_on_in_processes_with_the_same_bits(
+    session: RaySession, pool: ActorPool, tmp_path: Path
+) -> None:
+    pool.stop()  # its actors hold the CPUs
+    settings = {"partition": Iid(clients=3), "rounds": 3, "epochs": 1, "join": 0.7, "checkpoint_every": 1}
+    whole = Experiment("fedper", engine="serial", threads=1, **{**settings, "checkpoint_every": 0}).run()
+    begun = Experiment("fedper", engine="ray", workers=2, **settings).run(tmp_path / "run", [StopAfter(1)])
+    assert begun.summary["stopped"]
+    with pytest.raises(
+        CoterieError, match="engine = 'stacked': the run was begun with 'ray', and only processes and r"
+    ):
+        resume(tmp_path / "run", engine="stacked")
+    assert 'engine = "ray"' in (tmp_path / "run" / CONFIG).read_text()
+    moved = resume(tmp_path / "run", engine="processes")
+    assert moved.summary["accuracy"] == whole.summary["accuracy"]
+    config = (tmp_path / "run" / CONFIG).read_text()
+    assert 'engine = "processes"' in config
+    assert "workers = 0" in config
+
+
+def test_a_run_that_a_cluster_leaves_alone_says_how_it_goes_on(
+    session: RaySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(self: ActorPool) -> None:
+        raise PassingError("ray_address = 'x': the head of the Ray cluster is lost")
+
+    monkeypatch.setattr(ActorPool, "_heard", lost)
+    words = ["run", "fedavg", "--engine", "ray", "--clients", "3", "--rounds", "1", "--out", str(tmp_path / "run")]
+    assert main(words) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "is lost" in line]
+    assert f"or 'coterie resume {tmp_path / 'run'} --engine processes', without Ray, starts again from round 1" in line

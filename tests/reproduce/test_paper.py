@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
+import torch
 from tests.reproduce.toy import TOML, toy_table
 
+from coterie.core.pixels import Pixels, PixelScale
+from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError
+from coterie.experiment import prepared
 from coterie.reproduce import cells
 from coterie.reproduce.cells import Amount, TableCell, cells_of
 from coterie.reproduce.paper import PaperColumn, PaperTable, paper_tables
@@ -154,3 +160,72 @@ def test_a_cell_is_known_by_what_is_unusual_about_it(monkeypatch: pytest.MonkeyP
     different = TableCell(table, table.row("pfedsim"), table.column("half"), 0)
     monkeypatch.setitem(different.__dict__, "config", {**cell.config, "set": {"rho": 0.3}})
     assert different.digest != digest
+
+
+@dataclass(frozen=True)
+class Like:
+    """A data set's size and form."""
+
+    samples: int
+    train_size: int
+    classes: int
+    shape: tuple[int, ...]
+    domains: int = 0
+
+    def made(self, name: str, **_: object) -> Dataset:
+        """A data set of that form: one black image, again and again."""
+        labels = torch.randint(self.classes, (self.samples,), generator=torch.Generator().manual_seed(0))
+        owners = torch.arange(self.samples) % self.domains if self.domains else None
+        names = tuple(map(str, range(self.domains)))
+        image = torch.zeros(1, *self.shape, dtype=torch.uint8)
+        scale = PixelScale(means=(0.5,) * self.shape[0], deviations=(0.5,) * self.shape[0])
+        inputs = Pixels(image.expand(self.samples, *self.shape), scale)
+        return Dataset(name, inputs, labels, self.classes, self.train_size, owners, names)
+
+
+FORMS = {
+    "mnist": Like(70_000, 60_000, 10, (1, 28, 28)),
+    "fashion_mnist": Like(70_000, 60_000, 10, (1, 28, 28)),
+    "emnist": Like(814_255, 697_932, 62, (1, 28, 28)),
+    "cifar10": Like(60_000, 50_000, 10, (3, 32, 32)),
+    "cinic10": Like(270_000, 180_000, 10, (3, 32, 32)),
+    "cifar100": Like(60_000, 50_000, 100, (3, 32, 32)),
+    "tiny_imagenet": Like(110_000, 100_000, 200, (3, 64, 64)),
+    "domainnet": Like(586_575, 410_000, 345, (3, 64, 64), domains=6),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("table", paper_tables().values(), ids=lambda table: table.key)
+def test_every_table_can_be_tried_with_a_little_of_its_data(table: PaperTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paper's samples a client, its least ones and its own partitions are of all the data."""
+    monkeypatch.setattr(prepared, "load", lambda name, **_: FORMS[name].made(name))
+    monkeypatch.setattr(cells, "missing", lambda _: None)
+    prepared_once = set()
+    for cell in cells_of(table, [], [], [0], Amount(rounds=1, share=0.02)):
+        # Methods alike, what has to fit is the partition and the model.
+        kind = cell.column.key, str(cell.row.settings)
+        if kind not in prepared_once:
+            prepared_once.add(kind)
+            sizes = cell.experiment.prepare().partition.sizes
+            assert sizes.min() > 0
+    assert prepared_once
+
+
+def test_a_paper_s_own_partition_is_for_all_of_its_data_alone() -> None:
+    table = paper_tables()["pfedsim-table3"]
+    row, column = table.row("pfedsim"), table.column("cifar10-dir0.5")
+    whole, less, other = (
+        TableCell(table, row, column, 0, amount)
+        for amount in (Amount(rounds=2), Amount(share=0.5), Amount(data="digits"))
+    )
+    assert whole.config["partition"] == "pfedsim-cifar10-dir0.5.npz"
+    for cell in (less, other):
+        assert (cell.config["partition"], cell.config["alpha"]) == ("dirichlet", 0.5)
+
+
+@pytest.mark.parametrize(("share", "samples"), [(1.0, 600), (0.5, 300), (0.1, 60), (0.02, 20), (0.001, 20)])
+def test_samples_a_client_shrink_with_the_data_as_long_as_they_are_enough(share: float, samples: int) -> None:
+    table = paper_tables()["fedrema-table1"]
+    cell = TableCell(table, table.row("fedrema"), table.column("mnist"), 0, Amount(share=share))
+    assert cell.config["samples"] == samples

@@ -55,10 +55,10 @@ def run_command(
     _print_summary(summary, directory, json)
 
 
-def resume_command(path: Path, rounds: int | None, json: bool, listeners: Sequence[str] = ()) -> None:
+def resume_command(path: Path, rounds: int | None, json: bool, listeners: Sequence[str] = (), engine: str = "") -> None:
     """Carry a run on, to more rounds if wished, and print its summary."""
     with _resumable(path):
-        summary = resume(path, listeners, progress=True, rounds=rounds).summary
+        summary = resume(path, listeners, progress=True, rounds=rounds, engine=engine).summary
     _print_summary(summary, path, json)
 
 

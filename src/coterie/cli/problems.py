@@ -69,6 +69,8 @@ def one_line(error: Exception, words: Sequence[str] = ()) -> str:
         text = _parsing(error, words)
     elif isinstance(error, OSError) and error.filename is not None:
         text = "; ".join([f"{error.filename}: {error.strerror}", *getattr(error, "__notes__", ())])
+    elif isinstance(error, PassingError):  # whoever tries again goes on from where it was
+        text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     else:
         text = str(error)
     text = " ".join(text.split())

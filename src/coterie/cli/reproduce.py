@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -88,7 +88,22 @@ def reproduce_command(
     for cell in left_out:
         _say(f"left out for want of time: {cell}")
     if failures:
-        raise FailureError("; ".join(f"{run} failed: {why}" for run, why in failures.items()))
+        raise FailureError("; ".join(_failed(failures)))
+
+
+def _failed(failures: Mapping[str, str]) -> list[str]:
+    """What failed, for each reason once.
+
+    >>> _failed({"t fedavg": "t fedavg: no memory", "t fedper": "no memory", "t local": "no room"})
+    ['2 cells failed, t fedavg the first: no memory', 't local failed: no room']
+    """
+    runs_of: dict[str, list[str]] = {}
+    for run, why in failures.items():
+        runs_of.setdefault(why.removeprefix(f"{run}: "), []).append(run)
+    return [
+        f"{runs[0]} failed: {why}" if len(runs) == 1 else f"{len(runs)} cells failed, {runs[0]} the first: {why}"
+        for why, runs in runs_of.items()
+    ]
 
 
 def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int, cluster: str) -> dict[str, str]:

@@ -166,13 +166,16 @@ def resume(
     /,
     *,
     rounds: Annotated[int | None, option("Go on until there are so many rounds in all.", "as planned", RUNNING)] = None,
+    engine: Annotated[
+        str | None, option("Go on without a Ray cluster ('processes'), which computes the same.", "as begun", RUNNING)
+    ] = None,
     listener: Listeners = None,
     json: AsJson = False,
 ) -> None:
     """Carry a stopped run on from its last checkpoint; it ends as if it had never been stopped."""
     from coterie.cli.commands import resume_command
 
-    resume_command(run, rounds, json, listener or [])
+    resume_command(run, rounds, json, listener or [], engine or "")
 
 
 @app.command(group=TRAIN)

@@ -25,7 +25,7 @@ from coterie.data.locate import DATA
 from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote.queue import DEATHS
 from coterie.engines.remote.worker import described
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, PassingError, require
 from coterie.experiment.alone import lock_of
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.identity import on_any_machine
@@ -37,6 +37,11 @@ log = logging.getLogger("coterie")
 LOOK_AGAIN = 5.0
 # Messages of a run that may wait to be read here.
 AHEAD = 8
+# Seconds after which it is said that no run has begun, and so many times as much until it is said again.
+TOLD_AFTER, TOLD_LATER = 10.0, 5
+# Seconds after which nobody waits for room any longer: those of this variable of the environment.
+WAIT, USUAL_WAIT = "COTERIE_CLUSTER_WAIT", 1800.0
+NOWHERE = "not yet placed"
 ALIKE = "every node needs the same Coterie, PyTorch and Python"
 
 
@@ -49,7 +54,7 @@ class _ClusterRun:
     waits_for_others: bool = False
     lost: int = 0  # so often
     messages: Any = None  # Ray's generator of references
-    where: str = "not yet placed"
+    where: str = NOWHERE
     lock: ExitStack = field(default_factory=ExitStack)
     inbox: Inbox | None = None
 
@@ -77,6 +82,10 @@ def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watche
     try:
         dispatch.require_room()
         dispatch.perform()
+    except PassingError as error:
+        if any(run.directory is not None for run in runs):
+            error.add_note("the same again carries on from what has arrived, also without a cluster, on this machine")
+        raise
     finally:
         dispatch.stop()
         session.close()
@@ -92,6 +101,7 @@ class _Dispatch:
         self._versions = versions()
         self._most_cpus = max((one.cpus for one in self._waiting), default=1)
         self._room, self._looked = 0, -LOOK_AGAIN
+        self._patience = _Patience(session)
 
     def require_room(self) -> None:
         """An error if there is a run for which no machine is large enough: it would wait for ever."""
@@ -111,6 +121,8 @@ class _Dispatch:
             if self._under_way:
                 for messages in self._heard():
                     self._listen(self._under_way[messages])
+                placed = any(one.where != NOWHERE for one in self._under_way.values())
+                self._patience.check(placed or not self._under_way, self._most_cpus)
             elif self._waiting:  # others are at all that are left
                 time.sleep(1)
 
@@ -166,7 +178,8 @@ class _Dispatch:
             kept = None if run.directory is None else kept_summary(run.experiment, run.directory, run.until)
             if kept is None:
                 one.inbox = None if run.directory is None else Inbox(run.directory)
-                one.messages = self._submit(one)
+                one.where = NOWHERE
+                one.messages = self._session.asked(lambda: self._submit(one))
                 self._under_way[one.messages] = one
                 return
         except (CoterieError, OSError) as error:
@@ -249,6 +262,34 @@ class _Dispatch:
     def _release(self, one: _ClusterRun) -> None:
         del self._under_way[one.messages]
         one.lock.close()
+
+
+class _Patience:
+    """How long runs have waited for room on a cluster, where none has any; says so now and then, and gives up."""
+
+    def __init__(self, session: RaySession) -> None:
+        self._session, self._since, self._next = session, time.monotonic(), TOLD_AFTER
+        given = os.environ.get(WAIT, "")
+        usable = not given or (given.isascii() and given.isdecimal())
+        require(usable, f"{WAIT} = '{given}': must be a whole number of seconds")
+        self._limit = float(given or USUAL_WAIT)
+
+    def check(self, placed: bool, cpus: int) -> None:
+        """Is told whether a run has found room, and otherwise how many CPUs it needs; an error when time is up."""
+        self._session.require_head()
+        now = time.monotonic()
+        if placed:
+            self._since, self._next = now, TOLD_AFTER
+            return
+        waited = now - self._since
+        if waited < min(self._next, self._limit):
+            return
+        machines = f"{self._session.free('CPU'):g} of the cluster's {self._session.total('CPU'):g} CPUs are free"
+        why = f"no run has begun for {waited:.0f} s ({machines}, a run needs {cpus})"
+        if waited >= self._limit:
+            raise PassingError(f"{self._session.where}: {why}; {WAIT}=SECONDS waits longer")
+        self._next *= TOLD_LATER
+        log.warning("%s: %s; waiting, for %g s at most (%s says how long)", self._session.where, why, self._limit, WAIT)
 
 
 def _on_a_node(task: Message, parcels: Sequence[Any], environment: Mapping[str, str], cwd: str) -> Iterator[Message]:

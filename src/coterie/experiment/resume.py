@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coterie.core.pixels import Pixels
 from coterie.data.fingerprint import fingerprint, older_fingerprint
+from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
 from coterie.experiment.alone import alone
 from coterie.experiment.directory import RunDirectory
@@ -20,6 +21,10 @@ from coterie.experiment.run import finish, watched
 from coterie.rounds.listeners import GivenListener
 from coterie.typed import typed
 
+# Where a run is computed, and the engines between which it may change without a bit changing.
+PLACE = ("engine", "workers", "ray_address", "ray_gpus")
+ALIKE = {"processes", "ray"}
+
 
 @typed
 def resume(
@@ -28,6 +33,7 @@ def resume(
     progress: bool = False,
     experiment: Experiment | None = None,
     rounds: int | None = None,
+    engine: str = "",
 ) -> Result:
     """Carry a killed or stopped run on from its last checkpoint; it ends bit-identical to one never interrupted.
 
@@ -39,6 +45,9 @@ def resume(
     ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
     many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
 
+    With `engine="processes"`, a run that was at a Ray cluster goes on here without it, or with `"ray"` the other way
+    round on a Ray of this machine: they compute the same bits.
+
     >>> import tempfile
     >>> from coterie.experiment.experiment import Experiment
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +57,7 @@ def resume(
     """
     directory = RunDirectory.open(Path(path))
     with alone(directory.path):
-        return _carried_on(directory, listeners, progress, experiment, rounds)
+        return _carried_on(directory, listeners, progress, experiment, rounds, engine)
 
 
 def _carried_on(
@@ -57,6 +66,7 @@ def _carried_on(
     progress: bool,
     experiment: Experiment | None,
     rounds: int | None,
+    engine: str,
 ) -> Result:
     path = directory.path
     directory.require_complete()
@@ -66,13 +76,31 @@ def _carried_on(
     experiment = experiment or experiment_from(config)
     # An engine chosen by trial stays chosen: another could round differently. And a run may have been extended.
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
+    if engine:
+        experiment = _moved(experiment, engine)
     with watched(listeners, progress) as told:
         whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
         _require_same_data(directory, whole)
         prepared = replace(whole, experiment=experiment)
+        if engine:
+            directory.write_config({**directory.config(), **{key: getattr(experiment, key) for key in PLACE}})
         if rounds is not None:
             prepared = extend(directory, prepared, rounds)
         return finish(prepared, directory, told)
+
+
+def _moved(experiment: Experiment, engine: str) -> Experiment:
+    """The experiment with another engine that computes the same bits, on this machine alone."""
+    before = experiment.engine
+    require(
+        engine == before or {engine, before} <= ALIKE,
+        f"engine = '{engine}': the run was begun with '{before}', and only {' and '.join(sorted(ALIKE))} compute alike",
+    )
+    require(
+        experiment.device == PROCESSOR and not experiment.ray_gpus,
+        f"engine = '{engine}': the run trains on GPUs, where numbers round otherwise; bring its cluster back",
+    )
+    return replace(experiment, engine=engine, workers=0, ray_address="", ray_gpus=0.0)
 
 
 def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:

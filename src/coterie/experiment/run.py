@@ -196,7 +196,9 @@ def _way_on(directory: RunDirectory, experiment: Settings) -> str:
     own = config["method"] not in METHODS or any(
         str(config[key]).startswith("given (") for key in ("data", "model", "partition")
     )
-    ways = f"coterie.resume({path!r})", said("coterie", "resume", path)
+    ways = [f"coterie.resume({path!r})", said("coterie", "resume", path)]
+    if experiment.engine == "ray":
+        ways.append(f"{said('coterie', 'resume', path, '--engine', 'processes')}, without Ray,")
     way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if own else " or ".join(ways)
     return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
 

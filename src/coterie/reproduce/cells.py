@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coterie.compare.pool import Run
 from coterie.data import DATASETS
+from coterie.data.scaling import PUBLISHED
 from coterie.errors import CoterieError
 from coterie.experiment.config import Config, complete
 from coterie.experiment.experiment import Experiment, experiment_from
@@ -25,6 +26,12 @@ PARTITIONS = Path(__file__).parent / "partitions"
 # How cells run unless a table says otherwise: several at a time, each on one core, and always with the same bits. It is
 # the same choice for all methods and seeds, and for every machine and day: cells of one table come together over weeks.
 PINNED = {"engine": "serial", "threads": 1, "memory": "contiguous", "record_every": 0}
+# What partition rules count in samples of a client, and times the share of the data by which that shrinks. The smallest
+# client is far below the mean, so that it shrinks later.
+COUNTS = {"samples": 1, "train_samples": 1, "test_samples": 1, "least": 5}
+# It does not shrink below this, which still can be split: of a client that holds so many, and of the smallest one.
+ENOUGH = {"least": 4}
+ENOUGH_OF_ALL = 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class TableCell:
         if self.amount.rounds is not None:
             config["rounds"] = self.amount.rounds
         if self.amount.share != 1.0:
-            config["share"] = self.amount.share
+            config |= {"share": self.amount.share, **_fewer(config, self.amount.share)}
         try:
             return experiment_from({**config, "method": self.row.method_name, "set": {**options, **self.row.set}})
         except CoterieError as error:
@@ -79,7 +86,10 @@ class TableCell:
     def _given(self) -> Config:
         given = {**self.table.settings, **self.column.settings, **self.row.settings}
         if str(given.get("partition", "")).endswith(".npz"):
-            given["partition"] = str(PARTITIONS / given["partition"])
+            path = given.pop("partition")
+            # A file counts through all samples of its data set.
+            whole = self.amount.share == 1.0 and not self.amount.data
+            given |= {"partition": str(PARTITIONS / path)} if whole else self.column.drawn
         return {**given, "data": self.amount.data} if self.amount.data else given
 
     @cached_property
@@ -119,6 +129,19 @@ class TableCell:
         return f"{self.table.key}, {self.column.key}, {self.row.key}, seed {self.seed}"
 
 
+def _fewer(config: Config, share: float) -> Config:
+    """The samples that a partition counts by client, shrunk along with the data.
+
+    >>> _fewer({"samples": 600, "least": 40, "lr": 0.1}, 0.1), _fewer({"samples": 600, "least": 40}, 0.02)
+    ({'samples': 60, 'least': 20}, {'samples': 20, 'least': 4})
+    """
+    return {
+        option: min(config[option], max(round(times * share * config[option]), ENOUGH.get(option, ENOUGH_OF_ALL)))
+        for option, times in COUNTS.items()
+        if option in config
+    }
+
+
 def _defaults(cls: type) -> dict[str, object]:
     return {name: item.default for name, item in option_fields(cls).items()}
 
@@ -139,10 +162,16 @@ def cells_of(
     for seed in seeds:
         for column in chosen_columns:
             for row in chosen_rows:
-                if row.method_name and missing(amount.data or data_of(table, row, column)) is None:
+                if row.method_name and _can_run(table, row, column, amount.data or data_of(table, row, column)):
                     cell = TableCell(table, row, column, seed, amount)
                     cells.setdefault(cell.digest, cell)
     return list(cells.values())
+
+
+def _can_run(table: PaperTable, row: PaperRow, column: PaperColumn, data: str) -> bool:
+    """Whether a cell's data set is here, on the scale that it asks for: not every one has been published on another."""
+    scale = {**table.settings, **column.settings, **row.settings}.get("scale")
+    return (not scale or data in PUBLISHED) and missing(data) is None
 
 
 def _by_importance(table: PaperTable) -> list[str]:

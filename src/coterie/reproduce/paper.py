@@ -19,11 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A column: the settings of its runs, or another number of the same runs."""
+    """A column: the settings of its runs, or another number of the same runs.
+
+    `drawn` are settings in place of a partition from a file, where that does not fit: on a share of the data, or on
+    other data.
+    """
 
     key: str
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    drawn: Mapping[str, Any] = field(default_factory=dict)
     protocol: str = ""
     reports: Mapping[str, str] = field(default_factory=dict)
     measure: str = "score"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,13 +22,15 @@ from coterie.engines.ray.session import RaySession
 from coterie.engines.remote.engine import packed
 from coterie.engines.remote.queue import DEATHS, TaskQueue
 from coterie.engines.remote.worker import Call, Done, Positions, Refused, described
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, PassingError
 from coterie.methods.base import Method
 from coterie.registry import FILES
 
 log = logging.getLogger("coterie")
 
 START_SECONDS = 120.0  # after which actors that nothing is heard of count as impossible to place
+# Seconds after which it is said what is waited for, and how often it is looked whether the cluster's head still lives.
+TOLD_SECONDS, LOOK_SECONDS = 15.0, 2.0
 
 Held = dict[str, tuple[int, set[int]]]
 """The rows that an actor holds: slot -> since which call they are as they are, and whose."""
@@ -197,7 +200,7 @@ class ActorPool:
         present = {member.number for member in self._members}
         for number in range(self.size):
             if number not in present:
-                member = _ActorState(number, self._kind.remote(self._device))
+                member = _ActorState(number, self.session.asked(lambda: self._kind.remote(self._device)))
                 self._members.append(member)
                 self._introduce(member, cargo)
 
@@ -232,15 +235,29 @@ class ActorPool:
     def _heard(self) -> _ActorState:
         """Wait until an actor answers or is lost."""
         waiting = {member.answers[0]: member for member in self._members if member.stage != "idle"}
+        begun, told = time.monotonic(), False
         while True:
-            answered, _ = self._ray.wait(list(waiting), num_returns=1, timeout=START_SECONDS)
+            answered, _ = self._ray.wait(list(waiting), num_returns=1, timeout=LOOK_SECONDS)
             if answered:
                 return waiting[answered[0]]
-            if all(member.stage == "joining" for member in waiting.values()):
-                raise CoterieError(
+            self.session.require_head()
+            waited = time.monotonic() - begun
+            if any(member.stage != "joining" for member in waiting.values()):
+                continue
+            if waited >= START_SECONDS:
+                raise PassingError(
                     f"engine = 'ray': no actor could start within {START_SECONDS:g} s; are the cluster's CPUs and GPUs "
                     "taken by others?"
                 )
+            if waited >= TOLD_SECONDS and not told:
+                told = True
+                log.warning(
+                    "engine = 'ray': no actor has started yet (%s); given up after %g s", self._room(), START_SECONDS
+                )
+
+    def _room(self) -> str:
+        """What of the cluster is free."""
+        return f"{self.session.free('CPU'):g} of the cluster's {self.session.total('CPU'):g} CPUs are free"
 
     def _listen(
         self, member: _ActorState, cargo: Cargo, queue: TaskQueue, collect: Callable[[Positions, Rows], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -10,15 +11,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, PassingError, require
+
+log = logging.getLogger("coterie")
+T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
+# Seconds between knocks at the head, and how many in vain mean that it is lost: after 60 s, Ray ends the process.
+KNOCK_AGAIN, IN_VAIN = 5.0, 5
+SLOW = 10.0  # seconds after which it is said that a cluster is waited for
 HEALTH = 60.0  # seconds: a busy machine takes long to start the command that asks
 # How HTTP/2 begins, which all of Ray speaks: our first frame, settings without any; the server's is its settings too.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -60,43 +68,92 @@ class RaySession:
     Without an `address` a local Ray is started for this process alone: it listens on the loopback interface only,
     has no dashboard, sends no usage statistics, and its files vanish with it. `cpus` is how many it counts, `store` the
     bytes of its object store. `option` is what the address is called where it was given.
+
+    Without its head a cluster does nothing, and Ray would end this process after a minute: whoever waits here asks
+    `require_head` now and then, and lets the head be asked by `asked`.
     """
 
     def __init__(self, address: str, cpus: int = 1, store: int = 0, option: str = "ray_address") -> None:
         where = f"{option} = '{address}'"
+        self.where = where if address else "engine = 'ray'"
         loaded = sys.modules.get("ray")
         self._owned = loaded is None or not loaded.is_initialized()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._cleanup = ExitStack()
-        if self._owned and address:
-            self._cleanup.enter_context(_set(_way_in(address, where)))
-        self.ray = import_ray(not address, where if address else "engine = 'ray'")
-        if self._owned and address:
-            self._join(address, where)
-        elif self._owned:
-            self._start(cpus, store)
+        self._closed = threading.Event()
+        with _told_if_slow(self.where):
+            if self._owned and address:
+                self._cleanup.enter_context(_set(_way_in(address, where)))
+            self.ray = import_ray(not address, self.where)
+            if self._owned:
+                context = self._join(address, where) if address else self._start(cpus, store)
+                # Ray Client has no such address: its server tells what becomes of the cluster.
+                head = str(getattr(context, "address_info", {}).get("gcs_address", ""))
+            else:
+                head = str(getattr(self.ray.get_runtime_context(), "gcs_address", ""))
         if self._owned:
             self._cleanup.enter_context(_silent())
+        self._in_vain = 0  # the last knocks at the head
+        threading.Thread(target=self._watch_head, args=(head,), name="coterie ray head", daemon=True).start()
 
     def total(self, resource: str) -> float:
         """How much of a resource ("CPU", "GPU") the cluster has."""
-        return float(self.ray.cluster_resources().get(resource, 0.0))
+        return float(self.asked(self.ray.cluster_resources).get(resource, 0.0))
+
+    def free(self, resource: str) -> float:
+        """How much of a resource nobody has taken."""
+        return float(self.asked(self.ray.available_resources).get(resource, 0.0))
 
     def most(self, resource: str) -> float:
         """How much of a resource the machine has that has most of it."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self.asked(self.ray.nodes) if node["Alive"]]
         return max((float(node.get(resource, 0.0)) for node in nodes), default=0.0)
 
     def noted(self, key: str) -> int:
         """The number that was last noted under a key; 0 if there is none."""
-        return int(_notes()._internal_kv_get(key) or 0)
+        return int(self.asked(lambda: _notes()._internal_kv_get(key)) or 0)
 
     def forget(self, key: str) -> None:
         """Delete what was noted under a key."""
-        _notes()._internal_kv_del(key)
+        self.asked(lambda: _notes()._internal_kv_del(key))
+
+    def asked(self, question: Callable[[], T]) -> T:
+        """What the head answers to a question; an error if it is lost, where the question alone would wait for it."""
+        self.require_head()
+        answer: Future[T] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="coterie ray question", daemon=True).start()
+        while not wait([answer], timeout=1.0).done:
+            self.require_head()
+        return answer.result()
+
+    def require_head(self) -> None:
+        """An error if nobody has answered at the head for a while."""
+        if self._in_vain >= IN_VAIN:
+            raise PassingError(f"{self.where}: the head of the Ray cluster is lost, nobody answers there any more")
+
+    def _watch_head(self, address: str) -> None:
+        """Knock at the head again and again; a machine that is only busy takes a connection all the same."""
+        host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            return
+        while not self._closed.wait(KNOCK_AGAIN):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+            except OSError:
+                self._in_vain += 1
+            else:
+                self._in_vain = 0
 
     def close(self) -> None:
         """Leave the cluster, or end the local one."""
+        self._closed.set()
         if self._owned:
             self.ray.shutdown()
         self._cleanup.close()
@@ -104,32 +161,40 @@ class RaySession:
             self._folder.cleanup()
             self._folder = None
 
-    def _join(self, address: str, where: str) -> None:
+    def _join(self, address: str, where: str) -> Any:
         try:
             with _own_handler():
-                self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                return self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # whatever Ray raises: connection, version, authentication
             with suppress(Exception):
                 self.ray.shutdown()
             self._cleanup.close()
             raise _unreachable(where, " ".join(str(error).split())) from error
 
-    def _start(self, cpus: int, store: int) -> None:
+    def _start(self, cpus: int, store: int) -> Any:
         folder = tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True)
         if len(folder.name) <= LONGEST_FOLDER:
             self._folder = folder
-        with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}), _own_handler():
-            self.ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                object_store_memory=max(store, SMALLEST_STORE),
-                _node_ip_address=LOOPBACK,
-                # Ray opens its folder to everybody, so it lies within one that is not.
-                _temp_dir=None if self._folder is None else str(Path(self._folder.name) / "ray"),
-            )
+        try:
+            with _set({"RAY_USAGE_STATS_ENABLED": "0", LOCAL_ONLY: "0"}), _own_handler():
+                context = self.ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=max(store, SMALLEST_STORE),
+                    _node_ip_address=LOOPBACK,
+                    # Ray opens its folder to everybody, so it lies within one that is not.
+                    _temp_dir=None if self._folder is None else str(Path(self._folder.name) / "ray"),
+                )
+        except Exception as error:  # whatever Ray raises, among it a bare Exception
+            with suppress(Exception):
+                self.close()
+            raise PassingError(
+                f"engine = 'ray': no local Ray could be started ({' '.join(str(error).split())}); engine = 'processes' "
+                "computes the same without"
+            ) from error
         found = self.ray.util.get_node_ip_address()
         if found != LOOPBACK:
             self.close()
@@ -137,6 +202,7 @@ class RaySession:
                 f"engine = 'ray': this version of Ray listens on {found}, not just on this machine; start Ray yourself "
                 "('ray start --head') and give ray_address='auto'"
             )
+        return context
 
 
 def fetched(reference: Any) -> Any:
@@ -255,6 +321,18 @@ def _own_handler() -> Iterator[None]:
     finally:
         if before is not None:  # somebody else than Python had set it, and only they can again
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _told_if_slow(where: str) -> Iterator[None]:
+    """Say that Ray is waited for, if that takes long."""
+    teller = threading.Timer(SLOW, log.warning, ("%s: Ray has not answered yet; waiting for it", where))
+    teller.daemon = True
+    teller.start()
+    try:
+        yield
+    finally:
+        teller.cancel()
 
 
 @contextmanager

@@ -22,8 +22,10 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tools.mutants.copies import Copies, Outcome, Task
-from tools.mutants.operators import Mutant, mutants_of, sample
+from tools.mutants.operators import Mutant, sample
 from tools.mutants.reached import Reach, digest, read_map
 
 ROOT = Path(__file__).parents[2]
@@ -58,18 +60,16 @@ def main() -> int:
     parser.add_argument(
         "--tests", action="append", help="a folder or file of tests; may be repeated (those of the folders)"
     )
-    parser.add_argument("--skip", type=int, default=0, help="leave out so many of the sample's first")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
     parser.add_argument("--budget", type=float, default=15.0, help="seconds of the processor for a mutant's tests")
     parser.add_argument("--record", type=Path, default=Path("runs/mutants"), help="where outcomes are recorded")
     parser.add_argument("--again", action="store_true", help="try survivors of the record again")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     given = parser.parse_args()
-    everything = [one for path in files(given.only or FOLDERS) for one in mutants_of(text(path), path)]
-    drawn = sample(everything, given.sample or len(everything), given.seed)[given.skip :]
+    drawn = sample({path: text(path) for path in files(given.only or FOLDERS)}, given.sample or sys.maxsize, given.seed)
     if given.list:
         for mutant in drawn:
-            print(shown(record(mutant, Outcome(""), [], 0)))
+            print(shown(record(Task([], mutant), Outcome(""))))
         return 0
     if not hasattr(os, "fork"):
         raise SystemExit("mutants run in forks, which this system does not have")
@@ -81,7 +81,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="coterie-mutants-") as folder:
         copies = Copies(ROOT, Path(folder), given.jobs)
         lines = tried(drawn, copies, given)
-    return summary(lines, len(everything))
+    return summary(lines)
 
 
 def files(chosen: Iterable[str]) -> list[str]:
@@ -115,34 +115,29 @@ def tried(drawn: list[Mutant], copies: Copies, given: argparse.Namespace) -> lis
     log = folder / "log.jsonl"
     known = {line["key"]: line for line in logged(log) if not (given.again and line["outcome"] in ALIVE)}
     new = [mutant for mutant in drawn if key_of(mutant) not in known]
-    with Progress(auto_refresh=False) as progress:  # no thread beside the forks
+    with Progress(auto_refresh=False) as progress, log.open("a", encoding="utf-8") as out:  # no thread beside the forks
         reaches = mapped(copies, given.tests or TESTS, folder / "map", progress) if new else {}
-        bar = progress.add_task(f"{len(new)} mutants", total=len(new))
-        with log.open("a", encoding="utf-8") as out:
-
-            def note(line: dict[str, Any]) -> None:
-                known[line["key"]] = line
-                out.write(json.dumps(line, ensure_ascii=False) + "\n")
-                out.flush()
-                survived = sum(known[key_of(one)]["outcome"] == "survived" for one in new if key_of(one) in known)
-                progress.update(bar, advance=1, description=f"{len(new)} mutants, {survived} survived")
-                progress.refresh()
-
-            tasks: list[Task] = []
-            left: dict[Mutant, int] = {}
-            for mutant in new:
-                tests, left[mutant] = selected(mutant, reaches, given.budget)
-                steps, seconds = (sum(getattr(reaches[test], name) for test in tests) for name in ("steps", "seconds"))
-                tasks.append(Task(tests, mutant, FACTOR * steps + START, seconds))
-            for task in tasks:
-                if not task.tests:
-                    assert task.mutant is not None
-                    note(record(task.mutant, Outcome("unreached"), [], 0))
-            for task, outcome in copies.run(task for task in tasks if task.tests):
-                assert task.mutant is not None
-                note(record(task.mutant, outcome, list(task.tests), left[task.mutant]))
-        sound(copies, {known[key_of(one)]["test"] for one in new}, progress)
+        tasks = [task_of(mutant, reaches, given.budget) for mutant in new]
+        bar = progress.add_task("", total=len(new))
+        survived = 0
+        unreached = ((task, Outcome("unreached")) for task in tasks if not task.tests)
+        for task, outcome in chain(unreached, copies.run(task for task in tasks if task.tests)):
+            line = record(task, outcome)
+            known[line["key"]] = line
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.flush()
+            survived += line["outcome"] in ALIVE
+            progress.update(bar, advance=1, description=f"{len(new)} mutants, {survived} survived")
+            progress.refresh()
+        sound(copies, {known[key_of(mutant)]["test"] for mutant in new}, progress)
     return [known[key_of(mutant)] for mutant in drawn]
+
+
+def task_of(mutant: Mutant, reaches: dict[str, Reach], budget: float) -> Task:
+    """What is to be run for a mutant."""
+    tests, left_out = selected(mutant, reaches, budget)
+    steps, seconds = (sum(getattr(reaches[test], name) for test in tests) for name in ("steps", "seconds"))
+    return Task(tests, mutant, left_out, FACTOR * steps + START, seconds)
 
 
 def mapped(copies: Copies, places: Sequence[str], folder: Path, progress: Progress) -> dict[str, Reach]:
@@ -207,19 +202,24 @@ def key_of(mutant: Mutant) -> str:
     return f"{mutant.path}@{version}:{mutant.start}-{mutant.end}:{mutant.new}"
 
 
-def record(mutant: Mutant, outcome: Outcome, tests: list[str], left_out: int) -> dict[str, Any]:
+def record(task: Task, outcome: Outcome) -> dict[str, Any]:
     """A line of the log."""
+    mutant = task.mutant
+    assert mutant is not None
     before, after = mutant.difference(text(mutant.path))
     place = {"key": key_of(mutant), "path": mutant.path, "line": mutant.line, "operator": mutant.operator}
     said = {"outcome": outcome.word, **{name: value for name, value in asdict(outcome).items() if name != "word"}}
-    return {**place, "before": before, "after": after, **said, "tests": tests, "left_out": left_out}
+    return {**place, "before": before, "after": after, **said, "tests": list(task.tests), "left_out": task.left_out}
 
 
 def logged(log: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the log that are whole."""
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
-        if line.endswith("}"):
+    """The lines of the log; one that was cut off when a call was interrupted does not count."""
+    kept = log.read_text(encoding="utf-8") if log.exists() else ""
+    for line in kept.splitlines():
+        with suppress(ValueError):
             yield json.loads(line)
+    if kept and not kept.endswith("\n"):
+        log.write_text(kept + "\n", encoding="utf-8")
 
 
 def explained() -> dict[Key, str]:
@@ -234,10 +234,10 @@ def shown(line: dict[str, Any]) -> str:
     return f"{place}\n  - {line['before']}\n  + {line['after']}"
 
 
-def summary(lines: list[dict[str, Any]], of: int) -> int:
+def summary(lines: list[dict[str, Any]]) -> int:
     """Print a table by package and what nobody has explained."""
     reasons, console = explained(), Console(highlight=False)
-    table = Table("package", "mutants", *WORDS, "explained", title=f"{len(lines)} of {of:,} mutants")
+    table = Table("package", "mutants", *WORDS, "explained", title=f"{len(lines)} mutants")
     open_ones = []
     for package in (*FOLDERS, ""):
         here = [line for line in lines if line["path"].startswith(f"{PACKAGE}/{package}")]

@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from tools.mutants.reached import Reached, write_map
 PARTS = ("src", "tests", "tools", "examples", "benchmarks", "pyproject.toml", "README.md", "docs", "results")
 LEFT_OUT = "not (processes or ray or real or slow)"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "--tb=short")
-OVERLONG, FOREIGN = 77, 78  # exit codes
+OVERLONG, BROKEN = 77, 78  # exit codes
 ASLEEP = 2400  # looks, in all of which a process slept and used no processor: it waits for what never comes
 LOOK = 0.05
 MEMORY, FILE = 4 << 30, 1 << 28  # bytes that a mutant may ask for or write
@@ -28,10 +30,15 @@ MEMORY, FILE = 4 << 30, 1 << 28  # bytes that a mutant may ask for or write
 
 @dataclass(frozen=True)
 class Task:
-    """Tests to run, with a mutant or without; `limit` steps at most; what they reached goes to the file `map`."""
+    """Tests to run, with a mutant or without; `left_out` more would reach it.
+
+    The clean code takes so many `seconds` of the processor; `limit` steps at most are taken; what tests reached goes to
+    the file `map`.
+    """
 
     tests: Sequence[str]
     mutant: Mutant | None = None
+    left_out: int = 0
     limit: float = float("inf")
     seconds: float = float("inf")
     map: Path | None = None
@@ -83,8 +90,9 @@ class Copies:
         if child == 0:
             try:
                 os._exit(_in_the_child(task, copy))
-            finally:
-                os._exit(OVERLONG + 20)
+            except BaseException:
+                _say(copy, "", traceback.format_exc())
+                os._exit(BROKEN)
         self.busy[child] = (task, copy, time.monotonic(), 0)
 
     def _ended(self) -> Iterator[tuple[Task, Outcome]]:
@@ -120,12 +128,16 @@ def _outcome(copy: Path, status: int, asleep: bool, seconds: float) -> Outcome:
     with suppress(OSError, ValueError):
         said: dict[str, Any] = json.loads((copy / "outcome.json").read_text())
         code = os.waitstatus_to_exitcode(status)
-        if code == FOREIGN:
-            raise SystemExit(f"the tests did not use the copy {copy}: {said}")
-        word = "asleep" if asleep else {0: "survived", OVERLONG: "overlong"}.get(code, "killed")
-        word = "overlong" if code == -signal.SIGXCPU else "crashed" if code < 0 and not asleep else word
-        return Outcome(word, said.get("test", ""), said.get("why", f"exit code {code}"), seconds)
+        if code == BROKEN:
+            raise SystemExit(f"the tests could not be run in {copy}: {said}")
+        known = {0: "survived", OVERLONG: "overlong", -signal.SIGXCPU: "overlong"}
+        word = "asleep" if asleep else known.get(code, "killed" if said["test"] else "crashed")
+        return Outcome(word, said["test"], said["why"] or f"exit code {code}" * (code != 0), seconds)
     return Outcome("crashed", "", f"status {status}", seconds)
+
+
+def _say(copy: Path, test: str, why: str) -> None:
+    (copy / "outcome.json").write_text(json.dumps({"test": test, "why": why}), encoding="utf-8")
 
 
 def _in_the_child(task: Task, copy: Path) -> int:
@@ -139,12 +151,12 @@ def _in_the_child(task: Task, copy: Path) -> int:
     temporary = copy / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
+    tempfile.tempdir = None
     os.environ |= {"TMPDIR": str(temporary), "PYTHONPATH": f"{copy / 'src'}:{copy}", "OMP_NUM_THREADS": "1"}
     if task.mutant is not None:
-        for limit, bound in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE)):
+        bounds = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_FSIZE: FILE, resource.RLIMIT_CORE: 0}
+        for limit, bound in (bounds | {resource.RLIMIT_CPU: int(10 * task.seconds) + 60}).items():
             resource.setrlimit(limit, (bound, resource.getrlimit(limit)[1]))
-        seconds = int(10 * task.seconds) + 60
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         # Compiled anew each time: two mutants of one second and one size would be taken for the same.
         sys.dont_write_bytecode = True
         for old in (copy / task.mutant.path).parent.glob(f"__pycache__/{Path(task.mutant.path).stem}.*"):
@@ -158,21 +170,18 @@ def _in_the_child(task: Task, copy: Path) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
 
-    def say(test: str, why: str) -> None:
-        (copy / "outcome.json").write_text(json.dumps({"test": test, "why": why}))
-
     def give_up(test: str) -> None:
-        say(test, f"more than {task.limit:,.0f} steps")
+        _say(copy, test, f"more than {task.limit:,.0f} steps")
         os._exit(OVERLONG)
 
-    say("", "the process died")
+    _say(copy, "", "the process died")
     watch = Reached(copy, task.mutant.path if task.mutant else "", task.limit, give_up)
     stop = ["--exitfirst"] if task.map is None else []
     code = int(pytest.main([*OPTIONS, *stop, "-m", LEFT_OUT, *task.tests], plugins=[watch]))
     used = str(getattr(sys.modules.get("coterie"), "__file__", copy))
-    say(*(watch.failed or ("", "")))
     if not used.startswith(str(copy)):
-        return FOREIGN
+        raise RuntimeError(f"the tests use {used}")
+    _say(copy, *(watch.failed or ("", "")))
     if task.map is not None:
         helpers = [path.relative_to(copy).as_posix() for path in (copy / "tests").glob("*.py")]
         own = [copy / test for test in task.tests]

@@ -6,9 +6,10 @@ import ast
 import difflib
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, islice
 
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
 ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&"}
@@ -43,6 +44,7 @@ STEPS = ("abs", "clamp", "clamp_max", "clamp_min", "clone", "detach", "exp", "lo
 FLIPPED = ("softmax", "log_softmax", "exp", "sigmoid", "argsort", "topk", "sort")
 # Keywords without which the numbers are the same, as far as anybody promises.
 IDLE_KEYWORDS = ("device", "dtype", "strict", "each")
+COMMUTATIVE = ("max", "min", "maximum", "minimum")
 MODULES = ("torch", "functional", "math", "np")
 UNTOUCHED = (ast.Import, ast.ImportFrom, ast.JoinedStr, ast.Raise, ast.Assert, ast.Global, ast.Nonlocal)
 
@@ -70,33 +72,44 @@ class Mutant:
 
     def difference(self, source: str) -> tuple[str, str]:
         """The lines that change, before and after, without their indentation."""
-        pair = [text.splitlines() for text in (source, self.applied(source))]
-        lines = list(difflib.unified_diff(*pair, n=0, lineterm=""))[3:]
+        old, new = source.splitlines(), self.applied(source).splitlines()
+        lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[3:]
         before, after = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
         return "\n".join(before), "\n".join(after)
 
 
+def candidates(source: str, path: str) -> list[Mutant]:
+    """Every change that an operator would make to a source text, in the order of the text, each once."""
+    return sorted(dict.fromkeys(Operators(source, path).all()), key=lambda mutant: (mutant.start, mutant.end))
+
+
 def mutants_of(source: str, path: str) -> list[Mutant]:
-    """Every mutant of a source text that is still Python, in the order of the text, each once.
+    """The candidates that are still Python, and other Python than before.
 
     >>> [mutant.applied("x < 1") for mutant in mutants_of("x < 1", "")]
     ['x <= 1', 'x >= 1', 'x < 2', 'x < 0']
     """
-    made = dict.fromkeys(Operators(source, path).all())
-    before = ast.dump(ast.parse(source))
-    return sorted((one for one in made if _differs(source, before, one)), key=lambda one: (one.start, one.end))
+    return [mutant for mutant in candidates(source, path) if differs(mutant, source)]
 
 
-def sample(mutants: Sequence[Mutant], size: int, seed: int) -> list[Mutant]:
-    """So many mutants, drawn evenly from all; the same for the same seed, in the order of the draw."""
-    return random.Random(seed).sample(list(mutants), min(size, len(mutants)))
-
-
-def _differs(source: str, before: str, mutant: Mutant) -> bool:
+def differs(mutant: Mutant, source: str) -> bool:
+    """Whether a change leaves Python, and not the same."""
     try:
-        return ast.dump(ast.parse(mutant.applied(source))) != before
+        return ast.dump(ast.parse(mutant.applied(source))) != _dumped(source)
     except SyntaxError:
         return False
+
+
+@lru_cache(maxsize=1)
+def _dumped(source: str) -> str:
+    return ast.dump(ast.parse(source))
+
+
+def sample(sources: Mapping[str, str], size: int, seed: int) -> list[Mutant]:
+    """So many mutants of source texts by path, drawn evenly from all; the same for the same seed and texts."""
+    every = [mutant for path, source in sources.items() for mutant in candidates(source, path)]
+    random.Random(seed).shuffle(every)
+    return list(islice((mutant for mutant in every if differs(mutant, sources[mutant.path])), size))
 
 
 class Operators:
@@ -156,8 +169,8 @@ class Operators:
                 if isinstance(op, ast.Mult):
                     yield ("operand", *self._span(node), self._wrapped(right))
             case ast.Compare(left, ops, rights):
-                for before, op, after in zip([left, *rights[:-1]], ops, rights, strict=True):
-                    for new in COMPARISONS[type(op)]:
+                for before, sign, after in zip([left, *rights[:-1]], ops, rights, strict=True):
+                    for new in COMPARISONS[type(sign)]:
                         yield ("comparison", *self._between(before, after, new))
             case ast.Constant(bool() as value):
                 yield ("constant", *self._span(node), str(not value))
@@ -203,7 +216,11 @@ class Operators:
         if name in FLIPPED:
             turned = function.value if method else node.args[0]  # type: ignore[attr-defined]
             yield "sign", *self._span(turned), f"(-({self._text(turned)}))"
-        if len(node.args) >= 2 and all(isinstance(one, ast.Name | ast.Attribute) for one in node.args[-2:]):
+        if (
+            len(node.args) >= 2
+            and name not in COMMUTATIVE
+            and all(isinstance(one, ast.Name | ast.Attribute) for one in node.args[-2:])
+        ):
             first, second = node.args[-2:]
             between = self.raw[self._span(first)[1] : self._span(second)[0]].decode()
             swapped = f"{self._text(second)}{between}{self._text(first)}"

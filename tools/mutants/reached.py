@@ -81,7 +81,7 @@ class Reached:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seen = {path: sorted(lines) for path, lines in self._lines.items() if lines}
             if item.nodeid not in self._wrong:
                 self.tests[item.nodeid] = Reach(time.process_time() - begin, self.steps - before, seen)

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full real lint types numerics oldest bench bench-auto test-gpu fuzz crash locked lock sbom audit \
+.PHONY: setup demo quick test full real lint types numerics oldest bench bench-auto test-gpu fuzz crash mutants locked lock sbom audit \
 	secrets docs clean
 
 setup: $(VENV)/.ready
@@ -54,6 +54,11 @@ fuzz: setup
 # Five hundred processes killed at file operations, and carried on.
 crash: setup
 	$(BIN)/python -m tests.crash --kills 500
+
+# Three hundred small changes to the code, each of which some test has to notice (SEED=1: others).
+SEED ?= 0
+mutants: setup
+	nice $(BIN)/python -m tools.mutants --sample 300 --seed $(SEED) --jobs $(JOBS)
 
 # The environment from the lock, every file checked by its hash; PyTorch by its version, since its build differs.
 locked:

@@ -474,6 +474,7 @@ def test_a_phase_without_parameters_is_refused() -> None:
         ("lr", 0.0),
         ("lr", float("nan")),
         ("momentum", 1.0),
+        ("momentum", -0.5),
         ("weight_decay", -0.1),
         ("clip", -1.0),
         ("decay", 0.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from coterie.core import applying
 from coterie.core.applying import apply, check_weights
 from coterie.core.columns import Columns
+from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.threads import for_each
@@ -288,6 +290,15 @@ def test_wrong_weights_are_refused(weights: list[object], message: str) -> None:
     assert torch.equal(rows_of(whole), before), "an exchange that is refused writes nothing"
 
 
+def test_one_row_that_is_off_is_enough_to_be_refused() -> None:
+    """Off by 2e-6 where 1e-6 is allowed: the rows' mean would be within it."""
+    right = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]).double()
+    check_weights(right)
+    right[1, 0] = 2e-6
+    with pytest.raises(CoterieError, match="each row of mixing weights must sum to 1; one is off by 2e-06"):
+        check_weights(right)
+
+
 @pytest.mark.parametrize(
     "mix",
     [
@@ -393,6 +404,24 @@ def test_threads_mix_the_same_bits(source: str, monkeypatch: pytest.MonkeyPatch)
         assert {"MainThread"} < workers
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("defence", "expected"), [("", 3), ("median", 1)])
+def test_what_a_defence_counts_up_is_counted_in_one_thread(
+    defence: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the blocks, or sums would differ from run to run."""
+    asked: list[int] = []
+
+    def watched(act: Callable[[Columns], None], blocks: list[Columns], threads: int) -> None:
+        asked.append(threads)
+        for_each(act, blocks, 1)
+
+    monkeypatch.setattr(applying, "for_each", watched)
+    whole = federation("local")
+    whole.defence, whole.round = Defence(defence=defence), 1
+    apply([Mix(stochastic(CLIENTS, CLIENTS), "extractor")], whole, uploads(whole, whole.everyone), MARK, threads=3)
+    assert asked == [expected]
 
 
 def test_an_error_in_a_thread_is_raised() -> None:

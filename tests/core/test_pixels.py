@@ -75,6 +75,15 @@ def test_bytes_of_a_mapped_file_stay_there_for_every_process(tmp_path: Path) -> 
         pickle.loads(sent)
 
 
+def test_only_bytes_that_every_process_can_read_count_as_shared(tmp_path: Path) -> None:
+    """Otherwise they would be copied, and memory asked for that nobody needs."""
+    np.save(tmp_path / "images.npy", _bytes())
+    assert Pixels.mapped(np.load(tmp_path / "images.npy", mmap_mode="r")).is_shared()
+    held = Pixels.mapped(_bytes())
+    assert not held.is_shared()
+    assert held.share_memory_().is_shared()
+
+
 def test_parts_of_mapped_arrays_are_found_again(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", _bytes())
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r")

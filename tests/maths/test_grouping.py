@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -64,6 +65,21 @@ class TestByHand:
         ).double()
         expected = torch.tensor([[0, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 1], [1, 0, 0, 0]]).bool()
         assert torch.equal(rule(distances), expected)
+
+
+def test_log_odds_worked_out_by_hand() -> None:
+    """log(0.75 N(v; 0.9, 0.01) / 0.25 N(v; 0.3, 0.04)), and log(0.25 N(v; 0.3, 0.04)) averaged over three values."""
+
+    def log_mass(value: float, share: float, mean: float, variance: float) -> float:
+        return math.log(share / math.sqrt(2 * math.pi * variance)) - (value - mean) ** 2 / (2 * variance)
+
+    values = [0.2, 0.6, 1.0]
+    lower = [log_mass(value, 0.25, 0.3, 0.04) for value in values]
+    upper = [log_mass(value, 0.75, 0.9, 0.01) for value in values]
+    mixture = [torch.tensor([pair], dtype=torch.float64) for pair in ([0.25, 0.75], [0.3, 0.9], [0.04, 0.01])]
+    odds, averaged = grouping._log_odds(torch.tensor([values], dtype=torch.float64), *mixture)
+    assert odds[0].tolist() == pytest.approx([high - low for high, low in zip(upper, lower, strict=True)])
+    assert averaged.tolist() == pytest.approx([sum(lower) / 3])
 
 
 def test_a_wide_far_component_does_not_take_the_very_nearest() -> None:

@@ -57,10 +57,11 @@ def test_steps_by_hand_give_the_same_models(join: float, horizon: float) -> None
     assert float((relations - fractions).abs().max()) > 1e-3, "relations were learnt"
 
 
-def test_slopes_are_the_gradient_in_the_relations() -> None:
-    """Without pull and with one batch: p moves along ∂L(Σ_j p_j c_j)/∂p."""
+@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.1), ("exponential", 0.025)])
+def test_slopes_are_the_gradient_in_the_relations(schedule: str, rate: float) -> None:
+    """Without pull and with one batch: p moves along ∂L(Σ_j p_j c_j)/∂p, at a rate that follows the schedule."""
     method = APPLE(mu=0.0, lr_relations=0.1)
-    ready = prepared_for(method, epochs=1, batch=60)
+    ready = prepared_for(method, epochs=1, batch=60, schedule=schedule, decay=0.25)
     worker = seat(ready, 2, round=2)
     federation = worker.federation
     federation.rounds_taken[:] = 1
@@ -73,7 +74,7 @@ def test_slopes_are_the_gradient_in_the_relations() -> None:
     worker.seat(federation, 2, peers=[0, 1, 3])
     (expected,) = torch.autograd.grad(hand.loss(relations @ cores, index), relations)
     train(worker, method.recipe(federation))
-    assert_near(worker.notes["relations"], relations - 0.1 * expected)
+    assert_near(worker.notes["relations"], relations - rate * expected)
 
 
 @pytest.mark.thorough

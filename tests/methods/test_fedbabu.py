@@ -78,6 +78,13 @@ def test_tuning_changes_what_is_tested_and_nothing_else() -> None:
         assert same == [True, True, False]
 
 
+def test_without_tuning_the_last_round_has_no_recipe_for_it() -> None:
+    federation = play(FedBABU(tune_epochs=0), rounds=1).federation
+    assert federation.round == federation.rounds
+    assert FedBABU(tune_epochs=0).tune(federation) == ()
+    assert len(FedBABU(tune_epochs=2).tune(federation)) == 1
+
+
 def test_the_mean_may_count_every_client_once() -> None:
     (mix,) = play(FedBABU(average="clients"), rounds=1).reports[0].mixes
     assert mix.weights.tolist() == [[0.25] * 4]

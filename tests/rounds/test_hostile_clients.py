@@ -33,7 +33,7 @@ from coterie.rounds.attacks import (
     Sending,
     SignFlip,
 )
-from coterie.rounds.hostile import Hostile, hostile_clients
+from coterie.rounds.hostile import TRUE, Hostile, hostile_clients
 from coterie.rounds.listeners import StopAfter
 from coterie.rounds.round import Rounds
 from support import Recording, final_rows, permuted_partition, rows_of, tiny
@@ -160,6 +160,13 @@ def test_the_hostile_go_on_from_their_own_rows_and_not_from_what_they_sent(metho
             )
     assert last is not None
     assert float(last.abs().max()) < 1e3
+
+
+@pytest.mark.parametrize(("method", "slots"), [("fedavg", set()), ("fedtc", {"model"}), ("fedrema", {"model"})])
+def test_only_rows_that_clients_hold_are_remembered(method: str, slots: set[str]) -> None:
+    """FedAvg has none; FedReMa's last uploads lie at the server, which remembers what was sent."""
+    federation = tiny(method, clients=CLIENTS, attack="scaling:0.4").prepare().federation()
+    assert {name for name in federation.values if name.startswith(TRUE)} == {TRUE + name for name in slots}
 
 
 def test_a_copycat_sends_its_victims_classifier_and_poison() -> None:

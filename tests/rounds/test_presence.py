@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from coterie.rounds import round as rounds_module
 from coterie.rounds.listeners import StopAfter
 from coterie.rounds.presence import PRESENCES, Attendance, Available, Dropout, Late, Leave, Presence, Stragglers, Trace
 from coterie.rounds.round import Rounds
+from coterie.rounds.sampling import draw_cohort
 from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
 
 CLIENTS = 6
@@ -111,6 +112,7 @@ def test_traces_that_cannot_be_used_are_told_in_a_line(tmp_path: Path, content: 
     ("text", "problem"),
     [
         ("dropout:2", "probability = 2.0: must lie from 0 to 1"),
+        ("dropout:-0.5", "probability = -0.5: must lie from 0 to 1"),
         ("stragglers:0.1:0.5", "slower = 0.5: must be at least 1"),
         ("late:0.2:1", "by = 1: must be at least 2"),
         ("away:0.1", "unknown presence 'away'"),
@@ -159,6 +161,23 @@ def test_fedavg_is_the_mean_of_those_who_answered() -> None:
         assert report.trained is not None
         assert len(report.trained.judged) == CLIENTS
     assert rounds.federation.rounds_taken.tolist() == [2, 0, 2, 2, 0, 2]
+
+
+class Elsewhere(Presence):
+    """Clients 0 and 3 are never there, and in round 2 nobody is."""
+
+    def there(self, federation: Federation, names: Sequence[str], round: int) -> Tensor:
+        return ~torch.isin(federation.everyone, torch.tensor([0, 3])) & (round != 2)
+
+
+def test_the_share_that_joins_is_drawn_from_those_who_are_there() -> None:
+    experiment = tiny("fedavg", clients=CLIENTS, rounds=6, join=0.5)
+    cohorts = [report.cohort for _, _, report in played(experiment, Elsewhere())]
+    there = torch.tensor([1, 2, 4, 5])  # half of them are two, half of everybody were three
+    expected = [there[draw_cohort(there, 0.5, experiment.seed, round)].tolist() for round in range(1, 7)]
+    assert cohorts == [*expected[:1], [], *expected[2:]]
+    assert {len(cohort) for cohort in cohorts} == {0, 2}
+    assert len({tuple(cohort) for cohort in cohorts}) > 2  # not the same two each time
 
 
 def test_whoever_is_missing_downloads_and_keeps_what_it_had() -> None:

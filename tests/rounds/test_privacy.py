@@ -308,6 +308,7 @@ def test_a_budget_that_cannot_hold_is_refused_with_the_noise_that_would(unit: st
     with pytest.raises(CoterieError, match=r"epsilon = 2: 5 rounds spend .*privacy_noise = (\S+) would keep") as caught:
         tiny(**settings, epsilon=2.0).prepare()
     noise = float(str(caught.value).split("privacy_noise = ")[1].split()[0])
+    assert noise == float(f"{noise:.2g}")  # two digits are said
     enough = tiny(**{**settings, "privacy_noise": noise}, epsilon=2.0)
     assert enough.run().summary[PRIVACY]["epsilon"] <= 2.0
     with pytest.raises(CoterieError, match="epsilon = 2"):

@@ -155,6 +155,10 @@ def test_few_uploads_are_not_judged_and_let_nobody_back() -> None:
         assert list(moved(federation, [1.0, 99.0, 1.0, 1.0])) == [BAD]
 
 
+def test_five_uploads_are_enough_to_be_judged() -> None:
+    assert list(moved(watched(), [1.0, 1.0, 50.0, 1.0, 1.0])) == [BAD]
+
+
 def test_verdicts_are_those_of_the_plain_rule() -> None:
     stream, federation = np.random.default_rng(0), watched()
     past: list[list[float]] = [[] for _ in range(CLIENTS)]

@@ -46,7 +46,8 @@ class Stacked(Engine):
         self._ground = Ground.of(problem, seed, device)
         self.problem = self._ground.problem
         self._serial = Serial(self.problem, method, seed, device)
-        self._model_reason = cannot_be_batched(problem.module)
+        tied = problem.layout.tied
+        self._model_reason = f"{tied} are one tensor" if tied else cannot_be_batched(problem.module)
         self._said: set[str] = set()
 
     @classmethod

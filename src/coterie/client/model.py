@@ -39,7 +39,7 @@ class MountedModel:
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)
         self._gradients = layout.views(self.grad)
-        self._parameters = dict(whole.named_parameters())
+        self._parameters = {name: one for name, one in whole.named_parameters() if name in self._gradients}
         self.gather_gradients(True)
         self.head: nn.Module = require_classifier(whole, layout.classifier)
         self.trunk: nn.Module = _without(whole, layout.classifier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Number
 
 import torch
@@ -44,7 +44,7 @@ class Pass:
     tested: Tensor  # [B, C]
     gradient: Tensor  # [P]
     row: Tensor  # [P], with the buffers that training moved
-    beside: Beside
+    beside: Beside = field(default_factory=dict)
 
 
 def rehearse(module: nn.Module, layout: Layout, samples: Tensor) -> None:
@@ -54,17 +54,21 @@ def rehearse(module: nn.Module, layout: Layout, samples: Tensor) -> None:
     >>> rehearse(net, Layout(net, classifier="2"), torch.rand(8, 4))
     """
     require(bool(layout.trainable), "model: none of its parameters is trained (requires_grad); leave some unfrozen")
-    samples = torch.cat([samples, samples]) if len(samples) == 1 else samples
-    inputs = samples.split(-(-len(samples) // 2))
-    inputs = inputs if len(inputs[0]) == len(inputs[-1]) else (inputs[0], samples[-len(inputs[0]) :])
+    samples = samples.repeat(SAMPLES, *[1] * (samples.ndim - 1))[: max(SAMPLES, len(samples))]
+    half = len(samples) // 2
+    inputs = samples[:half], samples[half : 2 * half]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         first = layout.row(module)
         rows = (first, _another(first, layout))
-        fresh = [_by_itself(copied(module), layout, row, x) for row, x in zip(rows, inputs, strict=False)]
-        model = MountedModel(module, layout)
-        for number in (0, 1, 0):
-            x = inputs[number % len(inputs)]
-            _compare(_mounted(model, rows[number], x), fresh[number], layout)
+        plain = [_by_itself(copied(module), layout, row, x) for row, x in zip(rows, inputs, strict=True)]
+        seats = MountedModel(module, layout), MountedModel(module, layout)
+        # Each seat has one client first, and then the other: there is nothing that both orders would hide.
+        fresh = [_mounted(seat, row, x) for seat, row, x in zip(seats, rows, inputs, strict=True)]
+        later = [_mounted(seat, row, x) for seat, row, x in zip(reversed(seats), rows, inputs, strict=True)]
+        for first, second, alone in zip(fresh, later, plain, strict=True):
+            _require_nothing_left(first.beside, second.beside)
+            _compare(first, alone, layout)
+            _compare(second, alone, layout)
 
 
 def _another(row: Tensor, layout: Layout) -> Tensor:
@@ -94,7 +98,7 @@ def _by_itself(plain: nn.Module, layout: Layout, row: Tensor, x: Tensor) -> Pass
     plain.eval()
     tested = _test(lambda: plain(x), lambda: plain(x[:1]))
     _require_untouched(layout, moved, layout.row(plain))
-    return Pass(trained, tested, gradient, moved, _beside(plain, "", layout))
+    return Pass(trained, tested, gradient, moved)
 
 
 def _mounted(model: MountedModel, row: Tensor, x: Tensor) -> Pass:
@@ -132,16 +136,14 @@ def _test(run: Callable[[], object], run_on_one: Callable[[], object]) -> Tensor
     """The outputs of a pass in evaluation, which a single sample must have too."""
     try:
         with torch.no_grad():
-            outputs = outputs_of(run())
-            alone = outputs_of(run_on_one())
-    except CoterieError:
-        raise
+            outputs, alone = run(), run_on_one()
     except Exception as error:
         raise CoterieError(f"model: a test on samples of the data fails ({described(error)})") from error
+    outputs = outputs_of(outputs)
     require(
-        alone.shape == (1, outputs.shape[1]),
-        f"model: puts out {tuple(alone.shape)} for a single sample; it must be (1, {outputs.shape[1]}), whatever the "
-        "batch (squeeze() without a dimension drops that of the batch)",
+        isinstance(alone, Tensor) and alone.shape == (1, outputs.shape[1]),
+        f"model: puts out {tuple(getattr(alone, 'shape', ()))} for a single sample in place of "
+        f"(1, {outputs.shape[1]}); squeeze() without a dimension drops that of the batch",
     )
     return outputs
 
@@ -166,11 +168,15 @@ def _require_in_place(model: MountedModel) -> None:
             )
 
 
+def _require_nothing_left(fresh: Beside, later: Beside) -> None:
+    """Refuse a model that holds something else outside its row when somebody else was there before."""
+    for (kind, name), value in fresh.items():
+        if not _alike(value, later.get((kind, name))):
+            raise CoterieError(_changed(kind, name))
+
+
 def _compare(mounted: Pass, plain: Pass, layout: Layout) -> None:
     """Refuse a model that does something else when mounted, for what an earlier pass left or for how it is made."""
-    for (kind, name), value in plain.beside.items():
-        if not _alike(value, mounted.beside.get((kind, name), value)):
-            raise CoterieError(_changed(kind, name))
     pairs = [
         ("its outputs in training", mounted.trained, plain.trained),
         ("its outputs in tests", mounted.tested, plain.tested),

@@ -40,6 +40,7 @@ def held_tensors(module: nn.Module) -> list[Held]:
         if _belongs(module, *named[0], is_buffer)
     ]
     _require_apart(held)
+    _require_no_aliases(module, held)
     return held
 
 
@@ -101,6 +102,22 @@ def _require_apart(held: list[Held]) -> None:
                 f"tensors '{one.names[0]}' and '{other.names[0]}' are different ones with memory in common; tie them "
                 "as one parameter (b.weight = a.weight), or give each its own (clone)",
             )
+
+
+def _require_no_aliases(module: nn.Module, held: list[Held]) -> None:
+    """Refuse plain attributes that look into a tensor of the row: they would go on looking at the old numbers."""
+    names = {one.tensor.untyped_storage().data_ptr(): one.names[0] for one in held if one.tensor.numel()}
+    for path, layer in module.named_modules():
+        # Hooks such as the older spectral norm's write such an attribute anew before each pass.
+        written = {getattr(hook, "name", None) for hook in layer._forward_pre_hooks.values()}
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor) and value.layout == torch.strided and name not in written:
+                known = names.get(value.untyped_storage().data_ptr())
+                require(
+                    known is None,
+                    f"attribute '{name}' of layer '{path}' ({type(layer).__name__}) has its memory in common with "
+                    f"'{known}', which moves to a row; use the tensor itself in forward",
+                )
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

@@ -14,7 +14,7 @@ from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
 from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
-from coterie.core.inventory import copied
+from coterie.core.inventory import copied, held_tensors
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
@@ -258,6 +258,7 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
             experiment.model_seed is None,
             f"model_seed = {seed}: the model is given with its weights; give its class, or leave model_seed out",
         )
+        held_tensors(experiment.model)  # a copy no longer shows which of them have memory in common
         module, classifier = copied(experiment.model), _own_classifier(experiment.classifier)
         log.warning(
             "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "

@@ -58,8 +58,8 @@ def rehearse(module: nn.Module, layout: Layout, samples: Tensor) -> None:
     half = len(samples) // 2
     inputs = samples[:half], samples[half : 2 * half]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        first = layout.row(module)
-        rows = (first, _another(first, layout))
+        row = layout.row(module)
+        rows = (row, _another(row, layout))
         plain = [_by_itself(copied(module), layout, row, x) for row, x in zip(rows, inputs, strict=True)]
         seats = MountedModel(module, layout), MountedModel(module, layout)
         # Each seat has one client first, and then the other: there is nothing that both orders would hide.

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from coterie.client.dropout import drop_repeatably
 from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
-from coterie.core.layout import Layout, require_classifier
+from coterie.core.inventory import copied
+from coterie.core.layout import Layout, paths_of, require_classifier
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError
 
@@ -38,7 +39,7 @@ class MountedModel:
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)
         self._gradients = layout.views(self.grad)
-        self._parameters = dict(whole.named_parameters())
+        self._parameters = {name: one for name, one in whole.named_parameters() if name in self._gradients}
         self.gather_gradients(True)
         self.head: nn.Module = require_classifier(whole, layout.classifier)
         self.trunk: nn.Module = _without(whole, layout.classifier)
@@ -90,37 +91,64 @@ def _switchable(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _without(whole: nn.Module, path: str) -> nn.Module:
-    parent, _, name = path.rpartition(".")
-    setattr(whole.get_submodule(parent), name, nn.Identity())
+    for place in paths_of(whole, whole.get_submodule(path)):
+        parent, _, name = place.rpartition(".")
+        setattr(whole.get_submodule(parent), name, nn.Identity())
     return whole
 
 
 def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
     """The feature width; an error if the classifier is not the last thing the model computes."""
-    model = MountedModel(module, layout)
-    whole = copy.deepcopy(module).eval()
-    model.mode(False)
+    whole = copied(module).eval()
     with torch.no_grad():
         try:
             expected = whole(sample)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shape, reason = tuple(sample.shape[1:]), " ".join(str(error).split())
-            raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({reason})") from None
+        except Exception as error:  # whatever a user's model may raise
+            shape = tuple(sample.shape[1:])
+            raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({described(error)})") from error
+        if not isinstance(expected, Tensor):
+            raise _no_outputs(f"a {type(expected).__name__}")
         try:
+            model = MountedModel(module, layout)
+            model.mode(False)
             features = model.trunk(sample)
-            cut = model.head(features)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-            reason = " ".join(str(error).split())
+            cut, width = model.head(features), int(features.shape[1])
+        except Exception as error:
             raise CoterieError(
                 f"classifier '{layout.classifier}': its input is not what the rest of the model returns; name the "
-                f"last module of the model's forward pass ({reason})"
-            ) from None
+                f"last module of the model's forward pass ({described(error)})"
+            ) from error
     if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5):
         raise CoterieError(
             f"classifier '{layout.classifier}': the model computes something after it; name the module whose output "
             "is the model's output"
         )
-    return int(features.shape[1])
+    outputs_of(cut)
+    return width
+
+
+def outputs_of(made: object) -> Tensor:
+    """What a model made of samples, if it is outputs `[B, C]`.
+
+    >>> outputs_of((torch.zeros(2, 3), None))
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: model: returns a tuple; it must return one floating-point tensor, [samples, outputs]
+    """
+    if not isinstance(made, Tensor):
+        raise _no_outputs(f"a {type(made).__name__}")
+    if made.ndim != 2 or not made.is_floating_point():
+        raise _no_outputs(f"a tensor of {made.dtype}, {tuple(made.shape)}")
+    return made
+
+
+def _no_outputs(what: str) -> CoterieError:
+    return CoterieError(f"model: returns {what}; it must return one floating-point tensor, [samples, outputs]")
+
+
+def described(error: Exception) -> str:
+    """An error of somebody else's code, on a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:
@@ -128,6 +156,6 @@ def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws numbers
             copy.deepcopy(module).train()(sample[:1])
-    except ValueError:
+    except Exception:  # whatever a user's model may raise
         return True
     return False

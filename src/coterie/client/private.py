@@ -187,29 +187,24 @@ class Example(Outputs):
         self.task = worker.problem.task
         self.labels = labels
         self.inputs, self._features = inputs, features
-        self._prefix = f"{worker.problem.layout.classifier}."
 
     @property
     def features(self) -> Tensor:
         """The extractor's output: `[1, d]`."""
         if self._features is None:
             slot = self._worker.slot_with_extractor(self.slot)
-            own = {
-                name: one
-                for (where, name), one in self._tensors.items()
-                if where == slot and not name.startswith(self._prefix)
-            }
+            own = self._of(slot, self._worker.problem.layout.trunk_names)
             self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
         """The output of the classifier in `slot`: `[1, C]`."""
-        own = {
-            name.removeprefix(self._prefix): one
-            for (where, name), one in self._tensors.items()
-            if where == slot and name.startswith(self._prefix)
-        }
+        own = self._of(slot, self._worker.problem.layout.head_names)
         return _called(self._worker.model(slot).head, own, self.features if features is None else features)
+
+    def _of(self, slot: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """The given tensors of a slot, by what they are called in a part of the model."""
+        return {names[name]: one for (where, name), one in self._tensors.items() if where == slot and name in names}
 
     def under(self, slot: str) -> Example:
         """The same example seen by the model in another slot."""

@@ -55,11 +55,14 @@ class Trainer:
         worker, layout = self.worker, self.worker.problem.layout
         columns = layout.columns(group) & layout.trainable & worker.federation[slot].columns
         if not columns:
-            raise CoterieError(f"a phase trains '{group}', of which slot '{slot}' holds no trainable parameters")
+            raise CoterieError(
+                f"a phase trains '{group}', of which slot '{slot}' holds no trainable parameters; leave some of them "
+                "unfrozen (requires_grad), or use a method that does not train them by themselves, such as fedavg"
+            )
         model = worker.model(slot)
         model.train_only(columns)
         model.mode(True)
-        if columns <= layout.columns("classifier"):
+        if columns <= layout.inside("classifier"):
             model.trunk.eval()
         else:
             self.head_only = False

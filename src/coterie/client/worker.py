@@ -98,7 +98,7 @@ class Worker:
 
     def slot_with_extractor(self, slot: str) -> str:
         """The slot whose extractor belongs to a slot's classifier."""
-        holds_extractor = self.problem.layout.columns("extractor") <= self._slot(slot).columns
+        holds_extractor = self.problem.layout.inside("extractor") <= self._slot(slot).columns
         return slot if holds_extractor else "model"
 
     def received(self, slot: str = "model") -> Tensor:

@@ -205,9 +205,9 @@ class Federation:
 
     def head_output(self, row: Tensor, features: Tensor) -> Tensor:
         """What the classifier `row [|classifier|]` says to `features [n, d]`: `[n, C]`, differentiable in both."""
-        group, prefix = self.layout.columns("classifier"), f"{self.layout.classifier}."
+        group = self.layout.columns("classifier")
         tensors = {
-            entry.name.removeprefix(prefix): entry.view(entry.columns.within(group).take(row))
+            self.layout.head_names[entry.name]: entry.view(entry.columns.within(group).take(row))
             for entry in self.layout.entries
             if entry.columns <= group
         }

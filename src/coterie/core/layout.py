@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.columns import Columns
+from coterie.core.inventory import held_tensors
 from coterie.core.training import MemoryFormat as MemoryFormat
 from coterie.core.training import StatsPolicy as StatsPolicy
-from coterie.errors import CoterieError, require, unknown
+from coterie.errors import require, unknown
 
 # The class that every batch-norm layer derives from; layers are found by type, never by name.
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -21,13 +22,14 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the module and its place in the row."""
+    """One tensor of the module and its place in the row; a tied one has several `names`, the first of which is its."""
 
     name: str
     shape: tuple[int, ...]
     start: int
     stop: int
     is_buffer: bool
+    names: tuple[str, ...]
     channels_last: bool = False
 
     @cached_property
@@ -66,6 +68,8 @@ class Layout:
     `all`, what methods share. The policy for running statistics is explicit: with `stats="mean"` they
     travel with the parameters of their part of the model (and so with `all`), with `"local"` they
     belong to no group but `stats` and `norm`, and stay with their client. Any module path is a group too.
+    A tensor that is tied, so that it belongs to two modules, has one place; a group that parts it from one of
+    them is refused. Whole numbers, and buffers that are not finite from the start, are constants: no row has them.
     With `memory="channels_last"` the weights of convolutions lie in that order in the row, which is faster for
     some models; it is a matter of speed alone.
 
@@ -82,65 +86,94 @@ class Layout:
         memory: MemoryFormat = "contiguous",
     ) -> None:
         self.classifier, self.stats, self.memory = classifier, stats, memory
-        require_classifier(module, classifier)
+        head = require_classifier(module, classifier)
         self.entries: tuple[Entry, ...] = tuple(_entries(module, memory == "channels_last"))
         self.width = self.entries[-1].stop if self.entries else 0
-        parameters = _union(entry for entry in self.entries if not entry.is_buffer)
-        buffers = _union(entry for entry in self.entries if entry.is_buffer)
         norm_names = {
             f"{path}.{name}" if path else name
-            for path, layer in module.named_modules()
+            for path, layer in module.named_modules(remove_duplicate=False)
             if isinstance(layer, BatchNorm)
             for name, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
         }
-        travelling = parameters | buffers if stats == "mean" else parameters
-        head = self._under(classifier) & travelling
-        self.groups: dict[str, Columns] = {
+        heads = tuple(f"{path}." for path in paths_of(module, head))
+        # What tensors are called in the classifier by itself, and in the model without it: tied ones are in both.
+        self.head_names, self.trunk_names = dict[str, str](), dict[str, str]()
+        for entry in self.entries:
+            for name in reversed(entry.names):
+                if name.startswith(heads):
+                    prefix = next(prefix for prefix in heads if name.startswith(prefix))
+                    self.head_names[entry.name] = name.removeprefix(prefix)
+                else:
+                    self.trunk_names[entry.name] = name
+        every = frozenset(name for entry in self.entries for name in entry.names)
+        buffers = frozenset(name for entry in self.entries if entry.is_buffer for name in entry.names)
+        travelling = every if stats == "mean" else every - buffers
+        in_head = frozenset(name for name in travelling if name.startswith(heads))
+        # Groups are sets of names: of a tied tensor, some may lie in a group and others not.
+        self.groups: dict[str, frozenset[str]] = {
             "all": travelling,
-            "parameters": parameters,
-            "extractor": travelling - head,
-            "classifier": head,
-            "norm": _union(entry for entry in self.entries if entry.name in norm_names),
+            "parameters": every - buffers,
+            "extractor": travelling - in_head,
+            "classifier": in_head,
+            "norm": every & norm_names,
             "stats": buffers,
         }
-        self.everything = parameters | buffers
+        self.everything = Columns.of((0, self.width))
         frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
         # Parameters that their author froze stay as they are, whatever a phase trains.
         self.trainable = _union(e for e in self.entries if not e.is_buffer and e.name not in frozen)
         self._parsed: dict[str, Columns] = {}
+        self._insides: dict[str, Columns] = {}
         self.has_batch_norm = bool(norm_names)
 
-    def _under(self, path: str) -> Columns:
-        return _union(entry for entry in self.entries if entry.name.startswith(f"{path}."))
+    @property
+    def tied(self) -> str | None:
+        """In words, a tensor that the model has under several names; none if there is none."""
+        return next((_spoken(entry) for entry in self.entries if len(entry.names) > 1), None)
 
-    def _module(self, path: str) -> Columns:
-        found = self._under(path)
-        if not found:
+    def _module(self, path: str) -> frozenset[str]:
+        every = {name for entry in self.entries for name in entry.names}
+        under = frozenset(name for name in every if name.startswith(f"{path}."))
+        if not under:
             raise unknown("group", path, self.groups)
-        return found & self.groups["all"]
+        return under & self.groups["all"]
 
     def columns(self, group: str | Columns) -> Columns:
         """The columns of a group, of a module path, or of an expression such as `"all - norm"`."""
         if isinstance(group, Columns):
             return group
         if group not in self._parsed:
-            self._parsed[group] = self._parse(group)
+            names = self._parse(group)
+            for entry in self.entries:
+                require(
+                    names.isdisjoint(entry.names) or names.issuperset(entry.names),
+                    f"group '{group}' parts {_spoken(entry)}, which are one tensor; use a method that treats both "
+                    "alike, such as fedavg, or name with classifier= a module that holds both",
+                )
+            self._parsed[group] = self.inside(group)
         return self._parsed[group]
 
-    def _parse(self, group: str) -> Columns:
-        total, sign = Columns(), "+"
+    def inside(self, group: str) -> Columns:
+        """The columns of a group but for tensors that it would part: what it has for itself."""
+        if group not in self._insides:
+            names = self._parse(group)
+            self._insides[group] = _union(entry for entry in self.entries if names.issuperset(entry.names))
+        return self._insides[group]
+
+    def _parse(self, group: str) -> frozenset[str]:
+        total, sign = frozenset[str](), "+"
         for part in re.split(r"\s+([+-])\s+", group.strip()):
             if part in ("+", "-"):
                 sign = part
             elif part:
-                found = self.groups[part] if part in self.groups else self._module(part)
-                total = total | found if sign == "+" else total - found
+                names = self.groups[part] if part in self.groups else self._module(part)
+                total = total | names if sign == "+" else total - names
         return total
 
     @property
     def classifier_weights(self) -> tuple[Entry, ...]:
         """The weight matrices of the classifier, in order: tensors with one row per output."""
-        group = self.groups["classifier"]
+        group = self.columns("classifier")
         return tuple(entry for entry in self.entries if entry.columns <= group and len(entry.shape) == 2)
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
@@ -151,13 +184,13 @@ class Layout:
         """Make the module's parameters and float buffers views of `row [P]`, without copies."""
         views = self.views(row)
         for entry in self.entries:
-            owner, name = _owner(module, entry.name)
-            if entry.is_buffer:
-                owner._buffers[name] = views[entry.name]
-            else:
-                parameter = owner._parameters[name]
-                assert parameter is not None
-                parameter.data = views[entry.name]
+            for owner, name in (_owner(module, name) for name in entry.names):
+                if entry.is_buffer:
+                    owner._buffers[name] = views[entry.name]
+                else:
+                    parameter = owner._parameters[name]
+                    assert parameter is not None
+                    parameter.data = views[entry.name]
 
     def row(self, module: nn.Module) -> Tensor:
         """The module's tensors as one new row `[P]`."""
@@ -175,29 +208,39 @@ class Layout:
 
 def require_classifier(module: nn.Module, path: str) -> nn.Module:
     """The module's classifier, or an error that lists the modules that could be one."""
-    modules = {name: sub for name, sub in module.named_modules() if name and list(sub.parameters())}
+    every = module.named_modules(remove_duplicate=False)
+    modules = {name: sub for name, sub in every if name and list(sub.parameters())}
     if path not in modules:
         raise unknown("classifier module", path, modules)
     return module.get_submodule(path)
 
 
+def paths_of(module: nn.Module, part: nn.Module) -> list[str]:
+    """Under which paths a module has a part: several where it is registered more than once.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> paths_of(nn.Sequential(layer, nn.ReLU(), layer), layer)
+    ['0', '2']
+    """
+    return [path for path, layer in module.named_modules(remove_duplicate=False) if layer is part]
+
+
 def _entries(module: nn.Module, channels_last: bool) -> Iterator[Entry]:
-    position = 0
-    tensors: list[tuple[str, Tensor, bool]] = [(name, p, False) for name, p in module.named_parameters()]
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
-            tensors.append((name, buffer, True))
     for path, layer in module.named_modules():
+        counts = isinstance(layer, BatchNorm) and layer.momentum is None and layer.track_running_stats
         require(
-            not (isinstance(layer, BatchNorm) and layer.momentum is None),
-            f"module '{path}': batch norm with momentum=None counts batches outside its row; set a momentum",
+            not counts, f"module '{path}': batch norm with momentum=None counts batches outside its row; set a momentum"
         )
-    for name, tensor, is_buffer in tensors:
-        if tensor.dtype != torch.float32:
-            raise CoterieError(f"tensor '{name}' is {tensor.dtype}; rows hold float32: call module.float() first")
-        shape, stop = tuple(tensor.shape), position + tensor.numel()
-        yield Entry(name, shape, position, stop, is_buffer, channels_last and len(shape) == 4)
-        position += tensor.numel()
+    position = 0
+    for held in held_tensors(module):
+        shape, stop = tuple(held.tensor.shape), position + held.tensor.numel()
+        last = channels_last and len(shape) == 4
+        yield Entry(held.names[0], shape, position, stop, held.is_buffer, held.names, last)
+        position = stop
+
+
+def _spoken(entry: Entry) -> str:
+    return " and ".join(f"'{name}'" for name in entry.names)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

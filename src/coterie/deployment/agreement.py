@@ -15,6 +15,7 @@ from torch import nn
 
 from coterie import options
 from coterie.client.model import check_split, single_samples_fail
+from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.reducing import DEFENCES, reducer_of, require_enough
@@ -28,6 +29,7 @@ from coterie.experiment.settings import make_method
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.models.norms import with_group_norm
+from coterie.models.registry import is_built_in
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
 from coterie.rounds.sampling import cohort_size
@@ -195,6 +197,10 @@ class Agreement(FederationTerms):
         layout = Layout(module, classifier, self.stats or self.kind.stats)
         sample = torch.zeros(2, *self.shape)
         width = check_split(module, layout, sample)
+        if not is_built_in(self.model):
+            rehearse(
+                module, layout, torch.rand(SAMPLES, *self.shape, generator=torch.Generator().manual_seed(self.seed))
+            )
         return Blueprint(module, layout, width, single_samples_fail(module, sample[:1]))
 
     def federation(self, blueprint: Blueprint | None = None, make: type[Federation] = Federation) -> Federation:

@@ -179,7 +179,7 @@ def _model_words(layout: Layout, columns: Columns) -> list[str]:
     """The groups of the model that lie within some columns."""
     if layout.columns("parameters") <= columns:
         return ["the whole model"]
-    words = [group for group in ("extractor", "classifier") if layout.columns(group) <= columns]
+    words = [group for group in ("extractor", "classifier") if Columns() != layout.inside(group) <= columns]
     if layout.columns("norm") <= columns and "extractor" not in words:
         words.append("batch norm")
     elif layout.columns("stats") <= columns:

@@ -13,7 +13,9 @@ from torch import nn
 
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
+from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
+from coterie.core.inventory import copied, held_tensors
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
@@ -30,6 +32,7 @@ from coterie.experiment.settings import Settings
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
 from coterie.models.norms import with_group_norm
+from coterie.models.registry import is_built_in
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.split import Indices
 from coterie.rng import stream_seed
@@ -209,6 +212,8 @@ def prepare(experiment: Settings) -> Prepared:
     partition = _partition(experiment, data)
     module, layout = make_model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
+    if not is_built_in(experiment.model):  # tests have seen to those
+        rehearse(module, layout, data.inputs[:SAMPLES])
     with torch.no_grad():
         data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
     problem = Problem(
@@ -271,7 +276,8 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
             experiment.model_seed is None,
             f"model_seed = {seed}: the model is given with its weights; give its class, or leave model_seed out",
         )
-        module, classifier = copy.deepcopy(experiment.model), _own_classifier(experiment.classifier)
+        held_tensors(experiment.model)  # a copy no longer shows which of them have memory in common
+        module, classifier = copied(experiment.model), _own_classifier(experiment.classifier)
         log.warning(
             "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
             "drawn from the seed",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
+from coterie.core.inventory import copied
 from coterie.core.layout import BatchNorm
 
 MOST_GROUPS = 32
@@ -18,7 +17,7 @@ def with_group_norm(module: nn.Module) -> nn.Module:
     >>> with_group_norm(nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)))[1].num_groups
     2
     """
-    return _replaced(copy.deepcopy(module))
+    return _replaced(copied(module))
 
 
 def _replaced(module: nn.Module) -> nn.Module:

@@ -68,7 +68,13 @@ class OwnModel:
         ]
         sized = len(needed) == 2 or [p.name for p in parameters[:2]] == ["shape", "classes"]
         require(sized or not needed, f"model '{self.name}': must take (shape, classes), or nothing")
-        module = self.make(shape, classes) if sized else self.make()
+        try:
+            module = self.make(shape, classes) if sized else self.make()
+        except CoterieError:
+            raise
+        except Exception as error:  # whatever a user's model may raise
+            reason = " ".join(str(error).split())
+            raise CoterieError(f"model '{self.name}': cannot be made ({type(error).__name__}: {reason})") from error
         require(isinstance(module, nn.Module), f"model '{self.name}': made {type(module).__name__}, no torch.nn.Module")
         assert isinstance(module, nn.Module)
         return module
@@ -88,6 +94,15 @@ def own_model(name: str, found: object) -> ModelSpec:
     require(not isinstance(found, type) or issubclass(found, nn.Module), f"model '{name}': {wanted}")
     about = (found.__doc__ or "").strip().partition("\n")[0]
     return ModelSpec(name, about, OwnModel(name, found), {}, takes_any=True)
+
+
+def is_built_in(model: object) -> bool:
+    """Whether a model, by name or specification, is one of Coterie's own.
+
+    >>> is_built_in("cnn"), is_built_in(nn.Identity())
+    (True, False)
+    """
+    return model in _OWN if isinstance(model, str) else any(model is spec for spec in _OWN.values())
 
 
 _OWN: dict[str, ModelSpec] = {

@@ -47,13 +47,19 @@ def load_weights(module: nn.Module, path: str | Path, *, classifier: str | None 
             problems.append(f"tensor '{name}' has shape {shapes}")
         elif tensor.is_complex():
             problems.append(f"tensor '{name}' holds complex numbers")
-        elif not bool(tensor.to(expected[name].dtype).isfinite().all()):  # what float32 cannot hold becomes infinite
+        elif not _finite_as(tensor, expected[name]):
             problems.append(f"tensor '{name}' holds NaN or infinite values")
     if problems:
         others = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise CoterieError(f"weights '{path}': {problems[0]}{others}")
     module.load_state_dict(stored, strict=False)
     return tuple(left)
+
+
+def _finite_as(tensor: Tensor, own: Tensor) -> bool:
+    """Whether a tensor is finite where the model's own is: constants such as causal masks may not be."""
+    # What float32 cannot hold becomes infinite.
+    return bool((tensor.to(own.dtype).isfinite() | ~own.isfinite()).all())
 
 
 def _read(path: Path) -> dict[str, Tensor]:

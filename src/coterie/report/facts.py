@@ -122,7 +122,7 @@ def spoken_columns(layout: Layout, columns: Columns) -> str:
     ('extractor', 'columns')
     """
     for group, words in GROUPS.items():
-        if layout.columns(group) == columns:
+        if layout.inside(group) == columns:
             return words
     return "columns"
 

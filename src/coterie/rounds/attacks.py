@@ -183,7 +183,7 @@ class Copycat(Attack):
     def rows(self, sending: Sending) -> Tensor:
         """The victim's classifier, and poison."""
         rows = sending.before - self.factor * sending.change
-        classifier = (sending.federation.layout.columns("classifier") & sending.columns).within(sending.columns)
+        classifier = (sending.federation.layout.inside("classifier") & sending.columns).within(sending.columns)
         for place, client in enumerate(sending.hostile.tolist()):
             copied = sending.of_another(self.victim(sending, client))
             classifier.put(rows[place], classifier.take(copied))

@@ -48,7 +48,9 @@ class Stacked(Engine):
         self._ground = Ground.of(problem, seed, device)
         self.problem = self._ground.problem
         self._serial = Serial(self.problem, method, seed, device)
-        self._model_reason = cannot_be_batched(problem.module) or not_alike(self._ground, method)
+        tied = problem.layout.tied
+        own = f"{tied} are one tensor" if tied else cannot_be_batched(problem.module)
+        self._model_reason = own or not_alike(self._ground, method)
         self._said: set[str] = set()
 
     @classmethod

@@ -24,7 +24,16 @@ from coterie.experiment.trials import measure
 from coterie.experiment.ways import ways_of
 from coterie.models import MODELS
 from coterie.testing.toys import seeded, toy_partition
-from odd_models import ODD_MODELS, FreshNoise, FunctionalDropout, LouderInTraining, NumpyNoise, Odd, WarmUp
+from odd_models import (
+    ODD_MODELS,
+    FreshNoise,
+    FunctionalDropout,
+    LouderInTraining,
+    NumpyNoise,
+    Odd,
+    RarelySkipped,
+    WarmUp,
+)
 from support import rows_of, tiny, warnings_in
 
 STACKED = [kind for kind, reason in ODD_MODELS.items() if reason is None]
@@ -80,8 +89,9 @@ def test_a_trial_lets_a_plain_model_be_stacked() -> None:
     assert any(way.engine == "stacked" for way in measure(prepared, ways_of(prepared)))
 
 
-def test_a_proof_draws_nothing_from_anybody() -> None:
-    prepared = tiny("fedavg", seeded(NumpyNoise)).prepare()
+@pytest.mark.parametrize("kind", [NumpyNoise, RarelySkipped], ids=lambda kind: kind.__name__)
+def test_a_proof_draws_nothing_from_anybody(kind: type[nn.Module]) -> None:
+    prepared = tiny("fedavg", seeded(kind)).prepare()
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)

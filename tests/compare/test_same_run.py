@@ -231,7 +231,7 @@ def test_a_run_recorded_without_identity_is_run_anew_and_says_so(
     perform(small(), tmp_path / "run")
     without_identity(tmp_path / "run")
     perform(small(), tmp_path / "run")
-    assert "differs in all that an earlier version of Coterie did not record" in caplog.text
+    assert "differs in what was not recorded of it (data, code, first weights);" in caplog.text
 
 
 def without_identity(run: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_table_averages_no_runs_that_do_not_say_what_they_are(tmp_path: Path) 
     for seed in (0, 1):
         small(seed=seed).run(tmp_path / f"s{seed}")
         without_identity(tmp_path / f"s{seed}")
-    words = "fedavg (differs in all that an earlier version of Coterie did not record)"
+    words = "fedavg (differs in what was not recorded of it (data, code, first weights))"
     assert tabled(tmp_path) == {"fedavg": [0], words: [1]}
 
 

@@ -44,7 +44,7 @@ def require_names(listeners: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class Ground:
+class CommonGround:
     """What runs that are compared have in common: data, Coterie's code, and with each seed the partition.
 
     The first run that is taken in says what they are; others are an error.
@@ -74,7 +74,7 @@ class Ground:
 class Collector:
     """Keeps the summaries, after a look at what they stand on, and passes all news on to a watcher."""
 
-    def __init__(self, ground: Ground, watcher: Watcher | None) -> None:
+    def __init__(self, ground: CommonGround, watcher: Watcher | None) -> None:
         self._ground, self._watcher = ground, watcher
         self.summaries: dict[tuple[str, int], Summary] = {}
         self.heard: Heard = {}
@@ -134,7 +134,7 @@ def worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
 
 
 def checked(
-    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool, ground: Ground
+    experiments: Mapping[str, Experiment], seeds: Sequence[int], guess: bool, ground: CommonGround
 ) -> dict[str, float]:
     """Meet every mistake before the first run starts; what all stand on is taken into the `ground`.
 

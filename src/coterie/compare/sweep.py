@@ -17,7 +17,7 @@ from typing import Any
 
 from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, Ground, checked, perform_all, require_jobs, require_names
+from coterie.compare.running import Collector, CommonGround, checked, perform_all, require_jobs, require_names
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
@@ -106,7 +106,7 @@ class Trials:
         self._listeners = require_names(listeners)
         self._engine = OneEngine(seeds, SEVERAL if cluster else jobs, out)
         self._seconds: dict[str, float] = {}
-        self._ground = Ground()
+        self._ground = CommonGround()
         self._scale: Scale | None = None
         self.given: dict[str, Experiment] = {}
         self.tried: dict[str, Experiment] = {}

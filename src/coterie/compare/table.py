@@ -18,7 +18,7 @@ from coterie.compare.grid import Grid
 from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
 from coterie.compare.running import (
     Collector,
-    Ground,
+    CommonGround,
     Heard,
     checked,
     perform_all,
@@ -237,7 +237,8 @@ def compare(
 
     With `out`, every run is kept in `out/<name>-s<seed>`, and the comparison in `out/comparison.json`. The same again
     carries on: what is finished there is not run again. So a comparison that was interrupted is completed, and one that
-    is finished can be given further experiments and seeds; those that it has must come with the settings they had. The
+    is finished can be given further experiments and seeds; those that it has must come with the settings they had. What
+    is not the same otherwise (data, model, code) is set aside and run anew, and a warning says what differs. The
     `watcher` is told of every run and round. `listeners` are names, such as `"tensorboard"`: every run has its own.
 
     `jobs` runs take place at the same time, the longest first, each in a worker process with one PyTorch thread
@@ -281,7 +282,7 @@ def compare(
     if columns:
         task = next(iter(experiments.values())).prepare().problem_base.task
         chosen_columns({"task": task.described()}, columns)  # a misspelt one shows before the first run
-    ground = Ground()
+    ground = CommonGround()
     seconds = checked(experiments, seeds, jobs != 1 and beside_others, ground)
     collector = Collector(ground, watcher)
     perform_all(runs, seconds, jobs, collector, cluster)

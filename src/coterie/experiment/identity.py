@@ -80,7 +80,7 @@ SPOKEN = {
     "coterie": "Coterie's own code",
 }
 """The parts of an identity, in words."""
-UNKNOWN = "all that an earlier version of Coterie did not record"
+UNKNOWN = "what was not recorded of it (data, code, first weights)"
 FIRST_WEIGHTS = "first weights"
 """Those that the seed gives; others that a model was given with."""
 ALL: Collection[str] = ("",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,10 @@ def perform(
             return summary
         if not (directory / CONFIG).is_file():
             return experiment.run(directory, listeners).summary
-        given = any(str(value).startswith("given (") for value in RunDirectory(directory).config().values())
-        return resume(directory, listeners, experiment=experiment if given else None).summary
+        kept = RunDirectory(directory).config()
+        given = any(str(value).startswith("given (") for value in kept.values())
+        how = {key: kept.get(key, getattr(Experiment, key)) for key in HOW}
+        return resume(directory, listeners, experiment=replace(experiment, **how) if given else None).summary
 
 
 def kept_summary(experiment: Experiment, directory: Path, until: int | None = None) -> Summary | None:

@@ -67,6 +67,8 @@ class WatchedRun:
         """The run in short as far as it was read, as JSON."""
         ends = ((SUMMARY, "finished"), (STOPPED, "stopped"))
         state = next((word for name, word in ends if own_file(f"{self.folder}/{name}")), "")
+        if state == "finished" and self.done < self.planned:  # before more rounds were planned
+            state = ""
         if state != self._state or not self._overview:
             self._state = state
             curve = self.curves.get("received", {"rounds": [], "mean": []})

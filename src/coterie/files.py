@@ -43,6 +43,18 @@ def expanded(path: str | Path) -> Path:
         raise CoterieError(f"{path}: there is no such user; write the path in full") from None
 
 
+def resolved(path: str | Path) -> Path:
+    """A path in full, without symbolic links, from anywhere.
+
+    >>> resolved("data/../own.csv") == Path.cwd() / "own.csv"
+    True
+    """
+    try:
+        return expanded(path).resolve()
+    except (RuntimeError, OSError):  # Python 3.13 leaves it to whoever opens the file
+        raise CoterieError(f"{path}: its symbolic links lead in a circle; name another path") from None
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part."""
     write_parts(path, [content])

@@ -192,7 +192,10 @@ def _int(value: Any) -> int:
 def _float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError
-    return _held(float(value))
+    try:
+        return _held(float(value))
+    except OverflowError:  # whole numbers in TOML have any length, and no float holds the longest
+        raise ValueError from None
 
 
 def _held(value: N) -> N:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from coterie.errors import CoterieError, require, unknown
-from coterie.files import expanded
+from coterie.files import resolved
 
 T = TypeVar("T")
 Adopt = Callable[[str, object], T]
@@ -204,8 +204,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A Python file as it was when it was read. Its module is named after its content, so that two versions of a file
-    are two modules, and a copy of it is the same one.
+    """A file as it was when it was read: of Python, or data that a setting names.
+
+    Its module is named after its content, so that two versions of a file are two modules, and a copy of it is the same
+    one.
     """
 
     path: str
@@ -214,7 +216,7 @@ class PluginFile:
     @classmethod
     def read(cls, path: str | Path) -> PluginFile:
         """The file at a path, which is made absolute; a stand-in goes by the path of its original."""
-        place = expanded(path).resolve()
+        place = resolved(path)
         return cls(_STAND_INS.get(str(place), str(place)), place.read_bytes())
 
     @cached_property
@@ -294,7 +296,7 @@ def absolute(text: str) -> str:
     try:
         place = file_at(path).path
     except OSError:  # whoever loads it will say so
-        place = str(expanded(path).resolve())
+        place = str(resolved(path))
     return f"{place}:{name}"
 
 
@@ -314,21 +316,28 @@ def stand_in(copy: str | Path, original: str) -> None:
     _STAND_INS[str(Path(copy).resolve())] = original
 
 
+def at_hand(path: str) -> Path:
+    """Where to read a file: at its path, or if it is gone, in the copy that stands in for it."""
+    copies = (copy for copy, original in reversed(_STAND_INS.items()) if original == path)
+    places = (place for place in map(Path, (path, *copies)) if place.is_file())
+    return next(places, Path(path))
+
+
 def file_at(path: str) -> PluginFile:
     """The file at a path; one that is gone is as it was loaded."""
     try:
         return PluginFile.read(path)
     except FileNotFoundError:
-        known = _loaded_from(str(expanded(path).resolve()))
+        known = _loaded_from(str(resolved(path)))
         if known is None:
             raise
         return known
 
 
 def file_of(reference: str) -> PluginFile:
-    """The file of a reference, as it was loaded last, or as it is."""
-    path = split_reference(absolute(reference))[0]
-    return _loaded_from(path) or PluginFile.read(path)
+    """The file of a reference or at a path, as it was loaded last, or as it is."""
+    path = split_reference(absolute(reference))[0] if is_reference(reference) else reference
+    return _loaded_from(path) or PluginFile.read(at_hand(path))
 
 
 def _loaded_from(path: str) -> PluginFile | None:

@@ -14,6 +14,7 @@ import types
 import typing
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -68,9 +69,10 @@ def shown(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, str | int | float | list | tuple | dict | set | range):
-        text = repr(value)
-        if len(text) <= LONGEST and "\n" not in text:
-            return text
+        with suppress(ValueError):  # Python writes out no number of thousands of digits
+            text = repr(value)
+            if len(text) <= LONGEST and "\n" not in text:
+                return text
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 

@@ -25,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_is_the_summary_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "run", "fedavg", *SMALL, "--json")
     assert answer.code == 0
-    assert answer.json == json.loads(Path("runs/fedavg-digits-1/summary.json").read_text())
+    assert answer.json == RunDirectory(Path("runs/fedavg-digits-1")).summary()
     assert "runs/fedavg-digits-1" in answer.err
     accuracy = answer.json["accuracy"]
     assert set(accuracy) == {"received", "trained", "stored"}
@@ -132,7 +132,7 @@ def test_show_prints_clients_and_who_learns_from_whom(capsys: pytest.CaptureFixt
     largest = int(sizes.argmax())
     assert "Who learns from whom (round 2):\nextractor, into model:\n" in shown.out
     assert f"  everybody alike from {largest} ({sizes[largest] / sizes.sum():.1%})" in shown.out
-    assert call(capsys, "show", "it", "--json").json == summary
+    assert call(capsys, "show", "it", "--json").json == RunDirectory(Path("it")).summary()
 
 
 @pytest.mark.thorough

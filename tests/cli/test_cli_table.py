@@ -11,6 +11,7 @@ import pytest
 from cli_tools import SMALL, call
 
 from coterie.compare.columns import chosen_columns
+from coterie.experiment.checksum import sealed
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 
@@ -70,7 +71,8 @@ def test_the_same_settings_with_another_partition_are_kept_apart(
     path = tmp_path / "changed" / "summary.json"
     summary = json.loads(path.read_text())
     summary["partition"]["whole_hash"] = "0" * 64
-    path.write_text(json.dumps(summary))
+    del summary["sha256"]
+    path.write_text(json.dumps(sealed(summary)))
     answer = call(capsys, "table", kept / "runs", "changed", *USUAL)
     assert "digits, iid (clients=3), another partition (2)" in answer.out
 
@@ -88,7 +90,7 @@ def test_damaged_unfinished_and_repeated_runs_are_named_and_left_out(
     said = answer.err.splitlines()
     assert len(said) == 4
     assert "run = all/empty: " in said[1]
-    assert "all/cut is damaged (JSONDecodeError" in said[0]
+    assert "all/cut: summary.json is damaged (JSONDecodeError" in said[0]
     assert "all/open is not finished (2 of 2 rounds)" in said[2]
     assert said[3].startswith("coterie: left out: all/again repeats ")
     assert [line.split()[0] for line in answer.out.splitlines() if "kB" in line or " B" in line] == ["local"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from cli_tools import SMALL, call
 from rich.console import Console
 
+from coterie.cli import main
 from coterie.compare.grid import Grid
 from coterie.experiment.config import read_toml
 from coterie.report.grids import fitting_tables
@@ -100,3 +102,85 @@ def test_methods_are_found_in_capitals_too(
     assert answer.json["methods"] == ["local", "fedprox"]
     assert answer.json["runs"]["fedprox"][0]["config"]["set"] == {"mu": 0.5}
     assert call(capsys, "methods", "FedAvg").out.startswith("fedavg: ")
+
+
+def spoken(command: str, cwd: Path, **surroundings: str) -> subprocess.CompletedProcess[str]:
+    """What a shell makes of a command in which `coterie` stands for the command line."""
+    line = command.replace("coterie", f"{shlex.quote(sys.executable)} -m coterie")
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **surroundings},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("coterie methods >&-", 0),
+        ("coterie --help >&-", 0),
+        ("coterie methods 2>&-", 0),
+        ("coterie show nowhere >&-", 2),
+        ("coterie methods | true", 141),
+    ],
+)
+def test_nobody_need_listen(command: str, code: int, tmp_path: Path) -> None:
+    """A closed stdout is as good as one that leads nowhere, and a reader who has gone is no error of ours."""
+    answer = spoken(command, tmp_path)
+    assert answer.returncode == code
+    assert "Traceback" not in answer.stderr
+    assert (answer.stderr == "") == (code != 2)
+
+
+@pytest.mark.processes
+def test_an_error_is_not_printed_as_a_result_where_stderr_is_closed(tmp_path: Path) -> None:
+    answer = spoken("coterie show nowhere 2>&-", tmp_path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("width", ["0", "00"])
+def test_a_terminal_without_a_width_has_the_usual_one(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setenv("TERM", "xterm")
+    for words in (["methods"], ["--help"], ["run", "--help"]):
+        assert main(words) == 0
+        assert len(capsys.readouterr().out.splitlines()) < 1000
+
+
+def test_paths_that_lead_nowhere_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    loop = str(tmp_path / "loop")
+    for words, said in [
+        (["run", "local", *SMALL, "--out", "/"], "run = /: is no directory for a run; name one within it"),
+        (["run", "local", *SMALL, "--out", loop], f"{loop}: its symbolic links lead in a circle"),
+        (["run", "local", *SMALL, "--out", f"{loop}/in"], f"{loop}/in: its symbolic links lead in a circle"),
+        (["run", f"{loop}.py:Mine", *SMALL], f"{loop}.py: its symbolic links lead in a circle"),
+        (["compare", "local", *SMALL, "--seeds", "0", "--out", loop], "its symbolic links lead in a circle"),
+        (["pack", loop, "-o", str(tmp_path / "it.zip")], "its symbolic links lead in a circle"),
+    ]:
+        answer = call(capsys, *words)
+        assert answer.code == 2, words
+        assert len(answer.err.splitlines()) == 1
+        assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    ("digits", "said"), [(400, "must be a number, finite and at most 3.4e38"), (5000, "not a TOML file (Exceeds the")]
+)
+def test_numbers_of_any_length_are_one_line(
+    digits: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "it.toml").write_text(f'method = "local"\nlr = {"1" * digits}\n')
+    answer = call(capsys, "run", "--config", tmp_path / "it.toml", "--out", tmp_path / "run")
+    assert answer.code == 2
+    assert len(answer.err.splitlines()) == 1
+    assert said in answer.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import zipfile
 from pathlib import Path
@@ -245,3 +246,48 @@ def test_packed_runs_are_listed_reported_and_tabled(
     out, err = said("report", "both.zip", "bad.zip")
     assert out == "The report is kept in report.html\n"
     assert err.startswith("coterie: warning: run = bad.zip: is no .zip of runs, or damaged")
+
+
+def changed(content: bytes, stream: random.Random) -> bytes:
+    """An archive that was cut off, of which bits flipped, or whose tables say something else."""
+    spoilt = bytearray(content)
+    kind = stream.randrange(3)
+    if kind == 0:
+        return bytes(spoilt[: stream.randrange(len(spoilt))])
+    first = 0 if kind == 1 else len(spoilt) - 1500
+    for _ in range(stream.choice([1, 1, 2, 8])):
+        spoilt[stream.randrange(first, len(spoilt))] ^= 1 << stream.randrange(8)
+    return bytes(spoilt)
+
+
+def test_a_spoilt_archive_is_read_as_it_was_or_named_in_one_line(two: Path, tmp_path: Path) -> None:
+    pack([two / "one"], tmp_path / "whole.zip", models=True)
+    content, stream = (tmp_path / "whole.zip").read_bytes(), random.Random(0)
+    refused: list[str] = []
+    for _ in range(60):
+        (tmp_path / "it.zip").write_bytes(changed(content, stream))
+        try:
+            opened = open_run(tmp_path / "it.zip")
+            _ = opened.summary, opened.history, opened.clients, opened.partition, opened.quality, opened.model(0)
+            for round in opened.rounds:
+                opened.mixes(round)
+        except CoterieError as error:
+            refused.append(str(error))
+    assert len(refused) > 30
+    assert all("it.zip" in said and "\n" not in said for said in refused)
+
+
+def test_a_bit_of_a_compressed_member_is_noticed(two: Path, tmp_path: Path) -> None:
+    """Whatever decompressing comes to, it names the file."""
+    pack([two / "one"], tmp_path / "it.zip")
+    content = bytearray((tmp_path / "it.zip").read_bytes())
+    with zipfile.ZipFile(tmp_path / "it.zip") as archive:
+        first = archive.getinfo("one/config.toml")
+    begin = first.header_offset + 30 + len("one/config.toml")
+    for bit in (1, 2):  # the kind of the first block: one of them is that of none
+        spoilt = bytearray(content)
+        spoilt[begin] ^= 1 << bit
+        (tmp_path / "it.zip").write_bytes(spoilt)
+        with pytest.raises(CoterieError, match=r"it\.zip: is no \.zip of runs, or damaged \(") as caught:
+            open_run(tmp_path / "it.zip")
+        assert "\n" not in str(caught.value)

@@ -48,7 +48,7 @@ def test_a_run_directory_holds_what_the_run_gave(tmp_path: Path) -> None:
     directory = RunDirectory.open(out)
     assert directory.finished
     assert directory.lines() == result.history.lines
-    assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(result.summary))
+    assert directory.summary() == json.loads(json.dumps(result.summary))
     state, metadata = load_tensors(out / "rows.safetensors")
     assert json.loads(metadata["layout"])["round"] == 4
     for name, tensor in result.federation.state():

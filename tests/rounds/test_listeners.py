@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def same_run(one: Path, other: Path) -> None:
     first, second = RunDirectory.open(one), RunDirectory.open(other)
     assert (one / "rows.safetensors").read_bytes() == (other / "rows.safetensors").read_bytes()
     assert without_times(first.lines()) == without_times(second.lines())
-    assert without_times(json.loads(first.summary_text())) == without_times(json.loads(second.summary_text()))
+    assert without_times(first.summary()) == without_times(second.summary())
     assert first.recorded_rounds() == second.recorded_rounds()
     for round in first.recorded_rounds():
         name = f"mixes/{round:05d}.safetensors"
@@ -230,7 +229,8 @@ def test_a_stopped_run_is_recorded_and_carried_on(tmp_path: Path, checkpoint_eve
     directory = RunDirectory.open(stopped)
     assert directory.stopped
     assert not directory.finished
-    recorded = json.loads(directory.summary_text())
+    recorded = directory.summary()
+    assert recorded is not None
     assert (recorded["stopped"], recorded["rounds"]) == ("no better for a while", 4)
     assert directory.checkpointed_round() == 4
     diary = Diary()

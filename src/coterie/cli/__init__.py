@@ -10,8 +10,8 @@ from cyclopts import CycloptsError
 
 from coterie.cli import look, train
 from coterie.cli.app import app
-from coterie.cli.plain import speak_plainly
-from coterie.cli.problems import FAILED, FailureError, InterruptionError, code_of, one_line
+from coterie.cli.plain import mend_surroundings, speak_plainly
+from coterie.cli.problems import UNHEARD, FailureError, InterruptionError, code_of, one_line
 from coterie.cli.spoken import complain
 from coterie.errors import CoterieError
 
@@ -22,6 +22,7 @@ __all__ = ["app", "look", "main", "train"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (this process's, by default) and return its exit code."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    mend_surroundings()
     speak_plainly()
     try:
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be written there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return UNHEARD
     except (CoterieError, CycloptsError, OSError) as error:
         complain(f"error: {one_line(error, tokens)}")
         return code_of(error)

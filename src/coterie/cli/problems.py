@@ -34,6 +34,8 @@ class FailureError(Exception):
 
 FAILED, MISTAKE, UNWELCOME = 1, 2, 3
 """Exit codes: try again; change something first; the other end does not take us. 0 is success, 128 + n signal n."""
+UNHEARD = 141
+"""The exit code where whoever read the output has gone: that of every program which SIGPIPE ends."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST = 2000
 """Letters of a line."""

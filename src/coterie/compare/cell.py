@@ -56,9 +56,10 @@ def perform(
             return summary
         if not (directory / CONFIG).is_file():
             return experiment.run(directory, listeners).summary
-        given = any(str(value).startswith("given (") for value in RunDirectory(directory).config().values())
-        own = given or missing_objects(RunDirectory(directory).config())
-        return resume(directory, listeners, experiment=experiment if own else None).summary
+        kept = RunDirectory(directory).config()
+        given = any(str(value).startswith("given (") for value in kept.values()) or missing_objects(kept)
+        how = {key: kept.get(key, getattr(Experiment, key)) for key in HOW}
+        return resume(directory, listeners, experiment=replace(experiment, **how) if given else None).summary
 
 
 def kept_summary(

@@ -108,7 +108,8 @@ def read_run(path: Path) -> TabledRun:
         if not run.finished:
             state = "was stopped" if run.stopped else "is not finished"
             raise CoterieError(f"{path} {state} ({len(run.lines_in_order())} of {config['rounds']} rounds)")
-        summary = json.loads(run.summary_text())
+        run.require_as_begun(run.about())
+        summary = run.summary() or {}
         # What every table needs; a file that was cut off or edited may lack it.
         shared_settings(config), int(config["seed"]), config["method"], dict(config["set"]), whole_hash(summary)
         require(judged_scale(summary).name in summary, f"{path} is damaged (its summary has no score)")

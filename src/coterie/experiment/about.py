@@ -17,6 +17,10 @@ About = dict[str, Any]
 
 FORMAT = 1
 """The format of `about.json`."""
+BEGUN = "config"
+"""Where it says what stood in the configuration when the run was begun, or was last planned to have more rounds."""
+FORMER = "former_rounds"
+"""Where it says how many rounds were planned before, until somebody works on the run with the new plan."""
 
 COUNT = range(2**53)
 """Whole numbers as everybody's JSON holds them."""
@@ -81,21 +85,27 @@ def _is(value: Any, kind: Any) -> bool:
 
 def about_run(prepared: Prepared) -> About:
     """The run's data, model, clients and settings with the values that they came to; no sample is among it."""
-    layout = prepared.problem_base.layout
     return {
         "format": FORMAT,
         "protocol": prepared.experiment.protocol or None,
         "data": {**described_data(prepared), "fingerprint": prepared.fingerprint},
         "identity": prepared.identity,
-        "model": {
-            "classifier": layout.classifier,
-            "parameters": layout.columns("parameters").size,
-            "feature_width": prepared.feature_width,
-            "skip_single_samples": prepared.problem_base.skip_single_samples,
-        },
+        "model": described_model(prepared),
         "clients": described_clients(prepared),
+        BEGUN: complete(prepared.experiment),
         "settings": effective(prepared),
         "sessions": [],
+    }
+
+
+def described_model(prepared: Prepared) -> About:
+    """The model, as far as readers of its rows depend on it."""
+    layout = prepared.problem_base.layout
+    return {
+        "classifier": layout.classifier,
+        "parameters": layout.columns("parameters").size,
+        "feature_width": prepared.feature_width,
+        "skip_single_samples": prepared.problem_base.skip_single_samples,
     }
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from coterie.errors import CoterieError
-from coterie.files import LockedError, locked
+from coterie.errors import CoterieError, require
+from coterie.files import LockedError, locked, resolved
 
 log = logging.getLogger("coterie")
 
@@ -23,14 +23,15 @@ def lock_of(directory: Path) -> Path:
     >>> lock_of(Path("/runs/mine")).as_posix()
     '/runs/.mine.lock'
     """
-    whole = directory.resolve()
+    whole = resolved(directory)
+    require(bool(whole.name), f"run = {directory}: is no directory for a run; name one within it")
     return whole.with_name(f".{whole.name}.lock")
 
 
 @contextmanager
 def alone(directory: Path, wait: bool = False) -> Iterator[None]:
     """Be the only process at a run directory while inside; where another one is, wait for it or raise an error."""
-    place = directory.resolve()
+    place = resolved(directory)
     if place in _held.get():
         yield
         return

@@ -7,8 +7,9 @@ default; `complete` fills everything in.
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from coterie.data import Dataset
 from coterie.data.load import placed
 from coterie.errors import CoterieError, require
 from coterie.experiment.settings import Settings, rule_options
+from coterie.files import resolved
 from coterie.methods import METHODS, Method
 from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, FromFile, Partition, Rule
 from coterie.partition.npz import is_partition_file
-from coterie.registry import file_of, is_reference, reference_to
+from coterie.registry import absolute, at_hand, file_of, is_reference, reference_to, split_reference
+from coterie.rounds.presence import traces_in
 
 Config = dict[str, Any]
 
@@ -36,7 +39,7 @@ WHAT = REFERENCES[:4]
 FORMAT = 2
 """The format of run directories; their configurations say it."""
 PLUGINS = "plugins"
-"""The table of the files that were used: path and SHA-256."""
+"""The table of the files that settings name (code, traces, partitions): path and SHA-256."""
 
 
 def method_name(method: Method) -> str:
@@ -86,10 +89,42 @@ def complete(experiment: Settings) -> Config:
         }
     config["set"] = {name: getattr(method, name) for name in options.option_fields(type(method))}
     config["set"] = {name: value for name, value in config["set"].items() if value is not None}
-    files = [file_of(text) for key in REFERENCES for text in options.references_in(config[key])]
+    files = [file_of(path) for _, _, path in files_in(config) if path.endswith(".py") or at_hand(path).is_file()]
     if files:
         config[PLUGINS] = {file.path: file.sha256 for file in files}
     return config
+
+
+def files_in(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The files of one's own that a configuration names: the key, its text for it, and the path in full.
+
+    >>> list(files_in({"presence": "dropout:0.1+trace:/data/seen.csv"}))
+    [('presence', 'trace:/data/seen.csv', '/data/seen.csv')]
+    """
+    for key in REFERENCES:
+        for text in options.references_in(str(config.get(key, ""))):
+            yield key, text, split_reference(absolute(text))[0]
+    for path in traces_in(str(config.get("presence", ""))):
+        yield "presence", f"trace:{path}", str(resolved(path))
+    if is_partition_file(partition := str(config.get("partition", ""))):
+        yield "partition", partition, str(FromFile(partition).path)
+
+
+def differences(now: Mapping[str, Any], before: Mapping[str, Any], left_out: Collection[str] = ()) -> list[str]:
+    """What two configurations say otherwise, each in words: the option, its value now and the one before.
+
+    >>> differences({"lr": 0.5, "set": {"mu": 1}}, {"lr": 0.1, "set": {}})
+    ['lr = 0.5 (it was 0.1)', 'mu = 1 (it was not set)']
+    """
+    mine, theirs = (_flat(json.loads(json.dumps(config))) for config in (now, before))
+    keys = [key for key in {**mine, **theirs} if key not in left_out and mine.get(key) != theirs.get(key)]
+    return [f"{key} = {mine.get(key, 'not set')} (it was {theirs.get(key, 'not set')})" for key in keys]
+
+
+def _flat(config: Config) -> Config:
+    """A configuration without tables: options of the method stand among the others, and hashes of files."""
+    files = {f"the SHA-256 of {path}": str(digest)[:12] for path, digest in config.pop(PLUGINS, {}).items()}
+    return {**config.pop("set", {}), **config, **files}
 
 
 def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
@@ -113,7 +148,7 @@ def read_toml(path: Path) -> Config:
     require(path.is_file(), f"config = {path}: there is no such file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # besides what is no TOML: no text, or numbers of thousands of digits
         raise CoterieError(f"config = {path}: not a TOML file ({error})") from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation, described_rows
 from coterie.errors import CoterieError, require, said
-from coterie.experiment.about import About
+from coterie.experiment.about import BEGUN, FORMER, About
 from coterie.experiment.alone import lock_of
 from coterie.experiment.checksum import sealed, with_checksum
 from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES, Config, to_toml
@@ -34,6 +35,7 @@ from coterie.experiment.kept import (
     PARTITION,
     PREVIOUS,
     QUALITY,
+    RECORDED,
     ROUNDS,
     ROWS,
     STOPPED,
@@ -47,6 +49,8 @@ from coterie.files import PARTIAL, at_path, flush_to_disk, json_text, link_whole
 from coterie.options import references_in
 from coterie.partition import Partition
 from coterie.registry import PluginFile, file_of, short_name, split_reference, stand_in
+
+log = logging.getLogger("coterie")
 
 LOG = "log.txt"
 STREAMED = 1 << 27
@@ -100,8 +104,9 @@ class RunDirectory(KeptRun):
     @classmethod
     def _begun(cls, path: Path, config: Config, partition: Partition, about: About) -> RunDirectory:
         (path / MIXES).mkdir(parents=True, exist_ok=True)
-        for original in config.get(PLUGINS, {}):
+        for original, digest in config.get(PLUGINS, {}).items():
             file = file_of(original)
+            require(file.sha256 == digest, f"{original}: was changed while the run began; begin it again")
             (path / COPIES).mkdir(exist_ok=True)
             write_whole(path / copy_name(original, file.sha256), file.source)
         partition.save(path / PARTITION)
@@ -149,10 +154,10 @@ class RunDirectory(KeptRun):
         write_whole(self.path / ABOUT, json_text(sealed(about)).encode())
 
     def add_session(self, session: About, settings: Config, identity: Identity) -> None:
-        """Note that a process works on the run from here on, with which settings, and what the run is with them."""
-        about = self.about()
-        sessions = [*about["sessions"], session]
-        self.write_about({**about, "identity": identity, "settings": settings, "sessions": sessions})
+        """Note that a process works on the run from here on, and with which settings: no former plan holds any more."""
+        about = {key: value for key, value in self.about().items() if key != FORMER}
+        news = {"identity": identity, BEGUN: self.config(), "settings": settings}
+        self.write_about({**about, **news, "sessions": [*about["sessions"], session]})
 
     def own_config(self) -> Config:
         """The run's configuration with the run's own copies in place of files of one's own.
@@ -207,7 +212,8 @@ class RunDirectory(KeptRun):
         for number, mix in enumerate(mixes):
             tensors |= {f"{number}.{part}": getattr(mix, part) for part in ("weights", "rows", "columns")}
         about = [{"group": mix.group, "target": mix.target, "gated": mix.gated} for mix in mixes]
-        save_tensors(self.path / mixes_name(round), tensors, {"mixes": json.dumps(about)})
+        told = with_checksum(tensors, {"round": round, "mixes": about})
+        save_tensors(self.path / mixes_name(round), tensors, {"mixes": told})
 
     def checkpoint(self, federation: Federation, tested: str, lines: str) -> None:
         """Save the state after a round; the old checkpoint becomes the one to fall back on.
@@ -222,13 +228,14 @@ class RunDirectory(KeptRun):
 
     def _save_state(self, name: str, federation: Federation, tested: str, lines: str) -> None:
         # One text: several would be written in any order, and equal states would not be equal bytes.
-        about = {"round": federation.round, "tested": tested, LINES: lines, **described_rows(federation)}
+        about = {"round": federation.round, "tested": tested, LINES: lines, RECORDED: self.recorded_rounds()}
+        about |= described_rows(federation)
         state = dict(federation.state())
         save_tensors(self.path / name, state, {LAYOUT: with_checksum(state, about)})
 
     def checkpointed_round(self) -> int:
         """The round of the last checkpoint; 0 if there is none."""
-        for name in (CHECKPOINT, PREVIOUS):
+        for name in (ROWS, CHECKPOINT, PREVIOUS):
             with suppress(CoterieError):  # a damaged one
                 return self._round_of(name)
         return 0
@@ -243,26 +250,42 @@ class RunDirectory(KeptRun):
         require(self.has(name), f"run = {self.path}: {name} is missing")
         return int(self._described(name)["round"])
 
-    def reopen(self) -> None:
-        """A finished run is to go on: its rows are its checkpoint, its summary is none."""
-        if self.has(ROWS):
-            (self.path / ROWS).replace(self.path / CHECKPOINT)
-            (self.path / PREVIOUS).unlink(missing_ok=True)
-        (self.path / SUMMARY).unlink(missing_ok=True)
-        (self.path / QUALITY).unlink(missing_ok=True)
+    def plan(self, rounds: int) -> None:
+        """Plan more rounds. Until the configuration says so the run is as it was; from then on it is one that goes on.
+
+        What is left of its end stays until there is something newer: its rows are its checkpoint, and its summary is
+        replaced by that of the new end.
+        """
+        about, before = self.about(), self.config()
+        longer = {**before, "rounds": rounds}
+        if BEGUN in about:
+            self.write_about({**about, BEGUN: longer, FORMER: before["rounds"]})
+        self.write_config(longer)
 
     def remove_mixes(self, round: int) -> None:
         """Forget who learned from whom in a round."""
         (self.path / mixes_name(round)).unlink(missing_ok=True)
 
     def keep_mixes(self, wanted: Callable[[int], bool]) -> None:
-        """Forget who learned from whom in all rounds but those that are wanted."""
+        """Forget who learned from whom in all rounds but those that are wanted; of those, say which are lost."""
         for round in self.recorded_rounds():
             if not wanted(round):
                 self.remove_mixes(round)
+        name = next((name for name in (CHECKPOINT, PREVIOUS) if self._is_whole(name)), None)
+        known = self._described(name).get(RECORDED, []) if name else []
+        for round in filter(wanted, known):
+            try:
+                require(self.has(mixes_name(round)), f"run = {self.path}: {mixes_name(round)} is missing")
+                self.mixes(round)
+            except CoterieError as error:
+                log.warning("%s: who learned from whom in round %d is lost; nothing else depends on it", error, round)
 
     def restore(self, federation: Federation) -> None:
-        """Put a federation back to the last checkpoint, if there is one."""
+        """Put a federation back to the last checkpoint, if there is one: the rows of a former end, if there are any."""
+        if self.has(ROWS):
+            if self.has(CHECKPOINT):
+                (self.path / CHECKPOINT).replace(self.path / PREVIOUS)
+            (self.path / ROWS).replace(self.path / CHECKPOINT)
         if not any(map(self.has, (CHECKPOINT, PREVIOUS))):
             return
         state, metadata = self.last_checkpoint()
@@ -280,11 +303,11 @@ class RunDirectory(KeptRun):
         flush_to_disk(self.path / ROUNDS)
         self._save_state(ROWS, federation, tested, lines)
         (self.path / PREVIOUS).unlink(missing_ok=True)
-        write_whole(self.path / SUMMARY, json_text(summary).encode())
+        write_whole(self.path / SUMMARY, json_text(sealed({**summary, LINES: lines})).encode())
 
     def stop(self, summary: Mapping[str, Any]) -> None:
         """Record that the run was stopped before its end, with its summary until then."""
-        write_whole(self.path / STOPPED, json_text(summary).encode())
+        write_whole(self.path / STOPPED, json_text(sealed(summary)).encode())
 
     def carry_on(self) -> None:
         """The run goes on: it counts as stopped no longer."""
@@ -294,11 +317,12 @@ class RunDirectory(KeptRun):
 
 def copy_name(original: str, digest: str) -> str:
     """Where a run keeps its copy of a file of one's own."""
-    return f"{COPIES}/{Path(original).stem}-{digest[:12]}.py"
+    return f"{COPIES}/{Path(original).stem}-{digest[:12]}{Path(original).suffix}"
 
 
 def refuse_existing(path: Path) -> None:
     """An error if a run (or anything else) would be overwritten."""
+    lock = lock_of(path)  # an error where no run can be
     if path.is_file():
         raise CoterieError(f"out = {path}: is a file; name a directory")
     if (path / CONFIG).exists():
@@ -307,7 +331,7 @@ def refuse_existing(path: Path) -> None:
     if not path.is_dir():
         return
     # Whoever was killed before the run had begun left its lock behind, too.
-    unbegun = lock_of(path).exists() and is_unbegun(path)
+    unbegun = lock.exists() and is_unbegun(path)
     if any(path.iterdir()) and not unbegun:
         raise CoterieError(f"out = {path}: is not empty; name a new directory")
 

@@ -12,7 +12,7 @@ from torch import nn
 from coterie import options
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.config import FORMAT, PLUGINS, REFERENCES
+from coterie.experiment.config import FORMAT, PLUGINS, files_in
 from coterie.experiment.prepared import Prepared, prepare
 from coterie.experiment.result import Result
 from coterie.experiment.run import run
@@ -20,7 +20,7 @@ from coterie.experiment.settings import Settings, make_method, make_rule, rule_o
 from coterie.files import require_format
 from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS
-from coterie.registry import PluginFile, absolute, split_reference
+from coterie.registry import PluginFile
 from coterie.rounds.listeners import GivenListener
 from coterie.typed import typed
 
@@ -124,13 +124,11 @@ def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:
     """An error if a file of one's own is not what the configuration was written with."""
     require(isinstance(hashes, dict), f"{PLUGINS} = {hashes!r}: must be a table of files and their SHA-256")
     assert isinstance(hashes, dict)
-    for key in REFERENCES:
-        for text in options.references_in(str(values.get(key, ""))):
-            path = split_reference(absolute(text))[0]
-            if path in hashes and Path(path).is_file():
-                found = PluginFile.read(path).sha256
-                require(
-                    found == hashes[path],
-                    f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
-                    f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
-                )
+    for key, text, path in files_in(values):
+        if path in hashes and Path(path).is_file():
+            found = PluginFile.read(path).sha256
+            require(
+                found == hashes[path],
+                f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
+                f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
+            )

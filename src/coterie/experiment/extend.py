@@ -24,9 +24,7 @@ def extend(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared
         for why in _obstacles(prepared, longer, done):
             raise CoterieError(f"rounds = {rounds}: it would not end like a run of {rounds} rounds: {why}; run it anew")
     directory.lines_in_order()  # damaged ones are refused before anything is changed
-    directory.reopen()
-    # From here on the run plans more, and whoever carries it on goes by that, also after a kill.
-    directory.write_config({**directory.config(), "rounds": rounds})
+    directory.plan(rounds)  # from here on whoever carries the run on goes by that, also after a kill
     return longer
 
 

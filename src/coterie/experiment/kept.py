@@ -6,7 +6,7 @@ import json
 import logging
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
+from coterie.experiment.about import BEGUN, FORMER, About, misfit
 from coterie.experiment.about import FORMAT as ABOUT_FORMAT
-from coterie.experiment.about import About, misfit
 from coterie.experiment.checksum import KEY as CHECKSUM
 from coterie.experiment.checksum import require_intact
-from coterie.experiment.config import FORMAT, PLUGINS, Config
+from coterie.experiment.config import FORMAT, PLUGINS, Config, differences
 from coterie.experiment.history import Line
 from coterie.experiment.identity import Identity, require_identity
 from coterie.experiment.lines import LinesDigest, fault_of_line
@@ -42,7 +42,9 @@ QUALITY = "quality.safetensors"
 LAYOUT = "layout"
 """The text in a file of rows that says how they are read, and after which round they are."""
 LINES = "lines"
-"""Where that text holds the digest of the lines of all rounds until then."""
+"""Where that text, and a summary, hold the digest of the lines of all rounds until then."""
+RECORDED = "recorded"
+"""Where that text holds the rounds of which it was recorded who learned from whom."""
 
 FEDERATION = "federation"
 """The engine in the configuration of what a federation's server kept: sites trained, each for itself."""
@@ -90,7 +92,7 @@ class KeptRun(ABC):
     def _toml(self) -> Config:
         try:
             return tomllib.loads(self.content(CONFIG).decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # besides what is no TOML: no text, or numbers of thousands of digits
             raise CoterieError(f"run = {self.path}: {CONFIG} is not a TOML file ({error})") from None
 
     def config(self) -> Config:
@@ -107,6 +109,24 @@ class KeptRun(ABC):
         wanted = {"rounds": int, "seed": int, "threads": int, "set": dict, PLUGINS: dict}
         wrong = [key for key, kind in wanted.items() if not isinstance(config.get(key, kind()), kind)]
         require(not wrong, f"run = {self.path}: {CONFIG} is damaged (in {', '.join(wrong)})")
+
+    def edits(self, about: About, left_out: Collection[str] = ()) -> list[str]:
+        """What the configuration says otherwise than when the run was begun, in words; of older runs it is unknown."""
+        if BEGUN not in about:
+            return []
+        now, begun = self.config(), about[BEGUN]
+        # Whoever was killed while more rounds were planned left one plan here and the other there; none has begun.
+        planned = about[FORMER] if now.get("rounds") == about.get(FORMER) else begun.get("rounds")
+        return differences(now, {**begun, "rounds": planned}, left_out)
+
+    def require_as_begun(self, about: About, left_out: Collection[str] = ()) -> None:
+        """An error if the configuration was changed since the run began: its numbers are not those of what it says."""
+        edits = self.edits(about, left_out)
+        require(
+            not edits,
+            f"run = {self.path}: {CONFIG} was changed since the run began: {'; '.join(edits)}; bring it back, and run "
+            "what it says now in another directory",
+        )
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -178,10 +198,14 @@ class KeptRun(ABC):
     def _require_known(self, lines: list[Line]) -> None:
         """An error if lines are not those that the last rows tell of; older rows tell of none."""
         name = next((name for name in (ROWS, CHECKPOINT, PREVIOUS) if self._is_whole(name)), None)
-        if name is None:
+        if name is not None:
+            about = self._described(name)
+            round, written = about["round"], about.get(LINES)
+        elif self.finished:  # packed without its rows
+            about, name = self._json(SUMMARY), SUMMARY
+            round, written = about.get("rounds"), about.get(LINES)
+        else:
             return
-        about = self._described(name)
-        round, written = about["round"], about.get(LINES)
         if written is None or len(lines) < round:
             return  # somebody is at the run, or whoever carries it on will ask for them
         known = LinesDigest(int(self.config().get("evaluate_every", 1)), lines[:round])
@@ -208,6 +232,12 @@ class KeptRun(ABC):
         name = mixes_name(round)
         with self._reading(name):
             tensors, metadata = self.tensors(name)
+            told = json.loads(metadata["mixes"])
+            if isinstance(told, dict):  # older ones say neither of which round they are nor whether they are intact
+                require_intact(f"run = {self.path}: {name}", tensors, metadata["mixes"])
+                whose = f"it is of round {told['round']}"
+                require(told["round"] == round, f"run = {self.path}: {name} is damaged ({whose})")
+                told = told["mixes"]
             return [
                 Applied(
                     weights=tensors[f"{number}.weights"],
@@ -215,7 +245,7 @@ class KeptRun(ABC):
                     columns=tensors[f"{number}.columns"],
                     **about,
                 )
-                for number, about in enumerate(json.loads(metadata["mixes"]))
+                for number, about in enumerate(told)
             ]
 
     def recorded_rounds(self) -> list[int]:
@@ -262,21 +292,37 @@ class KeptRun(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return self.has(SUMMARY)
+        """Whether the run came to its end. A summary of fewer rounds than are planned is that of a former end."""
+        if not self.has(SUMMARY):
+            return False
+        try:
+            done, planned = json.loads(self.content(SUMMARY))["rounds"], self._toml()["rounds"]
+            return bool(done >= planned)
+        except (ValueError, LookupError, TypeError):
+            return True  # a damaged one, and whoever reads it will say so
 
     @property
     def stopped(self) -> bool:
         """Whether a listener stopped the run, and it was not carried on."""
         return self.has(STOPPED)
 
-    def summary_text(self) -> str:
-        """The summary of a run that is finished or stopped, as it was written."""
-        return self.content(SUMMARY if self.finished else STOPPED).decode()
-
     def summary(self) -> dict[str, Any] | None:
-        """The summary, if the run is finished or stopped."""
-        return self._json(SUMMARY if self.finished else STOPPED) if self.finished or self.stopped else None
+        """The summary, if the run is finished or stopped, and every number in it is as it was written."""
+        if not self.finished and not self.stopped:
+            return None
+        name = SUMMARY if self.finished else STOPPED
+        found, sealed = self._json(name), BEGUN in self.about()  # of older runs neither is
+        file = f"run = {self.path}: {name}"
+        try:
+            require(not sealed or CHECKSUM in found, f"{file} is damaged (its SHA-256 is missing)")
+            require_intact(file, {}, json.dumps(found))
+            others = found.get("config", {})
+            config = {key: value for key, value in self.config().items() if key in others}
+            differing = differences({key: others[key] for key in config}, config, (PLUGINS,))
+            require(not differing, f"{file} is of another run than {CONFIG}: {'; '.join(differing)}")
+        except CoterieError as error:
+            raise CoterieError(f"{error}; bring it back, or remove it and resume the run to have it again") from None
+        return {key: value for key, value in found.items() if key not in (CHECKSUM, LINES)}
 
 
 def mixes_name(round: int) -> str:

@@ -85,6 +85,7 @@ class OpenedRun(Displayed):
         self.path = kept.path
         self.config: Config = kept.config()
         self.about: About = kept.about()
+        kept.require_as_begun(self.about)
 
     def __repr__(self) -> str:
         return f"OpenedRun({str(self.path)!r}, {self.status}, round {self.done} of {self.config['rounds']})"

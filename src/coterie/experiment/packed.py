@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +29,13 @@ from coterie.experiment.kept import (
     KeptRun,
     Tensors,
 )
-from coterie.files import safetensors_texts
+from coterie.files import resolved, safetensors_texts
 
 MOST = 1 << 28
 """Bytes that a compressed member may have when it is read; rows are not compressed, so the file itself bounds them."""
+UNREADABLE = (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, OverflowError, OSError, struct.error)
+"""What reading an archive comes to where it is cut off, damaged, encrypted or compressed in unknown ways."""
+NOT_COMPRESSED = (zlib.error, lzma.LZMAError)
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -44,7 +50,7 @@ def pack(runs: Sequence[Path], out: Path, models: bool = False) -> list[str]:
     require(bool(runs), "pack: name at least one run")
     named: dict[str, RunDirectory] = {}
     for path in runs:
-        name = path.resolve().name
+        name = resolved(path).name
         require(name not in named, f"run = {path}: another run is called {name} too; rename one of them")
         named[name] = RunDirectory.open(path)
     partial = out.with_name(f"{out.name}.partial")
@@ -133,9 +139,10 @@ class PackedRun(KeptRun):
     def own_config(self) -> Config:
         """The run's configuration; files of one's own are not packed, and nobody else's are run."""
         config = self.config()
+        code = [path for path in config.get(PLUGINS, ()) if path.endswith(".py")]
         require(
-            not config.get(PLUGINS),
-            f"run = {self.path}: files of one's own are not packed ({', '.join(config.get(PLUGINS, ()))}); pass what "
+            not code,
+            f"run = {self.path}: files of one's own are not packed ({', '.join(code)}); pass what "
             f"it was run with: coterie.open_run({str(self.path)!r}, experiment=…)",
         )
         config.pop(PLUGINS, None)
@@ -147,5 +154,8 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(archive) as members:
             yield members
-    except (zipfile.BadZipFile, EOFError, RuntimeError) as error:  # the last: compressed or encrypted in unknown ways
-        raise CoterieError(f"run = {archive}: is no .zip of runs, or damaged ({error})") from None
+    except CoterieError:
+        raise
+    except (*UNREADABLE, *NOT_COMPRESSED) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CoterieError(f"run = {archive}: is no .zip of runs, or damaged ({reason})") from None

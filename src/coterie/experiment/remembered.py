@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
 from coterie.experiment.about import about_run
+from coterie.experiment.checksum import sealed
 from coterie.experiment.config import FORMAT, Config, complete, method_name, to_toml
 from coterie.experiment.history import History
 from coterie.experiment.kept import ABOUT, CONFIG, PARTITION, ROUNDS, STOPPED, SUMMARY, KeptRun, Tensors
@@ -94,7 +95,7 @@ class RememberedRun(KeptRun):
             return json.dumps(about_run(self._prepared)).encode()
         if name == ROUNDS:
             return "".join(json.dumps(line) + "\n" for line in self._history.lines).encode()
-        return json.dumps(self._summary).encode()
+        return json.dumps(sealed(self._summary)).encode()
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder: none, as nothing is on disk."""

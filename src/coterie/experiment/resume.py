@@ -10,7 +10,9 @@ from coterie.core.pixels import Pixels
 from coterie.data.fingerprint import fingerprint, older_fingerprint
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
+from coterie.experiment.about import described_model
 from coterie.experiment.alone import alone
+from coterie.experiment.config import complete, differences
 from coterie.experiment.directory import RunDirectory
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.extend import extend
@@ -18,12 +20,20 @@ from coterie.experiment.kept import ABOUT
 from coterie.experiment.prepared import Prepared
 from coterie.experiment.result import Result
 from coterie.experiment.run import finish, watched
+from coterie.experiment.settings import Settings
+from coterie.partition import Partition
 from coterie.rounds.listeners import GivenListener
 from coterie.typed import typed
 
 # Where a run is computed, and the engines between which it may change without a bit changing.
 PLACE = ("engine", "workers", "ray_address", "ray_gpus")
 ALIKE = {"processes", "ray"}
+
+
+CHOSEN = ("engine", "threads", "memory")
+"""Settings that a run may have been left to choose."""
+MOVED = ("data",)
+"""What a configuration may say otherwise than when the run began: where its data are, which their fingerprint tells."""
 
 
 @typed
@@ -39,7 +49,9 @@ def resume(
 
     That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
     otherwise. `listeners` and `progress` are as for `Experiment.run`. A run that used Python objects of its own (data,
-    model) needs the same `experiment` again.
+    model) needs the same `experiment` again: one that differs in anything is refused, and so is a run whose
+    `config.toml` was changed, except that data may have moved. What was left to be chosen (engine, threads, memory)
+    stays as it was chosen.
 
     With `rounds`, a run that planned fewer goes on until there are so many in all, also if it was finished. It then
     ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
@@ -70,10 +82,14 @@ def _carried_on(
 ) -> Result:
     path = directory.path
     directory.require_complete()
+    directory.require_as_begun(directory.about(), MOVED)
     if directory.finished and rounds is None:
         raise CoterieError(f"run = {path}: is finished; there is nothing to resume, but more rounds can be added")
     config = directory.own_config()
-    experiment = experiment or experiment_from(config)
+    if experiment is None:
+        experiment = experiment_from(config)
+    else:
+        _require_same_experiment(directory, experiment, rounds)
     # An engine chosen by trial stays chosen: another could round differently. And a run may have been extended.
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
     if engine:
@@ -81,6 +97,7 @@ def _carried_on(
     with watched(listeners, progress) as told:
         whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
         _require_same_data(directory, whole)
+        _require_same_model(directory, whole)
         prepared = replace(whole, experiment=experiment)
         if engine:
             directory.write_config({**directory.config(), **{key: getattr(experiment, key) for key in PLACE}})
@@ -101,6 +118,41 @@ def _moved(experiment: Experiment, engine: str) -> Experiment:
         f"engine = '{engine}': the run trains on GPUs, where numbers round otherwise; bring its cluster back",
     )
     return replace(experiment, engine=engine, workers=0, ray_address="", ray_gpus=0.0)
+
+
+def _require_same_experiment(directory: RunDirectory, given: Experiment, rounds: int | None) -> None:
+    """An error if an experiment that is given again is not the one that the run began with."""
+    begun, asked = directory.config(), complete(given)
+    usual = {key: value for key in asked if (value := getattr(Settings, key, None)) is not None}
+    chosen = {key for key in CHOSEN if asked[key] == usual[key]}
+    # Settings that an older version did not know had their usual value.
+    differing = differences(asked, {**usual, **begun}, {*chosen, "rounds"})
+    partition = given.partition
+    if isinstance(partition, Partition):
+        seed = given.seed if given.partition_seed is None else given.partition_seed
+        drawn = partition.with_held_out(given.held_out, seed) if given.held_out else partition
+        differing += [] if drawn == directory.partition() else ["partition: other clients or samples"]
+    require(
+        not differing,
+        f"run = {directory.path}: the experiment is not the one that it began with: {'; '.join(differing)}; carry "
+        "it on with that one, or run this one in another directory",
+    )
+    most = begun["rounds"] if rounds is None else rounds
+    require(
+        given.rounds <= most,
+        f"run = {directory.path}: the experiment has rounds = {given.rounds}, the run plans {most}; "
+        f"coterie.resume(…, rounds={given.rounds}) adds more",
+    )
+
+
+def _require_same_model(directory: RunDirectory, prepared: Prepared) -> None:
+    """An error if a model that was made in Python again is not shaped as it was."""
+    differing = differences(described_model(prepared), directory.about()["model"])
+    require(
+        not differing,
+        f"run = {directory.path}: the model is not the one that it began with: {'; '.join(differing)}; bring it back, "
+        "or run it again in another directory",
+    )
 
 
 def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from coterie.data.dataset import Dataset
 from coterie.data.locate import data_folder
 from coterie.errors import CoterieError, require
-from coterie.files import expanded
+from coterie.files import expanded, resolved
 from coterie.partition.npz import SUFFIX, is_partition_file, labels_sha256
 from coterie.partition.partition import PARTS, Partition
 from coterie.partition.rule import Rule, Shares
@@ -83,7 +83,7 @@ def _place(name: str) -> Path:
     path = expanded(name)
     if path.name == name and not path.is_file() and (kept := data_folder(FOLDER) / name).is_file():
         path = kept
-    return path.resolve()
+    return resolved(path)
 
 
 def _check_order(found: Partition, dataset: Dataset) -> None:

@@ -138,6 +138,14 @@ def read_run(run: Path | KeptRun) -> RunRecord:
     except CoterieError as error:
         partition = None
         skipped.append(f"{name}: its partition cannot be read ({error}); clients have numbers for names")
+    try:
+        about = directory.about()
+    except CoterieError as error:
+        skipped.append(
+            f"{name}: what describes it cannot be read ({error}); it may have been begun with other settings"
+        )
+    else:
+        directory.require_as_begun(about)
     summary = _summary(directory, name, skipped)
     lines = _lines(directory, name, skipped)
     scale = _scale(summary, lines)
@@ -160,16 +168,11 @@ def read_run(run: Path | KeptRun) -> RunRecord:
 
 
 def _summary(directory: KeptRun, name: str, skipped: list[str]) -> dict[str, Any]:
-    if not directory.finished and not directory.stopped:
-        return {}
     try:
-        found = json.loads(directory.summary_text())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        skipped.append(f"{name}: its summary cannot be read; the numbers are those of its rounds")
+        return directory.summary() or {}
+    except CoterieError as error:
+        skipped.append(f"{name}: its summary cannot be read ({error}); the numbers are those of its rounds")
         return {}
-    return found
 
 
 def _lines(directory: KeptRun, name: str, skipped: list[str]) -> list[tuple[int, Line]]:

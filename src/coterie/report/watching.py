@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,8 @@ DEEPEST = 4
 # Points of a curve in the overview, bytes of the log's end.
 MOST_POINTS, LOG_END, LOG_LINES = 60, 16_384, 40
 # Bytes of rounds that are read at a time, and seconds that an answer may spend on reading.
+PLAN = (SUMMARY, CONFIG)
+"""The files that say between them whether a run is over."""
 AT_ONCE, PATIENCE = 1 << 18, 0.02
 # What is drawn of what a line says of a moment, and what it says besides metrics.
 POINTS = {"mean": "mean", "worst": "worst_decile"}
@@ -54,6 +57,8 @@ class WatchedRun:
     _file: int = 0
     _overview: str = ""
     _state: str = ""
+    _ends: tuple[int, ...] = ()
+    _over: bool = True
     _clients: list[str] | None = None
 
     @classmethod
@@ -67,6 +72,8 @@ class WatchedRun:
         """The run in short as far as it was read, as JSON."""
         ends = ((SUMMARY, "finished"), (STOPPED, "stopped"))
         state = next((word for name, word in ends if own_file(f"{self.folder}/{name}")), "")
+        if state == "finished" and not self._is_over():
+            state = ""
         if state != self._state or not self._overview:
             self._state = state
             curve = self.curves.get("received", {"rounds": [], "mean": []})
@@ -87,6 +94,15 @@ class WatchedRun:
             }
             self._overview = json.dumps(about)
         return self._overview
+
+    def _is_over(self) -> bool:
+        """Whether the summary is that of all rounds that are planned; both are read again if they have changed."""
+        ends = tuple(0 if (now := own_file(f"{self.folder}/{name}")) is None else now.st_mtime_ns for name in PLAN)
+        if ends != self._ends:
+            with suppress(CoterieError):  # a configuration that was damaged since
+                self.planned = int(read_toml(self.folder / CONFIG).get("rounds", 0))
+                self._ends, self._over = ends, RunDirectory(self.folder).finished
+        return self._over
 
     def details(self) -> Content:
         """The run at length: its curves, who learned from whom in the last recorded round, the end of its log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ def fitting(
     seconds: dict[str, float] = {}
     for cell in cells:
         if finished(folder / cell.name):
-            summary = json.loads(RunDirectory(folder / cell.name).summary_text())
+            summary = RunDirectory(folder / cell.name).summary() or {}
             seconds[kind_of(cell)] = summary["seconds"]["total"] / expected_seconds(cell.experiment.prepare())
     budget, chosen, left_out = 3600.0 * hours * jobs, list[TableCell](), list[TableCell]()
     for cell in cells:

@@ -15,17 +15,16 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
-from coterie.files import expanded
+from coterie.files import resolved
 from coterie.options import made
-from coterie.registry import Registry, subclasses_of
+from coterie.registry import Registry, at_hand, subclasses_of
 from coterie.rng import numpy_stream
 from coterie.typed import TypedOptions
 
@@ -150,11 +149,16 @@ class Trace(Presence):
 
     file: str
 
+    @cached_property
+    def lines(self) -> tuple[tuple[str, int, float], ...]:
+        """The file's lines by round, as they were when they were first asked for: client, first round, probability."""
+        return read_trace(self.file)
+
     def there(self, federation: Federation, names: Sequence[str], round: int) -> Tensor:
         """Each by its own draw."""
         wanted = [1.0] * len(names)
         places = {name: place for place, name in enumerate(names)}
-        for client, first, probability in read_trace(self.file):
+        for client, first, probability in self.lines:
             require(client in places, f"presence: {self.file} names '{client}', who is no client of this run")
             if round >= first:
                 wanted[places[client]] = probability
@@ -175,6 +179,16 @@ PRESENCES: Registry[type[Presence]] = Registry(
     subclasses_of(Presence),
 )
 """Every behaviour by name: a class that extends `Presence`."""
+
+
+def traces_in(text: str) -> list[str]:
+    """The files of the traces that a run's `presence` names.
+
+    >>> traces_in("dropout:0.1+trace:/data/seen.csv")
+    ['/data/seen.csv']
+    """
+    parts = (part.partition("trace:") for part in text.split("+"))
+    return [file.removeprefix("file=") for before, named, file in parts if named and not before]
 
 
 @dataclass(frozen=True)
@@ -219,14 +233,14 @@ def placed(text: str) -> str:
     ('dropout:0.1', 'trace:/data/seen.csv')
     """
     parts = [part.partition("trace:") for part in text.split("+")]
-    files = (name and f"{name}{expanded(file.removeprefix('file=')).resolve()}" for _, name, file in parts)
+    files = (name and f"{name}{resolved(file.removeprefix('file='))}" for _, name, file in parts)
     return "+".join(found or part[0] for found, part in zip(files, parts, strict=True))
 
 
 def read_trace(path: str) -> tuple[tuple[str, int, float], ...]:
     """The lines of a trace by round: client, the first round, the probability."""
     try:
-        return _lines_of(path, Path(path).read_text(encoding="utf-8-sig"))
+        return _lines_of(path, at_hand(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CoterieError(f"presence: {path} cannot be read as CSV ({error}); see docs/client-behaviour.md") from None
 

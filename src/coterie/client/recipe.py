@@ -41,6 +41,19 @@ class Phase:
     rule: StepRule = plain_steps
     stream: int | None = None
 
+    @property
+    def moves(self) -> str:
+        """What its steps train, in words: groups of the model, and what other slots hold, by these.
+
+        >>> Phase().moves, Phase("classifier").moves, Phase(slot="teacher", train="classifier").moves
+        ('model', 'classifier', 'teacher.classifier')
+        >>> Phase(slot="personal", also={"model": "all"}).moves
+        'personal + model'
+        """
+        named = [(self.slot, self.train), *self.also.items()]
+        words = [slot if group == "all" else group if slot == "model" else f"{slot}.{group}" for slot, group in named]
+        return " + ".join(words)
+
     def __post_init__(self) -> None:
         require(
             bool(self.terms or self.row_terms),

@@ -34,7 +34,8 @@ class Trainer:
         self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, private: bool = False
     ) -> None:
         self.worker, self.phase, self.number = worker, phase, number
-        self._seen = seen
+        self._seen, self._moves = seen, phase.moves
+        worker.effort.begin(self._moves)
         settings, federation = worker.problem.training, worker.federation
         self.factor = settings.factor(max(federation.round, 1), federation.rounds)
         self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
@@ -106,6 +107,7 @@ class Trainer:
 
     def _backward(self, batch: BatchView) -> None:
         """Add the gradients of the phase's terms to what is there, and keep what the model put out."""
+        self.worker.effort.step(self._moves)
         if self.phase.terms:
             outputs = self._fill(batch)
             if self._seen is not None and outputs is not None:

@@ -103,6 +103,7 @@ def test_rows_with_the_same_numbers() -> None:
         (["m:a=x,lr=1", "m:a=y,lr=10", "m:a=y,lr=2"], "m:a=y,lr=10", "lr = 10 is the largest"),
         (["m:a=x", "m:a=y"], "m:a=y", ""),
         (["m:lr=1"], "m:lr=1", ""),
+        (["m:mu=0", "m:mu=1"], "m:mu=0", ""),
     ],
 )
 def test_a_choice_at_the_end_of_what_was_tried(names: list[str], best: str, said: str) -> None:

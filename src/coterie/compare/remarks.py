@@ -142,7 +142,7 @@ def edge_remark(names: Sequence[str], best: str) -> str:
             continue
         numbers = sorted(value for value in values if value is not None)
         place = numbers.index(float(text))
-        if place in (0, len(numbers) - 1):
+        if (place == 0 and numbers[0] != 0) or place == len(numbers) - 1:  # below 0 few options go
             ends.append(f"{option} = {text} is the {'largest' if place else 'smallest'} that was tried")
     return f"{'; '.join(ends)}: one beyond may be better." if ends else ""
 

@@ -44,6 +44,8 @@ class Trainer:
         self.head_only = True
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             self._open(slot, group)
+        slots = () if phase.reach == 1 else (phase.slot, *phase.also)
+        self._begins = {slot: worker.model(slot).row.clone() for slot in slots}
         self._private = PrivateSteps(worker, phase, number, self.parts) if private else None
         self._optimiser = self._fresh_optimiser(self._flat_optimiser)
         # Where nobody looks at gradients between backward pass and step, they need not be gathered.
@@ -153,7 +155,10 @@ class Trainer:
         self._at_once.step()
 
     def finish(self) -> None:
-        """Leave the models as later phases and tests expect them: frozen, in evaluation mode."""
+        """Leave the models as later phases and tests expect them: as far as they go, frozen, in evaluation mode."""
+        for slot, begin in self._begins.items():
+            row = self.worker.model(slot).row
+            row.copy_(torch.lerp(begin, row, self.phase.reach))
         for slot in (self.phase.slot, *self.phase.also):
             self.worker.model(slot).mode(False)
             self.worker.model(slot).train_only(Columns())

@@ -42,6 +42,7 @@ class StackedPhase:
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             stack.begin(slot)
             trained[slot] = layout.columns(group) & layout.trainable & federation[slot].columns
+        self._begins = {} if phase.reach == 1 else {slot: stack.trained[slot].clone() for slot in trained}
         self.head_only = all(columns <= layout.columns("classifier") for columns in trained.values())
         self.by_hand = self._hand_net(trained)
         self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
@@ -94,6 +95,8 @@ class StackedPhase:
             self._run_by_hand(self.by_hand, own, schedule, samples, told)
         else:
             self._run_by_terms(own, schedule, samples, told)
+        for slot, begin in self._begins.items():
+            stack.trained[slot].copy_(torch.lerp(begin, stack.trained[slot], self.phase.reach))
         counts = (schedule.shares[: len(self._passes)] > 0).sum(2)
         stack.took(self.phase.moves, counts, self._passes)
 

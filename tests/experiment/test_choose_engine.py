@@ -296,7 +296,7 @@ def test_a_whole_round_is_foreseen_from_pieces() -> None:
 
 
 def test_long_phases_of_a_method_are_not_tried_in_full() -> None:
-    prepared = tiny(FedRep(head_epochs=1_000_000)).prepare()
+    prepared = tiny(FedRep(head_epochs=1_000_000, body_epochs=1)).prepare()
     piece = Piece.of(prepared, "contiguous", [0], batches=1)
     tried = [phase.epochs for phase in phases(piece.work.recipe)]
     assert tried == [MOST_EPOCHS, 1]

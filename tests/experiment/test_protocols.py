@@ -30,12 +30,12 @@ def test_what_is_given_overrides_the_paper() -> None:
     experiment = protocol("pfedcs", "pfedcs", rounds=7, clients=5, set={"beta": 3})
     assert experiment.rounds == 7
     assert experiment.partition == Pathological(clients=5, classes_per_client=2)
-    assert experiment.method == PFedCS(beta=3)
+    assert experiment.method == PFedCS(beta=3, tune_epochs=1)
 
 
 def test_what_a_paper_leaves_open_is_the_method_s_default() -> None:
     """PFedCS never says its β, so that it follows the rounds of the run."""
-    assert protocol("pfedcs", "pfedcs").method == PFedCS(beta=None)
+    assert protocol("pfedcs", "pfedcs").method == PFedCS(beta=None, tune_epochs=1)
 
 
 def test_papers_that_set_a_baseline_s_option_differ() -> None:
@@ -44,7 +44,7 @@ def test_papers_that_set_a_baseline_s_option_differ() -> None:
     assert protocol("fedrema", "fedprox").method == protocol("pfedsim", "fedprox").method == FedProx(mu=1.0)
     assert protocol("pfedcs", "fedprox").method == FedProx()
     assert protocol("pfedsim", "fedrep").method == FedRep(head_epochs=4, body_epochs=1)
-    assert protocol("pfedsim", "per-fedavg").method == PerFedAvg(alpha=0.01, beta=0.001)
+    assert protocol("pfedsim", "per-fedavg").method == PerFedAvg(alpha=0.01, beta=0.001, tune_epochs=1)
     assert protocol("pfedsim", "fedgen").method == FedGen(diversity=0.0)
     assert protocol("fedtc", "fedgen").method == FedGen(diversity=1.0)
 

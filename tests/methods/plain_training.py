@@ -102,6 +102,7 @@ class Plain:
         loss: Callable[[Tensor, Tensor], Tensor],
         epochs: int | None = None,
         number: int = 0,
+        lr: float | None = None,
     ) -> None:
         """Plain gradient descent of `loss(inputs, labels)` over a client's shuffled batches."""
         inputs, labels = self.data(client)
@@ -112,7 +113,7 @@ class Plain:
                 gradients = torch.autograd.grad(loss(inputs[part], labels[part]), moving)
                 with torch.no_grad():
                     for parameter, gradient in zip(moving, gradients, strict=True):
-                        parameter.sub_(self.experiment.lr * gradient)
+                        parameter.sub_((lr or self.experiment.lr) * gradient)
 
     def mean(self, modules: Sequence[nn.Module], cohort: list[int]) -> Any:
         """The mean of the cohort's modules, weighted by data size."""

@@ -59,11 +59,6 @@ def test_it_is_none_of_its_neighbours() -> None:
     assert_unlike(play(FedRep(2, 2)).rows(), *(play(other).rows() for other in (Local(), FedAvg(), FedPer())))
 
 
-def test_the_paper_s_epochs_are_the_defaults() -> None:
-    head, body = FedRep().recipe(play(FedRep(1, 1), rounds=1).federation)
-    assert (head.train, head.epochs, body.train, body.epochs) == ("classifier", 10, "extractor", 1)
-
-
 def test_only_extractors_travel_and_mix_by_size() -> None:
     ours = play(FedRep(1, 1), join=0.5)
     assert_bytes(ours, up=ours.bytes_of("extractor"), down=ours.bytes_of("extractor"))

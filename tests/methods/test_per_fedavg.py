@@ -37,7 +37,7 @@ def meta_step(hand: Hand, row: Tensor, index: Tensor, alpha: float, beta: float,
 @pytest.mark.parametrize("variant", ["FO", "HF"])
 @pytest.mark.parametrize("join", [1.0, 0.5])
 def test_steps_by_hand_give_the_same_models(join: float, variant: str) -> None:
-    ours = play(PerFedAvg(alpha=0.2, beta=0.15, variant=variant, delta=DELTA), join=join, batch=9)
+    ours = play(PerFedAvg(alpha=0.2, beta=0.15, variant=variant, delta=DELTA, tune_epochs=1), join=join, batch=9)
     hand = Hand(ours.prepared)
     shared = hand.initial
     for round, cohort in hand.rounds():
@@ -126,8 +126,8 @@ def test_tuning_happens_on_a_copy() -> None:
 
 
 @pytest.mark.thorough
-def test_beta_is_the_run_s_rate_unless_given() -> None:
-    assert torch.equal(play(PerFedAvg(), lr=0.05).rows(), play(PerFedAvg(beta=0.05), lr=0.7).rows())
+def test_both_rates_are_the_run_s_unless_given() -> None:
+    assert torch.equal(play(PerFedAvg(), lr=0.05).rows(), play(PerFedAvg(alpha=0.05, beta=0.05), lr=0.7).rows())
 
 
 def test_the_schedule_scales_both_rates() -> None:

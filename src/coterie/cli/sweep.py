@@ -17,6 +17,7 @@ from coterie.cli.merge import experiments
 from coterie.cli.problems import InterruptionError
 from coterie.cli.tuning import candidate, candidates, fractions_of, progress_of
 from coterie.compare.guided import guided_sweep
+from coterie.compare.remarks import edge_remark
 from coterie.compare.space import read_space
 from coterie.compare.sweep import BEST, REPORT, SWEEP, sweep
 from coterie.core.scale import number_text
@@ -88,6 +89,7 @@ def print_sweep(place: Path, found: Mapping[str, Any], json: bool) -> None:
         "had no say.",
         *([early] if min(rounds) < max(rounds) else []),
         f"The best is {found['best']}; {said('coterie', 'run', '--config', place / BEST)} runs it.",
+        *([edge] if (edge := edge_remark([one["name"] for one in found["candidates"]], found["best"])) else []),
         *([f"The report is kept in {place / REPORT}"] if (place / REPORT).is_file() else []),
     )
 

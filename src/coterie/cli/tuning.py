@@ -11,6 +11,7 @@ from typing import Any
 from coterie.cli.entries import OWN, SETTINGS, MethodEntry
 from coterie.cli.merge import experiments
 from coterie.compare.pool import Run
+from coterie.compare.remarks import edge_remark
 from coterie.compare.space import Space, grid_of, read_space
 from coterie.compare.sweep import sweep
 from coterie.compare.table import TUNING, run_folder
@@ -92,7 +93,8 @@ def tuned(
             chosen = candidates(text, space, file, given, sets)
             best = sweep(chosen, [seed], place, progress_of, jobs, full=False, cluster=cluster)
             found[name] = best.winner
-            told.append(f"{name} {best.best.name[len(name) + 1 :]}")
+            edge = edge_remark([one.name for one in best.candidates], best.best.name)
+            told.append(f"{name} {best.best.name[len(name) + 1 :]}{f' ({edge[:-1]})' if edge else ''}")
     return found, f"Tuned on validation samples with seed {seed}: {'; '.join(told)}."
 
 

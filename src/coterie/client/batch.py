@@ -35,6 +35,7 @@ class Batch(Outputs):
         """The extractor's output: `[B, d]`."""
         if self._features is None:
             self._features = self._client.trunk(self.slot)(self.inputs)
+            self._client.effort.forward += len(self.labels)
         return self._features
 
     @property

@@ -65,6 +65,7 @@ class PrivateSteps:
         self.steps = batches_an_epoch(told, worker.problem.training.batch)
         self._expected = told / self.steps
         self._mounted = False
+        self._passes = [0]  # through an extractor, of the examples that are worked on at one time
         # Tuples, not tables by name: to take those apart and put them together would take as long as the gradients.
         self._places, self._tensors, self._sums = self._trained()
         self._width = sum(view.numel() for view in self._sums)
@@ -121,7 +122,9 @@ class PrivateSteps:
         for start in range(0, len(labels), at_once):
             some = slice(start, start + at_once)
             given = () if features is None else (features[some],)
+            self._passes[0] = 0
             gradients, outputs = self._per_example(inputs[some], given, labels[some])
+            self._worker.effort.forward += self._passes[0] * len(labels[some])
             seen += outputs
             flat = [each.flatten(1) for each in gradients]
             shares = self._shares(flat)
@@ -163,7 +166,7 @@ class PrivateSteps:
         """The phase's objective on one example, and the outputs that its terms asked for, inside `vmap`."""
         features = given[0][None] if given else None
         own = dict(zip(self._places, tensors, strict=True))
-        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, own)
+        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, own, self._passes)
         terms = self._phase.terms
         loss = terms[0](batch)
         for term in terms[1:]:
@@ -182,7 +185,9 @@ class Example(Outputs):
         inputs: Tensor,
         features: Tensor | None,
         tensors: Mapping[Place, Tensor],
+        passes: list[int],
     ) -> None:
+        self._passes = passes
         self._worker, self.slot, self._tensors = worker, slot, tensors
         self.task = worker.problem.task
         self.labels = labels
@@ -195,6 +200,7 @@ class Example(Outputs):
             slot = self._worker.slot_with_extractor(self.slot)
             own = self._of(slot, self._worker.problem.layout.trunk_names)
             self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
+            self._passes[0] += 1
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:
@@ -208,7 +214,7 @@ class Example(Outputs):
 
     def under(self, slot: str) -> Example:
         """The same example seen by the model in another slot."""
-        return Example(self._worker, slot, self.labels, self.inputs, None, self._tensors)
+        return Example(self._worker, slot, self.labels, self.inputs, None, self._tensors, self._passes)
 
     def split(self, pieces: int) -> list[Example]:
         """One example cannot be split."""

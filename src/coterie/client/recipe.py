@@ -24,7 +24,8 @@ class Phase:
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
     different `stream` (by default their position among the phases) see the samples in different orders. Without
-    `terms`, the gradient is that of `row_terms` alone.
+    `terms`, the gradient is that of `row_terms` alone. In the end rows, batch-norm statistics included, lie as far as
+    `reach` says on the way from where they were before the phase (0) to where it led them (1).
 
     >>> Phase(train="classifier", epochs=1).slot
     'model'
@@ -40,12 +41,27 @@ class Phase:
     row_terms: tuple[RowTerm, ...] = ()
     rule: StepRule = plain_steps
     stream: int | None = None
+    reach: float = 1.0
+
+    @property
+    def moves(self) -> str:
+        """What its steps train, in words: groups of the model, and what other slots hold, by these.
+
+        >>> Phase().moves, Phase("classifier").moves, Phase(slot="teacher", train="classifier").moves
+        ('model', 'classifier', 'teacher.classifier')
+        >>> Phase(slot="personal", also={"model": "all"}).moves
+        'personal + model'
+        """
+        named = [(self.slot, self.train), *self.also.items()]
+        words = [slot if group == "all" else group if slot == "model" else f"{slot}.{group}" for slot, group in named]
+        return " + ".join(words)
 
     def __post_init__(self) -> None:
         require(
             bool(self.terms or self.row_terms),
             f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms",
         )
+        require(0 <= self.reach <= 1, f"reach = {self.reach}: must lie in [0, 1]")
 
 
 class Measurement(Protocol):

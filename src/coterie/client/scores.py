@@ -27,7 +27,7 @@ LARGEST_TEST_BATCH, TEST_NUMBERS = 1024, 1 << 17
 class Score:
     """A model's result on test data, sample by sample: the task's quantities by name.
 
-    `untuned` says that the copy tuned for the test was not finite.
+    `untuned` says that the copy tuned for the test was not finite, `tuning` how many gradients that tuning took.
 
     >>> score = Score({"correct": torch.tensor([True, False]), "loss": torch.tensor([0.5, 2.0])})
     >>> score.sums()
@@ -37,6 +37,7 @@ class Score:
     quantities: Mapping[str, Tensor]  # name -> [n]
     kept: Tensor | None = None  # [n, ...], what final metrics need besides, where asked for
     untuned: bool = False
+    tuning: int = 0
 
     @classmethod
     def joined(cls, parts: Sequence[Score]) -> Score:
@@ -61,7 +62,9 @@ class Score:
         kept = None if whole.kept is None else whole.kept.cpu()
         here = Score({name: values.cpu() for name, values in whole.quantities.items()}, kept)
         parts = here.split([len(score.losses) for score in scores])
-        return [replace(part, untuned=score.untuned) for part, score in zip(parts, scores, strict=True)]
+        return [
+            replace(part, untuned=score.untuned, tuning=score.tuning) for part, score in zip(parts, scores, strict=True)
+        ]
 
     @property
     def losses(self) -> Tensor:

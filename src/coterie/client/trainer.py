@@ -34,7 +34,8 @@ class Trainer:
         self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, private: bool = False
     ) -> None:
         self.worker, self.phase, self.number = worker, phase, number
-        self._seen = seen
+        self._seen, self._moves = seen, phase.moves
+        worker.effort.begin(self._moves)
         settings, federation = worker.problem.training, worker.federation
         self.factor = settings.factor(max(federation.round, 1), federation.rounds)
         self.lr = self.factor * (settings.lr if phase.lr is None else phase.lr)
@@ -43,6 +44,8 @@ class Trainer:
         self.head_only = True
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             self._open(slot, group)
+        slots = () if phase.reach == 1 else (phase.slot, *phase.also)
+        self._begins = {slot: worker.model(slot).row.clone() for slot in slots}
         self._private = PrivateSteps(worker, phase, number, self.parts) if private else None
         self._optimiser = self._fresh_optimiser(self._flat_optimiser)
         # Where nobody looks at gradients between backward pass and step, they need not be gathered.
@@ -109,6 +112,7 @@ class Trainer:
 
     def _backward(self, batch: BatchView) -> None:
         """Add the gradients of the phase's terms to what is there, and keep what the model put out."""
+        self.worker.effort.step(self._moves)
         if self.phase.terms:
             outputs = self._fill(batch)
             if self._seen is not None and outputs is not None:
@@ -154,7 +158,10 @@ class Trainer:
         self._at_once.step()
 
     def finish(self) -> None:
-        """Leave the models as later phases and tests expect them: frozen, in evaluation mode."""
+        """Leave the models as later phases and tests expect them: as far as they go, frozen, in evaluation mode."""
+        for slot, begin in self._begins.items():
+            row = self.worker.model(slot).row
+            row.copy_(torch.lerp(begin, row, self.phase.reach))
         for slot in (self.phase.slot, *self.phase.also):
             self.worker.model(slot).mode(False)
             self.worker.model(slot).train_only(Columns())

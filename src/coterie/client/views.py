@@ -12,6 +12,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from coterie.client.effort import Effort
 from coterie.client.model import MountedModel
 from coterie.client.problem import Problem
 from coterie.client.scores import Score
@@ -81,6 +82,7 @@ class ClientView(Protocol):
     client: int
     key: int  # who it is to the random streams
     seed: int
+    effort: Effort  # what it has computed so far
     notes: dict[str, Tensor]  # what step rules found out, for later phases and for measurements
 
     def model(self, slot: str) -> MountedModel:

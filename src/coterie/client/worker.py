@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
+from coterie.client.effort import Effort
 from coterie.client.model import MountedModel
 from coterie.client.optim import Optimiser
 from coterie.client.problem import Problem
@@ -55,7 +56,7 @@ class Worker:
         self._models: dict[str, MountedModel] = {}
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
-        self._features: dict[str, Tensor] = {}
+        self.known_features: dict[str, Tensor] = {}  # of the training samples, by the slot of the extractor
         self._own: dict[str, Tensor] = {}  # values of the client in the seat
         self._common: dict[str, tuple[Tensor, Tensor]] = {}  # everybody's, as the federation has them and on the device
         self._peers: list[int] = []
@@ -63,6 +64,7 @@ class Worker:
         # What step rules found out about the client in the seat, for later phases and for measurements.
         self.notes: dict[str, Tensor] = {}
         self.optimisers: dict[object, Optimiser | None] = {}
+        self.effort = Effort()  # of the client in the seat
 
     def seat(self, federation: Federation, client: int, peers: Sequence[int] = ()) -> None:
         """Let a client take the seat: whatever is used of its slots (and of its peers') is read from the federation."""
@@ -75,6 +77,7 @@ class Worker:
         self._streams.clear()
         self.notes.clear()
         self._own.clear()
+        self.effort = Effort()
         seed_everything_drawn(self.device, stream_seed(self.seed, "dropout", federation.round, self.key))
 
     def model(self, slot: str) -> MountedModel:
@@ -151,13 +154,14 @@ class Worker:
 
     def train_features(self, slot: str = "model") -> Tensor:
         """The extractor's output on all of the client's training samples; kept until the extractor trains: `[n, d]`."""
-        if slot not in self._features:
-            self._features[slot] = self.features(self.problem.train[self.client], slot)
-        return self._features[slot]
+        slot = self.slot_with_extractor(slot)
+        if slot not in self.known_features:
+            self.known_features[slot] = self.features(self.problem.train[self.client], slot)
+        return self.known_features[slot]
 
     def forget_features(self) -> None:
         """An extractor is about to change."""
-        self._features.clear()
+        self.known_features.clear()
 
     def features(self, index: Tensor, slot: str = "model") -> Tensor:
         """The extractor's output on the given samples, in evaluation mode and without gradients: `[n, d]`."""
@@ -167,6 +171,7 @@ class Worker:
         with torch.no_grad():
             parts = [trunk(self.problem.inputs[part]) for part in index.split(self.problem.test_batch)]
         trunk.train(was_training)
+        self.effort.forward += len(index)
         return torch.cat(parts)
 
     def test(self, index: Tensor, keep_scores: bool = False) -> Score:

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from coterie.client.effort import FORWARD
 from coterie.compare.cell import Summary
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
+from coterie.experiment.history import EFFORT, TUNING
 from coterie.experiment.reports import OVER, ROUNDS
 from coterie.rounds.evaluate import MOMENTS
 
-Unit = Literal["share", "number", "bytes", "seconds"]
+STEPS_OF = (EFFORT, "steps")
+Unit = Literal["share", "number", "count", "bytes", "seconds"]
 
 USUAL = (
     "received.mean.best",
@@ -24,6 +27,8 @@ USUAL = (
     "trained.mean.best",
     "trained.mean.last",
     "worst_decile.received",
+    "steps",
+    "forward",
     "bytes",
     "seconds",
 )
@@ -137,6 +142,11 @@ def _plain_score(name: str) -> Column:
 def _costs() -> list[Column]:
     each = ("bytes", "per_client_round")
     return [
+        Column("steps", "steps_per_client_round", "steps per client round", "count", partial(_sum, path=STEPS_OF)),
+        Column(
+            "forward", "forward_per_client_round", "samples forward", "count", partial(_number, path=(EFFORT, FORWARD))
+        ),
+        Column("tuning", "tuning_steps_per_test", "tuning steps", "count", _tuning),
         Column("bytes", "bytes_per_client_round", "bytes per client round", "bytes", partial(_sum, path=each)),
         *(
             Column(
@@ -179,6 +189,10 @@ def _found(summary: Summary, path: Sequence[str]) -> Any:
 def _number(summary: Summary, path: Sequence[str]) -> float:
     found = _found(summary, path)
     return math.nan if found is None else float(found)
+
+
+def _tuning(summary: Summary) -> float:
+    return float(summary[EFFORT].get(TUNING, 0)) if EFFORT in summary else math.nan
 
 
 def _sum(summary: Summary, path: Sequence[str]) -> float:

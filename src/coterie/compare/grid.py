@@ -8,6 +8,7 @@ from functools import cached_property
 
 from coterie.compare.cell import Summary
 from coterie.compare.columns import Column, chosen_columns
+from coterie.compare.remarks import effort_remark, rising_remark, same_remark
 from coterie.core.number import CLEAR, ENOUGH_SEEDS, Number, clear_sign
 from coterie.core.scale import Scale, judged_scale
 from coterie.errors import unknown
@@ -78,6 +79,15 @@ class Grid:
         """What a mark in the table means, or why there is none."""
         same = len({frozenset(runs) for runs in self.rows.values()}) == 1
         return self._winners(mark) + ("" if same else " Methods ran with different seeds; those that two share count.")
+
+    def remarks(self) -> list[str]:
+        """What else must be known to compare the rows: unequal work, unfinished training, equal numbers."""
+        found = (
+            effort_remark(self.rows),
+            rising_remark(self.rows, self.scale),
+            same_remark(self.rows, self.columns.values()),
+        )
+        return [line for line in found if line]
 
     def _winners(self, mark: str) -> str:
         if len(self.rows) < 2:

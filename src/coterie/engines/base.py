@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.effort import Effort
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
 from coterie.client.scores import Score
@@ -55,6 +56,7 @@ class Trained:
     scores: list[Score] = field(default_factory=list)  # at the moment `trained`, if asked for
     test_seconds: float = 0.0
     training: list[TrainingSums] = field(default_factory=list)
+    efforts: list[Effort] = field(default_factory=list)  # none where it is not told
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def do_work(
 ) -> tuple[dict[str, Tensor], Score | None, float]:
     """One client's round: fills its `rows` (slot, `[slot width]`); returns what it measured, score and testing time.
 
-    `seen`, if given, is filled with what the model put out for its training samples.
+    What it took is the worker's `effort` then, without tuning for the test, of which the score tells. `seen`, if given,
+    is filled with what the model put out for its training samples.
     """
     worker.seat(federation, client, work.peers.get(client, ()))
     measured = train(worker, work.recipe, seen)
@@ -137,7 +140,9 @@ def do_work(
     if not work.test:
         return measured, None, 0.0
     begin = time.perf_counter()
+    effort = worker.effort.now()
     score = tuned_score(worker, keep_scores=False)
+    worker.effort = effort
     return measured, score, time.perf_counter() - begin
 
 
@@ -159,5 +164,8 @@ def do_test(
 
 def tuned_score(worker: Worker, keep_scores: bool = False) -> Score:
     """Test the client in the seat, tuned if the method says so; a model that tuning ruined is tested as it was."""
+    before = worker.effort.total
     tuned = tune(worker)
-    return replace(worker.test(worker.problem.test[worker.client], keep_scores), untuned=not tuned)
+    steps = worker.effort.total - before
+    score = worker.test(worker.problem.test[worker.client], keep_scores)
+    return replace(score, untuned=not tuned, tuning=steps)

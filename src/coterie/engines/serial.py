@@ -40,6 +40,7 @@ class Serial(Engine):
             seen: Seen = []
             measured, score, seconds = do_work(self.worker, federation, client, work, rows, seen)
             training.take(position, seen)
+            trained.efforts.append(self.worker.effort)
             for name, value in measured.items():
                 found[name].append(value)
             if score is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from coterie.client.effort import FORWARD, STEPS, effort_columns
 from coterie.core.task import Task
 from coterie.rounds.evaluate import (
     MOMENTS,
@@ -29,6 +30,11 @@ TRAINING = "training"
 """Where a line holds how the cohort did on the samples that it trained on, while it did."""
 PRIVACY = "privacy"
 """Where a line holds the largest ε of all clients so far and those of who was asked (none: infinite), if promised."""
+EFFORT = "effort"
+"""Where a line holds what the cohort computed, client by client: gradients by what they train, samples forward."""
+TUNING = "tuning"
+"""Where a line holds how many gradients clients computed to tune before their tests, and in how many tests."""
+TUNED = ("gradients", "tests")
 TESTED = "clients"
 """Where the scores of a moment say whose they are, if not everybody's; beside them stand the means' standard errors."""
 ERRORS = ("error", "weighted_error")
@@ -55,6 +61,10 @@ def as_line(report: RoundReport) -> Line:
             "epsilon": plain_number(report.spent.worst),
             "clients": [plain_number(one) for one in report.spent.asked],
         }
+    if report.efforts:
+        line[EFFORT] = effort_columns(report.efforts)
+    if report.tuning[1]:
+        line[TUNING] = dict(zip(TUNED, report.tuning, strict=True))
     if report.training is not None:
         line[TRAINING] = _by_client(report.training)
     validation: Line = {}
@@ -262,6 +272,29 @@ class History:
             for client, spent in zip(asked, line[PRIVACY]["clients"], strict=True):
                 found[client] = spent
         return found
+
+    def effort(self) -> dict[str, Any]:
+        """What a client computes in a round, on average: `steps` by what they train, samples `forward`, and `tuning`.
+
+        The last is of a test, where clients tune before it. There is nothing in runs that do not tell of it.
+        """
+        told = [line[EFFORT] for line in self.lines if EFFORT in line]
+        if not told:
+            return {}
+        totals = dict.fromkeys((name for columns in told for name in columns), 0)
+        for columns in told:
+            for name, values in columns.items():
+                totals[name] += sum(values)
+        client_rounds = max(1, sum(len(columns[FORWARD]) for columns in told))
+        means = {name: total / client_rounds for name, total in totals.items()}
+        forward = means.pop(FORWARD)
+        tuned = [line[TUNING] for line in self.lines if TUNING in line]
+        gradients, tests = (sum(one[name] for one in tuned) for name in TUNED)
+        return {
+            "steps": {name.removeprefix(STEPS): mean for name, mean in means.items()},
+            FORWARD: forward,
+            **({TUNING: gradients / tests} if tests else {}),
+        }
 
     def bytes(self) -> dict[str, Any]:
         """Bytes up and down, in all and per participating client and round."""

@@ -70,7 +70,7 @@ class Protocol:
     def options_of(self, method: str, data: str) -> dict[str, Any]:
         """The options of a method on a data set."""
         changes = self.for_data.get(data, OnDataSet())
-        return {**self.options.get(method, {}), **changes.options.get(method, {})}
+        return {**OF_PAPERS.get(method, {}), **self.options.get(method, {}), **changes.options.get(method, {})}
 
     def start(self, method: str, given: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         """A method's configuration, in which what is given (data among it) wins, and its options to start from."""
@@ -82,7 +82,18 @@ VALIDATED: Mapping[str, Keys] = {"fedfomo": {"validation": 0.2}}
 PLAIN_SCAFFOLD: Mapping[str, Keys] = {"scaffold": {"momentum": 0.0}}
 FEDFOMO_ASSUMED = "FedFomo: a fifth of each client's training samples is for validation, as the method needs some."
 SCAFFOLD_ASSUMED = "SCAFFOLD: momentum 0, which is not the paper's: its controls are defined for plain SGD."
-BASELINES_ASSUMED = "Options of other methods: Coterie's defaults."
+BASELINES_ASSUMED = "Options of other methods: Coterie's defaults; lengths and rates of their phases: as published."
+OF_PAPERS: Options = {
+    "fedbabu": {"tune_epochs": 5},
+    "fedgh": {"server_lr": 0.01},
+    "fedpac": {"head_epochs": 1, "head_lr": 0.1},
+    "fedrep": {"head_epochs": 10, "body_epochs": 1},
+    "fedtc": {"lr_classifier": 1e-4},
+    "pfedcs": {"tune_epochs": 1},
+    "pfedme": {"inner_lr": 0.01},
+    "per-fedavg": {"alpha": 0.01, "tune_epochs": 1},
+}
+"""Lengths and rates of phases that papers or their code name, in every protocol: by default these are the run's."""
 
 _FEDREMA = {
     "partition": "dominant",
@@ -130,7 +141,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "batch": 100,
             "lr": 0.005,
         },
-        {"pfedcs": {"lam": 0.5, "tune_epochs": 1}},
+        {"pfedcs": {"lam": 0.5}},
         VALIDATED,
         {
             "cifar100": OnDataSet({"classes_per_client": 10}),
@@ -231,7 +242,7 @@ PROTOCOLS: dict[str, Protocol] = {
                 "decay": 0.98,
                 "diversity": 0.0,
             },
-            "per-fedavg": {"alpha": 0.01, "beta": 0.001},
+            "per-fedavg": {"beta": 0.001},
             "fedrep": {"head_epochs": 4, "body_epochs": 1},
             "fedfomo": {"models": 5},
             "fedap": {"warm_up": 0.5, "m": 0.5},
@@ -272,7 +283,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "schedule": "exponential",
             "decay": 0.9,
         },
-        {"fedtc": {"lr_classifier": 1e-4}},
+        {},
         {**VALIDATED, **PLAIN_SCAFFOLD},
         {"cifar100": OnDataSet({"model": "resnet18"})},
         (

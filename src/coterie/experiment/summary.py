@@ -10,7 +10,7 @@ from coterie.core.privacy import Privacy
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.experiment.config import Config
-from coterie.experiment.history import PRIVACY, TRAINING, History, plain_number
+from coterie.experiment.history import EFFORT, PRIVACY, TRAINING, History, plain_number
 from coterie.experiment.honest import honest_numbers, hostile_rows
 from coterie.experiment.training import training_mean
 from coterie.partition import Partition
@@ -56,6 +56,7 @@ def summary_of(
         **({"quarantined": history.diverged(by_row, "quarantined")} if config.get("quarantine") else {}),
         **_privacy(history, config, names),
         "bytes": history.bytes(),
+        **({EFFORT: effort} if (effort := history.effort()) else {}),
         "partition": {
             "hash": partition.hash,
             "whole_hash": partition.whole().hash,

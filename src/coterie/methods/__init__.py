@@ -10,6 +10,7 @@ from coterie.methods.fedala import FedALA
 from coterie.methods.fedamp import FedAMP
 from coterie.methods.fedap import FedAP
 from coterie.methods.fedavg import FedAvg
+from coterie.methods.fedavg_ft import FedAvgFT
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedbn import FedBN
 from coterie.methods.fedcac import FedCAC
@@ -45,6 +46,7 @@ _OWN: dict[str, type[Method]] = {
     "fedamp": FedAMP,
     "fedap": FedAP,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "fedcac": FedCAC,
@@ -87,6 +89,7 @@ __all__ = [
     "FedAMP",
     "FedAP",
     "FedAvg",
+    "FedAvgFT",
     "FedBABU",
     "FedBN",
     "FedCAC",

@@ -27,11 +27,11 @@ class Ditto(FedAvg):
     Tested: v_k. It starts as the common initial model and changes only in rounds in which its client takes part.
 
     >>> Ditto(lam=0.5)
-    Ditto(lam=0.5, personal_epochs=1)
+    Ditto(lam=0.5, personal_epochs=None)
     """
 
     lam: float = 1.0
-    personal_epochs: int | None = 1
+    personal_epochs: int | None = None
 
     paper: ClassVar[str] = "Li et al., ICML 2021"
     extra_cost: ClassVar[str] = "training a second model"

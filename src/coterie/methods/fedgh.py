@@ -25,8 +25,8 @@ class FedGH(Method):
 
     Clients minimise CE(θ_k, φ_k) from φ_k = φ, keep θ_k, and send the mean feature of each of their classes, taken
     with the trained model over all their training data. The server takes `server_epochs` of descent steps
-    φ ← φ − `server_lr` · ∇CE(φ(means), classes) on these, shuffled, in batches of `server_batch` (the run's
-    batch size unless given). φ replaces every client's classifier; the trained φ_k are dropped.
+    φ ← φ − `server_lr` · ∇CE(φ(means), classes) on these, shuffled, in batches of `server_batch` (both the run's
+    unless given). φ replaces every client's classifier; the trained φ_k are dropped.
 
     The server's classifier is a row of its own: no client's training touches it. It computes in evaluation mode,
     with plain descent and a constant rate.
@@ -38,7 +38,7 @@ class FedGH(Method):
     FedGH(server_lr=0.1, server_epochs=1, server_batch=None)
     """
 
-    server_lr: float = 0.01
+    server_lr: float | None = None
     server_epochs: int = 1
     server_batch: int | None = None
 
@@ -48,7 +48,7 @@ class FedGH(Method):
     stats: ClassVar[StatsPolicy] = "local"
 
     def __post_init__(self) -> None:
-        require(self.server_lr > 0, f"server_lr = {self.server_lr}: must be greater than 0")
+        require(self.server_lr is None or self.server_lr > 0, f"server_lr = {self.server_lr}: must be greater than 0")
         require(self.server_epochs >= 0, f"server_epochs = {self.server_epochs}: must not be negative")
         require(
             self.server_batch is None or self.server_batch >= 1,
@@ -68,8 +68,9 @@ class FedGH(Method):
         return {}
 
     def resolved(self, federation: Federation) -> Mapping[str, int | float]:
-        """The server's batches."""
-        return {"server_batch": self.server_batch or federation.training.batch}
+        """The server's rate and batches."""
+        run = federation.training
+        return {"server_lr": self.server_lr or run.lr, "server_batch": self.server_batch or run.batch}
 
     def exchange(self, uploads: Uploads) -> Iterable[Action]:
         """Train the classifier on the class means, in an order that does not depend on the clients' labels."""
@@ -83,10 +84,11 @@ class FedGH(Method):
     def trained_head(self, federation: Federation, row: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """The classifier `row [|classifier|]` after its steps on `features [n, d]`."""
         stream = torch_stream(federation.seed, "server-head", federation.round)
+        rate = self.server_lr or federation.training.lr
         for _ in range(self.server_epochs):
             order = torch.randperm(len(labels), generator=stream)
             for part in order.split(self.server_batch or federation.training.batch):
                 row = row.detach().requires_grad_()
                 loss = federation.task.loss_mean(federation.head_output(row, features[part]), labels[part])
-                row = row - self.server_lr * torch.autograd.grad(loss, row)[0]
+                row = row - rate * torch.autograd.grad(loss, row)[0]
         return row.detach()

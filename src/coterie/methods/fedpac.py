@@ -49,9 +49,10 @@ class FeatureStatistics:
 class FedPAC(Method):
     """Personalized federated learning with feature alignment and classifier collaboration (Xu et al., 2023).
 
-    Client: with the extractor as received, statistics v, h_c; then `head_epochs` on the classifier at `head_lr`;
-    then the run's epochs on the extractor with CE + λ·MSE(z, prototype of y). Server: θ ← Σ n_k/Σn θ_k; prototypes
-    are the class means averaged by class counts; φ_i ← Σ_j a_j φ_j with
+    Client: with the extractor as received, statistics v, h_c; then `head_epochs` on the classifier at `head_lr`
+    (None: the run's; the authors' code has 1 and 0.1); then the run's epochs on the extractor with CE + λ·MSE(z,
+    prototype of y). Server: θ ← Σ n_k/Σn θ_k; prototypes are the class means averaged by class counts; φ_i ← Σ_j
+    a_j φ_j with
 
         a = argmin_{a ≥ 0, Σa = 1} Σ_j a_j² v_j + ‖Σ_j a_j (h_j − h_i)‖²,
 
@@ -60,12 +61,12 @@ class FedPAC(Method):
     the cohort: an unsampled client keeps its classifier. Batch-norm statistics stay local.
 
     >>> FedPAC(head_epochs=2)
-    FedPAC(lam=1.0, head_epochs=2, head_lr=0.1)
+    FedPAC(lam=1.0, head_epochs=2, head_lr=None)
     """
 
     lam: float = 1.0
-    head_epochs: int = 1
-    head_lr: float = 0.1
+    head_epochs: int | None = None
+    head_lr: float | None = None
 
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     extra_cost: ClassVar[str] = "two passes for features, training the classifier on cached ones; server: a QP a client"
@@ -74,8 +75,11 @@ class FedPAC(Method):
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, f"lam = {self.lam}: must not be negative")
-        require(self.head_epochs >= 1, f"head_epochs = {self.head_epochs}: must be at least 1")
-        require(self.head_lr > 0, f"head_lr = {self.head_lr}: must be greater than 0")
+        require(
+            self.head_epochs is None or self.head_epochs >= 1,
+            f"head_epochs = {self.head_epochs}: must be at least 1",
+        )
+        require(self.head_lr is None or self.head_lr > 0, f"head_lr = {self.head_lr}: must be greater than 0")
 
     def check(self, federation: Federation) -> None:
         """Features are averaged by class."""
@@ -85,6 +89,11 @@ class FedPAC(Method):
         """Nobody's class means are known yet."""
         federation.ask_class_counts()
         federation.add_value("prototypes", torch.full((federation.classes, federation.feature_width), torch.nan))
+
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """How long the classifier trains, and at what rate."""
+        run = federation.training
+        return {"head_epochs": self.head_epochs or run.epochs, "head_lr": self.head_lr or run.lr}
 
     def recipe(self, federation: Federation) -> Recipe:
         """The classifier on frozen features, then the extractor under it; statistics before, class means after."""

@@ -73,39 +73,45 @@ class PerFedAvg(FedAvg):
     by data size: the paper's mean is uniform, but a comparison with FedAvg is then about the meta-learning alone.
 
     b₁, b₂ (and b₃) are disjoint: the halves (thirds) of each batch of the run, so that clients of any size train
-    and an epoch is still one pass. β is the run's lr unless given (the paper takes α = 0.01, β = 0.001); the
-    run's schedule scales both. Tested: the model after `tune_epochs` of plain training at rate α at the client,
-    at both moments; clients that sit out are tested with the newest global model, tuned likewise.
+    and an epoch is still one pass. α and β are the run's lr unless given (the paper takes α = 0.01, β = 0.001);
+    the run's schedule scales both. Tested: the model after `tune_epochs` (None: the run's) of plain training at rate
+    α at the client, at both moments; clients that sit out are tested with the newest global model, tuned likewise.
 
     >>> PerFedAvg(alpha=0.05)
-    PerFedAvg(alpha=0.05, beta=None, variant='FO', delta=0.001, tune_epochs=1)
+    PerFedAvg(alpha=0.05, beta=None, variant='FO', delta=0.001, tune_epochs=None)
     """
 
-    alpha: float = 0.01
+    alpha: float | None = None
     beta: float | None = None
     variant: str = "FO"
     delta: float = 1e-3
-    tune_epochs: int = 1
+    tune_epochs: int | None = None
 
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
-    extra_cost: ClassVar[str] = "HF: a third more passes; an epoch of training before each test"
+    extra_cost: ClassVar[str] = "HF: a third more passes; training before each test"
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, f"alpha = {self.alpha}: must be greater than 0")
+        require(self.alpha is None or self.alpha > 0, f"alpha = {self.alpha}: must be greater than 0")
         require(self.beta is None or self.beta > 0, f"beta = {self.beta}: must be greater than 0")
         require(self.delta > 0, f"delta = {self.delta}: must be greater than 0")
-        require(self.tune_epochs >= 0, f"tune_epochs = {self.tune_epochs}: must not be negative")
+        require(
+            self.tune_epochs is None or self.tune_epochs >= 0,
+            f"tune_epochs = {self.tune_epochs}: must not be negative",
+        )
         if self.variant not in PIECES:
             raise unknown("variant", self.variant, PIECES)
 
     def resolved(self, federation: Federation) -> Mapping[str, int | float]:
-        """β, which is the run's rate unless given."""
-        return {"beta": federation.training.lr if self.beta is None else self.beta}
+        """Both rates, which are the run's unless given, and how long clients tune."""
+        run = federation.training
+        epochs = run.epochs if self.tune_epochs is None else self.tune_epochs
+        return {"alpha": self.alpha or run.lr, "beta": self.beta or run.lr, "tune_epochs": epochs}
 
     def recipe(self, federation: Federation) -> Recipe:
         """Meta-learning steps."""
-        return (Phase(lr=self.beta, rule=MetaSteps(self.alpha, self.variant, self.delta)),)
+        alpha = self.alpha or federation.training.lr
+        return (Phase(lr=self.beta, rule=MetaSteps(alpha, self.variant, self.delta)),)
 
     def tune(self, federation: Federation) -> Recipe:
         """What the model was trained for: a little training at its client."""
-        return (Phase(epochs=self.tune_epochs, lr=self.alpha, stream=1),) if self.tune_epochs else ()
+        return () if self.tune_epochs == 0 else (Phase(epochs=self.tune_epochs, lr=self.alpha, stream=1),)

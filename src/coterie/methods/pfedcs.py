@@ -58,7 +58,8 @@ class PFedCS(Method):
     """PFedCS: a personalized federated learning method for enhancing collaboration among similar classifiers (2025).
 
     Rounds 1..β: a client's customised classifier is v_k = Σ_i p_i φ_i over its collaborators and itself (6);
-    it tunes v_k for `tune_epochs` on its frozen extractor (9)–(10), then trains on CE + KL(p_v ‖ p_w) (12).
+    it tunes v_k for `tune_epochs` (None: the run's; the paper has 1) on its frozen extractor (9)–(10), then trains
+    on CE + KL(p_v ‖ p_w) (12).
     The extractor is FedAvg's. After round β it is FedPer. Collaborators are the near component of a mixture on
     the row-normalised classifier distances, within τ = avg + (t/β)(min − avg) (4)–(5).
 
@@ -73,7 +74,7 @@ class PFedCS(Method):
 
     beta: int | None = None
     lam: float = 0.5
-    tune_epochs: int = 1
+    tune_epochs: int | None = None
     kl: float = 1.0
     selection: str = "gmm"
     weights: str = "self_inclusive"
@@ -90,7 +91,10 @@ class PFedCS(Method):
     def __post_init__(self) -> None:
         require(self.beta is None or self.beta >= 1, f"beta = {self.beta}: must be at least 1")
         require(0 <= self.lam <= 1, f"lam = {self.lam}: must lie in [0, 1]")
-        require(self.tune_epochs >= 0, f"tune_epochs = {self.tune_epochs}: must not be negative")
+        require(
+            self.tune_epochs is None or self.tune_epochs >= 0,
+            f"tune_epochs = {self.tune_epochs}: must not be negative",
+        )
         require(self.kl >= 0, f"kl = {self.kl}: must not be negative")
         require(self.dist_power in (1, 2), f"dist_power = {self.dist_power}: must be 1 or 2")
         for option, allowed in CHOICES.items():
@@ -122,8 +126,9 @@ class PFedCS(Method):
         federation.add_slot("teacher", "classifier")
 
     def resolved(self, federation: Federation) -> Mapping[str, int | float]:
-        """β, which is all rounds unless given."""
-        return {"beta": self.last_stage_one_round(federation)}
+        """β, which is all rounds unless given, and how long teachers are tuned."""
+        epochs = federation.training.epochs if self.tune_epochs is None else self.tune_epochs
+        return {"beta": self.last_stage_one_round(federation), "tune_epochs": epochs}
 
     def recipe(self, federation: Federation) -> Recipe:
         """Tune the teacher, then learn from it and from the data."""
@@ -131,7 +136,7 @@ class PFedCS(Method):
             return (Phase(),)
         tune = Phase(train="classifier", slot="teacher", epochs=self.tune_epochs, stream=1)
         train = Phase(terms=(task_loss, TeacherKL(self.kl, self.teacher_trunk)), stream=0)
-        return (tune, train) if self.tune_epochs else (train,)
+        return (train,) if self.tune_epochs == 0 else (tune, train)
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """The extractor, and the classifier too while teachers are still made of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,8 +50,8 @@ class PFedMe(FedAvg):
     """Personalized federated learning with Moreau envelopes (Dinh et al., 2020).
 
     On each batch, `steps` times θ̃ ← θ̃ − inner_lr · (∇CE(θ̃) + λ(θ̃ − w_k)), then w_k ← w_k − ηλ(w_k − θ̃), η the
-    run's lr (ηλ should stay below 1). Server: w ← (1 − β)w + β · mean w_k, uniform over the cohort as in the paper;
-    here clients send w + β(w_k − w), of which the mean is the same.
+    run's lr (ηλ should stay below 1), and `inner_lr` too unless given. Server: w ← (1 − β)w + β · mean w_k, uniform
+    over the cohort as in the paper; here clients send w + β(w_k − w), of which the mean is the same.
 
     The paper leaves open where θ̃ starts: in each round at w as received, then where the last batch left it.
     Published code adds a weight decay to θ̃; set the run's weight_decay, which acts on θ̃ and w_k with every outer
@@ -61,13 +61,13 @@ class PFedMe(FedAvg):
     the newest w, which it downloads as its personal model too when it first takes part.
 
     >>> PFedMe(steps=3)
-    PFedMe(lam=15.0, beta=1.0, steps=3, inner_lr=0.01)
+    PFedMe(lam=15.0, beta=1.0, steps=3, inner_lr=None)
     """
 
     lam: float = 15.0
     beta: float = 1.0
     steps: int = 5
-    inner_lr: float = 0.01
+    inner_lr: float | None = None
 
     paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     extra_cost: ClassVar[str] = "`steps` gradients a batch instead of one; every client's personal model"
@@ -77,15 +77,19 @@ class PFedMe(FedAvg):
         require(self.lam > 0, f"lam = {self.lam}: must be greater than 0")
         require(self.beta > 0, f"beta = {self.beta}: must be greater than 0")
         require(self.steps >= 1, f"steps = {self.steps}: must be at least 1")
-        require(self.inner_lr > 0, f"inner_lr = {self.inner_lr}: must be greater than 0")
+        require(self.inner_lr is None or self.inner_lr > 0, f"inner_lr = {self.inner_lr}: must be greater than 0")
 
     def init(self, federation: Federation) -> None:
         """θ̃ of everybody."""
         federation.add_slot("personal", federation.layout.everything)
 
+    def resolved(self, federation: Federation) -> Mapping[str, int | float]:
+        """The rate of the inner steps."""
+        return {"inner_lr": self.inner_lr or federation.training.lr}
+
     def recipe(self, federation: Federation) -> Recipe:
         """θ̃ and w_k in the same steps; what clients send has gone β of the way."""
-        rule = MoreauSteps(self.lam, self.steps, self.inner_lr)
+        rule = MoreauSteps(self.lam, self.steps, self.inner_lr or federation.training.lr)
         sent = () if self.beta == 1 else (Keep("model", lambda rows: rows.relaxed(self.beta)),)
         return (Phase(slot="personal", also={"model": "all"}, rule=rule), *sent)
 

@@ -54,10 +54,11 @@ def grid_table(grid: Grid, columns: Sequence[Column]) -> Table:
 
 
 def grid_lines(grid: Grid, mark: str = "*") -> Iterator[str]:
-    """What the numbers of a table are, and who wins: that is marked by a star unless told otherwise."""
+    """What the numbers of a table are, who wins (marked by a star unless told otherwise), and what else to know."""
     seeds = ", ".join(map(str, grid.seeds))
     spread = f"mean {plus_minus()} standard deviation over seeds" if len(grid.seeds) > 1 else "seed"
     yield f"{grid.scale.title}: {spread} {seeds}. {grid.note(mark)}"
+    yield from grid.remarks()
 
 
 def _title(column: Column) -> str:
@@ -89,6 +90,8 @@ def mean_and_spread(number: Number, column: Column, sign: str = "±") -> str:
         return NO_NUMBER
     if column.unit == "bytes":
         return spoken_bytes(mean)
+    if column.unit == "count":
+        return f"{mean:.1f}".removesuffix(".0")
     if column.unit == "seconds":
         return f"{mean:.2f}"
     if column.unit == "share":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coterie.compare.remarks import effort_text
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, said
 from coterie.experiment.history import ACTIVITIES
@@ -261,6 +262,7 @@ def _cost(run: RunRecord) -> Content:
         "bytes": {way: [line["bytes"][way] for line in lines] for way in ("up", "down")},
         "seconds": {name: rounded([line["seconds"][name] for line in lines], 4) for name in ACTIVITIES},
         "total_bytes": run.history.bytes()["total"],
+        "effort": effort_text(effort) if (effort := run.history.effort()) else "",
         "total_seconds": round(run.history.seconds()["total"], 2),
     }
 

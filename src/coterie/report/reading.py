@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
+from coterie.client.effort import FORWARD
 from coterie.core.exchange import Applied
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
@@ -23,9 +24,12 @@ from coterie.experiment.config import Config
 from coterie.experiment.directory import LOG
 from coterie.experiment.history import (
     COHORT,
+    EFFORT,
     EVERYBODY,
     TESTED,
     TRAINING,
+    TUNED,
+    TUNING,
     History,
     Line,
     by_client,
@@ -252,6 +256,10 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
         held = line.get(part, None if part in ("cohort", "diverged") else [])
         if not isinstance(held, list) or not all(client in range(clients) for client in held):
             return f"{part}: not a list of clients"
+    if EFFORT in line and not _is_effort(line[EFFORT], len(line["cohort"])):
+        return f"{EFFORT}: not a whole number for each of the {len(line['cohort'])} clients of the round"
+    if TUNING in line and not (isinstance(line[TUNING], dict) and _are_counts([*map(line[TUNING].get, TUNED)])):
+        return f"{TUNING}: not whole numbers"
     everybody = line.get(EVERYBODY, {})
     if not isinstance(everybody, dict):
         return f"{EVERYBODY}: not a number for each of the {clients} clients"
@@ -266,6 +274,16 @@ def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
             if not all(client in range(clients) for client in asked):
                 return f"{part}: not a list of clients"
     return ""
+
+
+def _is_effort(held: object, clients: int) -> bool:
+    """Whether something holds counts, each for so many clients."""
+    columns = list(held.values()) if isinstance(held, dict) and FORWARD in held else [None]
+    return all(isinstance(one, list) and len(one) == clients and _are_counts(one) for one in columns)
+
+
+def _are_counts(values: Sequence[object]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
 
 
 def _is_number(value: object) -> bool:

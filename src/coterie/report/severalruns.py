@@ -16,6 +16,7 @@ from coterie.compare.grid import Grid
 from coterie.core.scale import Scale
 from coterie.errors import CoterieError
 from coterie.experiment.config import PLUGINS
+from coterie.experiment.history import EFFORT
 from coterie.experiment.identity import HOW
 from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
@@ -188,6 +189,7 @@ def _summary(run: RunRecord) -> Summary:
         "worst_decile": worst,
         "bytes": run.history.bytes(),
         "seconds": run.history.seconds(),
+        **({EFFORT: effort} if (effort := run.history.effort()) else {}),
         "config": run.config,
     }
 
@@ -205,11 +207,11 @@ def _table(found: Sequence[Contender]) -> Content:
         }
         for one in found
     ]
-    units = {"share": ", %", "bytes": "", "number": "", "seconds": ", s"}
+    units = {"share": ", %", "bytes": "", "number": "", "count": "", "seconds": ", s"}
     return {
         "columns": [column.title + units[column.unit] for column in grid.columns.values()],
         "rows": rows,
-        "note": grid.note(),
+        "note": " ".join([grid.note(), *grid.remarks()]),
         "settings": settings_note({one.title: one.runs[0].config for one in found}),
     }
 

@@ -14,7 +14,10 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
+from coterie.client.effort import FORWARD
+from coterie.compare.remarks import effort_text
 from coterie.core.scale import judged_scale, number_text, spoken_bytes
+from coterie.experiment.history import EFFORT
 from coterie.rounds.progress import ProgressDisplay, received_mean
 
 if TYPE_CHECKING:
@@ -223,6 +226,9 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     for client, rounds in summary.get("tuning_diverged", {}).items():
         yield f"client {client} was tested untuned in {len(rounds)} of {summary['rounds']} rounds: its tuning diverged"
     yield f"per client and round: {spoken_bytes(each['up'])} up, {spoken_bytes(each['down'])} down"
+    if EFFORT in summary:
+        passed = f"{summary[EFFORT][FORWARD]:,.0f} samples forward"
+        yield f"per client and round: gradients {effort_text(summary[EFFORT])}; {passed}"
     seconds = sum(summary["seconds"]["per_round"].values())
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
 

@@ -16,7 +16,7 @@ from coterie.errors import CoterieError
 from coterie.experiment.config import Config, complete
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.identity import HOW
-from coterie.experiment.protocols import find
+from coterie.experiment.protocols import OF_PAPERS, find
 from coterie.experiment.settings import Settings
 from coterie.options import option_fields
 from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
@@ -108,10 +108,11 @@ class TableCell:
         """
         method, rule = type(self.experiment.method), type(self.experiment.partition)
         # Cells are pinned to an engine, which is always told, and to a memory format, which is usual for them: whatever
-        # the defaults become, a cell that ran before is still known.
+        # the defaults become, a cell that ran before is still known. So are lengths and rates that protocols set.
         usual = {**_defaults(Settings), **_defaults(rule), "memory": PINNED["memory"]}
         told = {k: value for k, value in self.config.items() if k in ("method", "engine") or value != usual.get(k)}
-        told["set"] = {key: value for key, value in self.config["set"].items() if value != _defaults(method).get(key)}
+        options = {**_defaults(method), **OF_PAPERS.get(str(self.config["method"]), {})}
+        told["set"] = {key: value for key, value in self.config["set"].items() if value != options.get(key)}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coterie.client.effort import Effort
 from coterie.core.exchange import Applied
 from coterie.errors import require
 from coterie.rounds.evaluate import Evaluation, Moment
@@ -29,6 +30,8 @@ class RoundReport:
     everybody: dict[Moment, Evaluation] = field(default_factory=dict)  # in the end, where a sample is tested otherwise
     cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
     training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
+    efforts: list[Effort] = field(default_factory=list)  # of the cohort; none where it is not told
+    tuning: tuple[int, int] = (0, 0)  # gradients of all tests in which clients tuned, and how many tests these are
     mixes: list[Applied] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # asked, but no part of the cohort: they did not answer in time
     diverged: list[int] = field(default_factory=list)

@@ -70,6 +70,7 @@ class Rounds:
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
         self.stored: Evaluation | None = None
         self._tuning_diverged: set[int] = set()
+        self._tuning: list[int] = []  # gradients of each test of this round in which a client tuned
         self._kept: list[Score] | None = None  # everybody's after the last round
         self._validation = [0] * federation.clients
         if validated:
@@ -94,6 +95,7 @@ class Rounds:
             self.stored = self.first_stored()
         federation.round += 1
         self._tuning_diverged.clear()
+        self._tuning.clear()
         clock = _Clock()
         missing = asked[:0] if asked is cohort else asked[~torch.isin(asked, cohort)]
         private = federation.privacy.privacy is not None
@@ -119,6 +121,7 @@ class Rounds:
             clock.move("train", "evaluate", trained.test_seconds)
             if trained.training:
                 report.training = Evaluation.of_sums(federation.task, trained.training)
+            report.efforts = trained.efforts
             tell.trained(report, trained)
         with interrupts_wait(GRACE):
             losses = self._losses(cohort, trained.scores)
@@ -161,6 +164,7 @@ class Rounds:
             else:
                 self.latest = None
             report.tuning_diverged = sorted(self._tuning_diverged)
+            report.tuning = sum(self._tuning), len(self._tuning)
             report.seconds = clock.seconds
             tell.round(report)
         return report
@@ -208,7 +212,8 @@ class Rounds:
         return Evaluation.of(self.federation.task, scores, sizes if any(self._validation) else None)
 
     def _notice_tuning(self, clients: Tensor, scores: list[Score]) -> None:
-        """Take note of clients whose tuning diverged."""
+        """Take note of clients whose tuning diverged, and of what tuning took."""
+        self._tuning += [score.tuning for score in scores if score.tuning]
         self._tuning_diverged |= {
             client for client, score in zip(clients.tolist(), scores, strict=True) if score.untuned
         }

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.client.effort import Effort
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.engines.base import Engine
@@ -43,8 +44,8 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
     """
     for method in ASKING:
         for model, join in (("plain", 1.0), ("norm", 0.5)):
-            ours, ours_scores, ours_losses = _run(make, method, model, join)
-            theirs, theirs_scores, theirs_losses = _run(Serial, method, model, join)
+            ours, ours_scores, ours_losses, ours_efforts = _run(make, method, model, join)
+            theirs, theirs_scores, theirs_losses, theirs_efforts = _run(Serial, method, model, join)
             where = f"{type(method).__name__}, model '{model}', join {join:g}"
             for slot in theirs.slots:
                 _compare(_rows(ours, slot), _rows(theirs, slot), f"{where}: slot '{slot}'", tolerance)
@@ -52,6 +53,10 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
                 _compare(ours.values[name].nan_to_num(), value.nan_to_num(), f"{where}: value '{name}'", tolerance)
             if ours_losses.shape != theirs_losses.shape:
                 raise CheckFailedError(f"{where}: nothing is told of training samples (Trained.training)")
+            if ours_efforts != theirs_efforts:
+                raise CheckFailedError(
+                    f"{where}: gradients and forward passes are not told as counted (Trained.efforts)"
+                )
             _compare(ours_losses, theirs_losses, f"{where}: loss on training samples", tolerance)
             apart = abs(ours_scores.mean - theirs_scores.mean)
             if apart > (0.1 if tolerance else 0.0):
@@ -60,8 +65,8 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
 
 def _run(
     make: Callable[[Problem, Method, int], Engine], method: Method, model: str, join: float
-) -> tuple[Federation, Evaluation, Tensor]:
-    """The federation after a few rounds, its last scores, and the losses on training samples of all rounds."""
+) -> tuple[Federation, Evaluation, Tensor, list[list[Effort]]]:
+    """The federation after a few rounds, its last scores, and losses on training samples and efforts of all rounds."""
     experiment = toy_experiment(method, model, join=join)
     prepared = experiment.prepare()
     engine = make(prepared.problem(), method, experiment.seed)
@@ -70,9 +75,10 @@ def _run(
     try:
         with torch.random.fork_rng(devices=[]):
             rounds = Rounds(method, prepared.federation(), engine, join)
-            told = [rounds.run_round().training for _ in range(ROUNDS)]
-            losses = np.concatenate([np.zeros(0) if one is None else one.loss for one in told])
-            return rounds.federation, rounds.evaluate_received(), torch.from_numpy(losses).nan_to_num()
+            reports = [rounds.run_round() for _ in range(ROUNDS)]
+            losses = np.concatenate([np.zeros(0) if one.training is None else one.training.loss for one in reports])
+            efforts = [report.efforts for report in reports]
+            return rounds.federation, rounds.evaluate_received(), torch.from_numpy(losses).nan_to_num(), efforts
     finally:
         torch.set_num_threads(threads)
         engine.close()

@@ -181,4 +181,5 @@ def joined(parts: Sequence[Trained]) -> Trained:
         [score for part in parts for score in part.scores],
         sum(part.test_seconds for part in parts),
         [sums for part in parts for sums in part.training],
+        [effort for part in parts for effort in part.efforts],
     )

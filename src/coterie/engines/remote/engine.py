@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from coterie.client.effort import Effort, efforts_of
 from coterie.client.problem import Problem
 from coterie.client.recipe import phases
 from coterie.client.scores import Score
@@ -20,7 +21,7 @@ from coterie.core.federation import Federation
 from coterie.core.task.base import SAMPLES
 from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work
 from coterie.engines.remote.queue import Pace
-from coterie.engines.remote.worker import MEASURED, TRAINING, Call, Done, Positions
+from coterie.engines.remote.worker import EFFORT, MEASURED, TRAINING, Call, Done, Positions
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
 
@@ -63,7 +64,7 @@ class RemoteEngine(Engine):
         lasted = time.perf_counter() - begin
         found, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
         measured = {name: torch.stack(found[f"{MEASURED}{name}"]) for name in work.measured}
-        trained = Trained(rows, measured, scores, training=_training(found))
+        trained = Trained(rows, measured, scores, training=_training(found), efforts=_efforts(found))
         busy = sum(done.seconds for _, done in results)
         tested = sum(done.test_seconds for _, done in results)
         trained.test_seconds = lasted * tested / busy if busy else 0.0
@@ -126,9 +127,10 @@ def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple
         if quantities := {name: tensors.pop(name) for name in list(tensors) if name.startswith("score.")}:
             named = {name.removeprefix("score."): values for name, values in quantities.items()}
             parts = Score(named, tensors.pop("kept", None)).split([tests[position] for position in task])
-            untuned = tensors.pop("untuned").tolist()
+            tuned = zip(tensors.pop("untuned").tolist(), tensors.pop("tuning").tolist(), strict=True)
             scores |= {
-                position: replace(part, untuned=flag) for position, part, flag in zip(task, parts, untuned, strict=True)
+                position: replace(part, untuned=untuned, tuning=steps)
+                for position, part, (untuned, steps) in zip(task, parts, tuned, strict=True)
             }
         for name, rows in tensors.items():
             sent.setdefault(name, {}).update(zip(task, rows, strict=True))
@@ -140,6 +142,12 @@ def _training(found: dict[str, list[Tensor]]) -> list[TrainingSums]:
     columns = {name.removeprefix(TRAINING): values for name, values in found.items() if name.startswith(TRAINING)}
     by_client = [dict(zip(columns, map(float, own), strict=True)) for own in zip(*columns.values(), strict=True)]
     return [{**own, SAMPLES: int(own[SAMPLES])} for own in by_client]
+
+
+def _efforts(found: dict[str, list[Tensor]]) -> list[Effort]:
+    """What workers counted, client by client."""
+    counts = {name: values for name, values in found.items() if name.startswith(EFFORT)}
+    return efforts_of({name.removeprefix(EFFORT): [int(one) for one in values] for name, values in counts.items()})
 
 
 def _in_order(found: dict[int, Item]) -> list[Item]:

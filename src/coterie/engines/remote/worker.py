@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from coterie.client.effort import Effort, effort_columns
 from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.client.training_scores import Seen, TrainingScores, TrainingSums
@@ -73,8 +74,8 @@ class Call:
 
 
 Positions = tuple[int, ...]
-MEASURED, TRAINING = "measured.", "training."
-"""Begin the names of what was measured, and of sums over training samples, among a task's tensors."""
+MEASURED, TRAINING, EFFORT = "measured.", "training.", "effort."
+"""Begin the names of what was measured, of sums over training samples, and of counts, among a task's tensors."""
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,13 @@ class TaskWorker:
         if self._together is not None and own_room is not None:
             trained = self._together.train(federation, self._work, self._clients(task))
             own_room |= trained.rows
-            found = _named(trained.measured) | _joined(trained.scores) | _as_columns(trained.training)
-            return found, trained.test_seconds
+            sums = _as_columns(trained.training) | _counted(trained.efforts)
+            return _named(trained.measured) | _joined(trained.scores) | sums, trained.test_seconds
         if own_room is not None:
             own_room |= empty_rows(federation, self._work, len(task))
         measured: dict[str, list[Tensor]] = {name: [] for name in self._work.measured}
         scores: list[Score] = []
+        efforts: list[Effort] = []
         training = TrainingScores(self._problem.task, len(task))
         seconds = 0.0
         for place, position in enumerate(task):
@@ -224,13 +226,14 @@ class TaskWorker:
             seen: Seen = []
             values, score, lasted = do_work(self._worker, federation, call.clients[position], self._work, rows, seen)
             training.take(place, seen)
+            efforts.append(self._worker.effort)
             for name, value in values.items():
                 measured[name].append(value)
             if score is not None:
                 scores.append(score)
             seconds += lasted
         together = {name: torch.stack(values) for name, values in measured.items()}
-        return _named(together) | _joined(scores) | _as_columns(training.sums()), seconds
+        return _named(together) | _joined(scores) | _as_columns(training.sums()) | _counted(efforts), seconds
 
     def _test(self, task: Positions) -> dict[str, Tensor]:
         call, scores = self._call, []
@@ -272,12 +275,17 @@ def _as_columns(training: Sequence[TrainingSums]) -> dict[str, Tensor]:
     return {f"{TRAINING}{name}": torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 
+def _counted(efforts: Sequence[Effort]) -> dict[str, Tensor]:
+    return {f"{EFFORT}{name}": torch.tensor(values) for name, values in effort_columns(efforts).items()}
+
+
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:
     if not scores:
         return {}
     whole = Score.joined(scores)
     named = {f"score.{name}": values for name, values in whole.quantities.items()}
     named["untuned"] = torch.tensor([score.untuned for score in scores])
+    named["tuning"] = torch.tensor([score.tuning for score in scores])
     return named | ({"kept": whole.kept} if whole.kept is not None else {})
 
 

@@ -70,6 +70,7 @@ class StackedBatch:
             slot = self.stack.slot_with_extractor(self.slot)
             now = self.training.step if slot in self.training.extractors else None
             self._features = self.stack.ground.net.features(self.tensors(slot), self.inputs, now)
+            self.stack.passes += 1
         return self._features
 
     @property
@@ -136,6 +137,7 @@ class OneClient(Outputs):
             if training and self._net.trunk_changes:
                 raise RuntimeError("a loss term runs an extractor anew whose layers change in training")
             self._features = self._net.one_features(self._slots[slot], self.inputs, training)
+            self._stack.passes += 1
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None) -> Tensor:

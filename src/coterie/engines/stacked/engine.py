@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.problem import Problem
 from coterie.client.recipe import Measure, Phase, Recipe, phases, told_phase, trained_slots
@@ -115,6 +116,8 @@ class Stacked(Engine):
         rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
         told = training.sums()
         trained = Trained(rows, measured, training=[told[position] for position in back.tolist()])
+        efforts = stack.efforts
+        trained.efforts = [efforts[position] for position in back.tolist()]
         if work.test:
             begin = time.perf_counter()
             scores = self._test(stack, keep_scores=False)
@@ -136,17 +139,26 @@ class Stacked(Engine):
 
     def _measured(self, stack: Stack, step: Measure, work: Work, back: Tensor) -> Tensor:
         """Measurements are taken one client at a time, on the client's rows as they are now."""
-        found = []
+        found, worker = [], self._serial.worker
+        features: dict[str, dict[int, Tensor]] = {}
         for position in back.tolist():
-            worker, client = self._serial.worker, int(stack.clients[position])
+            client = int(stack.clients[position])
             worker.seat(stack.federation, client, work.peers.get(client, ()))
             for slot, rows in stack.trained.items():
                 worker.model(slot).row.copy_(rows[position])
+            size = len(self.problem.train[client])
+            worker.known_features.update({slot: known[position, :size] for slot, known in stack.features.items()})
             found.append(step.take(worker))
+            stack.forward[position] += worker.effort.forward
+            for slot, known in worker.known_features.items():
+                features.setdefault(slot, {})[position] = known
+        # What was measured on serves phases that train a classifier alone, as at the seat of a worker.
+        for slot in features.keys() - stack.features.keys():
+            stack.features[slot] = pad_sequence([features[slot][place] for place in sorted(features[slot])], True)
         return torch.stack(found).cpu()
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
-        untuned = _tune_together(stack, self.method.tune(stack.federation)).cpu()
+        untuned, tuning = _tune_together(stack, self.method.tune(stack.federation))
         task, ground, scores = self.problem.task, self._ground, list[Score]()
         sizes = ground.test.sizes[stack.clients]
         plain = type(self.method).predict is Method.predict
@@ -160,13 +172,18 @@ class Stacked(Engine):
                 quantities = {name: values.reshape(index.shape).cpu()[real] for name, values in found.items()}
                 kept = task.kept(outputs.cpu()[real]) if keep_scores else None
                 scores += Score(quantities, kept).split(sizes[part].tolist())
-        for place in untuned.nonzero().flatten().tolist():
-            scores[place] = replace(scores[place], untuned=True)
+        if tuning:
+            flags = untuned.tolist()
+            scores = [replace(one, untuned=flags[place], tuning=tuning[place]) for place, one in enumerate(scores)]
         return scores
 
 
-def _tune_together(stack: Stack, recipe: Recipe) -> Tensor:
-    """Tune all clients of a stack; whose rows are not finite afterwards gets the old ones back: `[m]` says who."""
+def _tune_together(stack: Stack, recipe: Recipe) -> tuple[Tensor, list[int]]:
+    """Tune all clients of a stack; whose rows are not finite afterwards gets the old ones back: `[m]` says who.
+
+    How many gradients each has computed for it comes with that; nothing if there is no tuning.
+    """
+    then = stack.efforts
     before = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}
     for number, phase in enumerate(phases(recipe)):
         StackedPhase(stack, phase, number).run()
@@ -175,4 +192,4 @@ def _tune_together(stack: Stack, recipe: Recipe) -> Tensor:
         ruined |= ~torch.isfinite(stack.rows(slot)).all(1)
     for slot, rows in before.items():
         stack.trained[slot][ruined] = rows[ruined]
-    return ruined
+    return ruined.cpu(), [now.total - old.total for now, old in zip(stack.efforts, then, strict=True)] if recipe else []

@@ -42,12 +42,16 @@ class StackedPhase:
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             stack.begin(slot)
             trained[slot] = layout.columns(group) & layout.trainable & federation[slot].columns
+        self._begins = {} if phase.reach == 1 else {slot: stack.trained[slot].clone() for slot in trained}
         self.head_only = all(columns <= layout.columns("classifier") for columns in trained.values())
         self.by_hand = self._hand_net(trained)
         self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
         self.optimiser = stacked_optimiser(self.parts, settings)
         classifier = layout.columns("classifier")
         self.extractors = frozenset(slot for slot, columns in trained.items() if not columns <= classifier)
+        if self.extractors:
+            stack.features.clear()
+        self._passes: list[int] = []  # of each step's samples through an extractor
 
     def _hand_net(self, trained: dict[str, Columns]) -> HandWrittenNet | None:
         """The written-out passes, if they do all that this phase needs: the task's loss of one slot's whole tensors."""
@@ -89,12 +93,22 @@ class StackedPhase:
         told = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
         if self.by_hand:
             self._run_by_hand(self.by_hand, own, schedule, samples, told)
-            return
+        else:
+            self._run_by_terms(own, schedule, samples, told)
+        for slot, begin in self._begins.items():
+            stack.trained[slot].copy_(torch.lerp(begin, stack.trained[slot], self.phase.reach))
+        counts = (schedule.shares[: len(self._passes)] > 0).sum(2)
+        stack.took(self.phase.moves, counts, self._passes)
+
+    def _run_by_terms(self, own: Tensor, schedule: Schedule, samples: Tensor, told: LastEpoch | None) -> None:
+        stack = self.stack
         for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
             part = slice(0, len(index))
             batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
             batch.training = self._mode(shares, schedule.counts[step])
+            before = stack.passes
             self._step(self._gradients(batch, shares), len(index))
+            self._passes.append(stack.passes - before)
             self._take_statistics(batch.training, part)
             if told is not None and batch.computed is not None:
                 told.take(step, batch.computed)
@@ -116,6 +130,7 @@ class StackedPhase:
                 into = self._tensors(grads, mounted)
             outputs = net.gradients(weights, into, x, ground.labels[index], shares, head_only=self.head_only)
             self._step([grad[:mounted] for grad in grads], mounted)
+            self._passes.append(0 if self.head_only else 1)
             if told is not None:
                 told.take(step, outputs)
         if told is not None:
@@ -183,13 +198,17 @@ class StackedPhase:
     def _features(self, own: Tensor) -> Tensor:
         """The frozen extractors' outputs on all training samples `own [m, n]`: `[m, n, d]`."""
         ground, stack = self.stack.ground, self.stack
-        rows = stack.rows(stack.slot_with_extractor(self.phase.slot))
-        with torch.no_grad():
-            parts = [
-                ground.net.features(ground.net.tensors(rows[part]), ground.inputs[own[part]])
-                for part in chunks(len(own), own.shape[1])
-            ]
-        return torch.cat(parts)
+        slot = stack.slot_with_extractor(self.phase.slot)
+        if slot not in stack.features:
+            rows = stack.rows(slot)
+            with torch.no_grad():
+                parts = [
+                    ground.net.features(ground.net.tensors(rows[part]), ground.inputs[own[part]])
+                    for part in chunks(len(own), own.shape[1])
+                ]
+            stack.features[slot] = torch.cat(parts)
+            stack.forward += ground.train.sizes[stack.clients]
+        return stack.features[slot]
 
     def _gradients(self, batch: StackedBatch, shares: Tensor) -> list[Tensor]:
         """Gradients of every part `[k, n]`; `shares [k, B]` sum to one per client."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from coterie.client.effort import FORWARD, STEPS, Effort, efforts_of
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
@@ -84,6 +85,22 @@ class Stack:
         self._received: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
         self._streams: list[torch.Generator] = []
+        # The frozen extractors' outputs on all training samples, `[m, n, d]` by slot, until an extractor trains.
+        self.features: dict[str, Tensor] = {}
+        self.passes = 0  # of a batch through an extractor, so far
+        self.forward = torch.zeros(len(clients), dtype=torch.int64)
+        self.steps: dict[str, Tensor] = {}
+
+    def took(self, moves: str, samples: Tensor, passes: Sequence[int]) -> None:
+        """Steps were taken, each client's with so many `samples [S, m]`, which went so often through an extractor."""
+        self.steps[moves] = self.steps.get(moves, torch.zeros_like(self.forward)) + (samples > 0).sum(0)
+        self.forward += (torch.tensor(passes, dtype=torch.int64)[:, None] * samples).sum(0)
+
+    @property
+    def efforts(self) -> list[Effort]:
+        """What every client has computed."""
+        kinds = {f"{STEPS}{moves}": counts.tolist() for moves, counts in self.steps.items()}
+        return efforts_of({FORWARD: self.forward.tolist(), **kinds})
 
     @property
     def streams(self) -> list[torch.Generator]:

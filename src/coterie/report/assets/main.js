@@ -18,6 +18,7 @@ function tiles(parent, run) {
   if (run.curves.received) shown.push([score(run.metric, last(run.curves.received.worst)), 'worst tenth of the clients, received']);
   if (run.cost.rounds.length) {
     shown.push([bytes(run.cost.total_bytes), 'up and down, all clients and rounds']);
+    if (run.cost.effort) shown.push([run.cost.effort, 'gradients, per client and round']);
     shown.push([seconds(run.cost.total_seconds), `for ${run.cost.rounds.length} rounds`]);
   }
   parent.append(make('div', { class: 'tiles' }, ...shown.map(([value, text]) => make('div', { class: 'tile' }, make('b', {}, value), make('span', {}, text)))));

@@ -1,0 +1,80 @@
+"""What a client computes in a round, counted where it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Effort:
+    """The gradients that a client computed, by what they train (`Phase.moves`), and its forward passes.
+
+    `forward` counts samples that went through an extractor, with a gradient or without: one pass over a client's data
+    is as many as it has. What was only tested is left out.
+
+    >>> effort = Effort()
+    >>> effort.begin("classifier")
+    >>> effort.step("model"); effort.step("model"); effort.forward += 64
+    >>> effort
+    Effort(steps={'classifier': 0, 'model': 2}, forward=64)
+    >>> effort.since(Effort({"model": 1}, 40))
+    Effort(steps={'classifier': 0, 'model': 1}, forward=24)
+    """
+
+    steps: dict[str, int] = field(default_factory=dict)
+    forward: int = 0
+
+    def begin(self, moves: str) -> None:
+        """There is a phase of this kind, though it may take no step."""
+        self.steps.setdefault(moves, 0)
+
+    def step(self, moves: str) -> None:
+        """A gradient was computed."""
+        self.steps[moves] = self.steps.get(moves, 0) + 1
+
+    @property
+    def total(self) -> int:
+        """All gradients."""
+        return sum(self.steps.values())
+
+    def now(self) -> Effort:
+        """What it is at this moment."""
+        return Effort(dict(self.steps), self.forward)
+
+    def since(self, then: Effort) -> Effort:
+        """What has been added to an earlier state."""
+        return Effort(
+            {moves: n - then.steps.get(moves, 0) for moves, n in self.steps.items()}, self.forward - then.forward
+        )
+
+
+FORWARD = "forward"
+STEPS = "steps."
+"""Begins the names of gradients among the numbers of efforts."""
+
+
+def effort_columns(efforts: Sequence[Effort]) -> dict[str, list[int]]:
+    """Clients' efforts number by number; who has not done what another did, did it 0 times.
+
+    >>> effort_columns([Effort({"model": 2}, 64), Effort({}, 8)])
+    {'forward': [64, 8], 'steps.model': [2, 0]}
+    """
+    if not efforts:
+        return {}
+    kinds = dict.fromkeys(moves for effort in efforts for moves in effort.steps)
+    by_kind = {f"{STEPS}{moves}": [effort.steps.get(moves, 0) for effort in efforts] for moves in kinds}
+    return {FORWARD: [effort.forward for effort in efforts], **by_kind}
+
+
+def efforts_of(columns: Mapping[str, Sequence[int]]) -> list[Effort]:
+    """What `effort_columns` came from.
+
+    >>> efforts_of({"forward": [64, 8], "steps.model": [2, 0]})
+    [Effort(steps={'model': 2}, forward=64), Effort(steps={'model': 0}, forward=8)]
+    """
+    kinds = {name.removeprefix(STEPS): values for name, values in columns.items() if name != FORWARD}
+    return [
+        Effort({moves: int(values[place]) for moves, values in kinds.items()}, int(forward))
+        for place, forward in enumerate(columns.get(FORWARD, ()))
+    ]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -22,7 +23,7 @@ from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 from coterie.experiment.directory import load_tensors
 from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Method
-from coterie.models import build
+from coterie.models import MODELS, build, own_model
 from coterie.testing.together import CLASSES, SITES, WIDTH, Together, agreed
 from support import every_method
 
@@ -56,6 +57,37 @@ def assert_exports_are_what_was_tested(together: Together, folder: Path) -> None
             scores = load_model(file)(site.problem.inputs[test])
         loss = float(nn.functional.cross_entropy(scores, site.problem.labels[test], reduction="sum"))
         assert loss == pytest.approx(found[name]["received"]["loss"], rel=1e-4)
+
+
+class OddNet(nn.Module):
+    """A constant that is not finite, and a classifier whose weight another layer has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+        self.classifier.weight = self.middle.weight
+        self.register_buffer("mask", torch.tensor([0.0] * (WIDTH - 1) + [-torch.inf]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = (self.body(x.flatten(1)) + self.mask).softmax(1)
+        out: torch.Tensor = self.classifier(torch.tanh(self.middle(hidden)) @ self.middle.weight)
+        return out
+
+
+def test_constants_and_tied_tensors_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "odd", own_model("odd", OddNet))
+    options = {"model": "odd", "classifier": "classifier"}
+    assert_exports_are_what_was_tested(Together(agreed("fedavg", **options), tmp_path), tmp_path)
+    file = next(tmp_path.glob("*.safetensors"))
+    tensors = load_tensors(file)[0]
+    tensors["mask"][0] = -torch.inf
+    with safe_open(file, "pt") as opened:
+        save_file(tensors, file, opened.metadata())
+    with pytest.raises(CoterieError, match="tensor 'mask' holds NaN or infinite values"):
+        load_model(file)
+    with pytest.raises(CoterieError, match=r"parts 'middle.weight' and 'classifier.weight'"):
+        Together(agreed("fedper", **options), tmp_path / "fedper")
 
 
 @pytest.mark.parametrize("name", every_method())

@@ -262,7 +262,8 @@ def _named(agreement: Agreement, blueprint: Blueprint, federation: Federation) -
     row = federation.initial.clone()
     federation["model"].copy_row(0, row)
     federation[method.tested].copy_row(0, row)
-    tensors = dict(layout.load(copy.deepcopy(blueprint.module), row).state_dict())
+    module = layout.load(copy.deepcopy(blueprint.module), row)
+    tensors = {name: tensor.clone() for name, tensor in module.state_dict().items()}  # tied ones under each name
     if is_plain(method):
         return tensors
     model = SiteModel(agreement, blueprint, federation)
@@ -295,8 +296,10 @@ def loaded(path: Path) -> tuple[nn.Module, About]:
     with torch.device("meta"):
         module = build(about.model, about.shape, about.classes)
     wanted = module.state_dict()
-    _require_fit(path, {name: tensors[name] for name in wanted if name in tensors}, wanted)
-    module.load_state_dict({name: tensors.pop(name) for name in wanted}, assign=True)
+    held = {name: tensors.pop(name) for name in wanted if name in tensors}
+    _require_fit(path, held, wanted)
+    _require_finite(path, held, about)
+    module.load_state_dict(held, assign=True)
     agreement = about.agreement()
     if is_plain(agreement.kind):
         _require_fit(path, tensors, {})
@@ -325,6 +328,7 @@ def _fill_in(federation: Federation, method: Method, module: nn.Module, tensors:
         wanted |= held
         for key in held.keys() & tensors.keys():
             _require_fit(path, {key: tensors[key]}, {key: held[key]})
+            require(bool(tensors[key].isfinite().all()), _not_finite(path, key))
             held[key].copy_(tensors[key])
         _fill(slot, row)
     _require_fit(path, tensors, {key: wanted[key] for key in tensors if key in wanted})
@@ -343,6 +347,19 @@ def _require_fit(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, T
             raise unknown(f"tensor in '{path}'", name, wanted)
         here, asked = (f"{one.dtype} {tuple(one.shape)}" for one in (tensor, wanted[name]))
         require(here == asked, f"'{path}': tensor '{name}' is {here}; the model needs {asked}")
-        # Values may hold NaN for what nobody knows yet, such as the prototype of a class that nobody has.
-        finite = name.startswith("value.") or bool(tensor.isfinite().all())
-        require(finite, f"'{path}': tensor '{name}' holds NaN or infinite values")
+
+
+def _require_finite(path: Path, tensors: Mapping[str, Tensor], about: About) -> None:
+    """An error if the module's tensors hold NaN or infinite values but for those that the model is made with (masks).
+
+    Values may hold NaN for what nobody knows yet, such as the prototype of a class that nobody has.
+    """
+    odd = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    made = build(about.model, about.shape, about.classes).state_dict() if odd else {}
+    for name in odd:
+        constant = torch.equal(tensors[name].nan_to_num(), made[name].nan_to_num())
+        require(constant and not bool(made[name].isfinite().all()), _not_finite(path, name))
+
+
+def _not_finite(path: Path, name: str) -> str:
+    return f"'{path}': tensor '{name}' holds NaN or infinite values"

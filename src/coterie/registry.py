@@ -206,8 +206,7 @@ class Origin:
 class PluginFile:
     """A file as it was when it was read: of Python, or data that a setting names.
 
-    Its module is named after its content, so that two versions of a file are two modules, and a copy of it is the same
-    one.
+    Its module is named after its content: two versions of a file are two modules, and a copy of it is the same one.
     """
 
     path: str
@@ -319,8 +318,7 @@ def stand_in(copy: str | Path, original: str) -> None:
 def at_hand(path: str) -> Path:
     """Where to read a file: at its path, or if it is gone, in the copy that stands in for it."""
     copies = (copy for copy, original in reversed(_STAND_INS.items()) if original == path)
-    places = (place for place in map(Path, (path, *copies)) if place.is_file())
-    return next(places, Path(path))
+    return next((place for place in map(Path, (path, *copies)) if place.is_file()), Path(path))
 
 
 def file_at(path: str) -> PluginFile:

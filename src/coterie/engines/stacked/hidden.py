@@ -131,4 +131,4 @@ def _content(value: Tensor) -> object:
     if value.layout is not torch.strided or value.is_quantized:
         return "tensor", id(value), value._version
     numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return "tensor", tuple(value.shape), str(value.dtype), hashlib.blake2b(numbers.numpy()).digest()
+    return "tensor", tuple(value.shape), str(value.dtype), hashlib.blake2b(numbers.numpy().tobytes()).digest()

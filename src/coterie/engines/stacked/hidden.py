@@ -6,6 +6,8 @@ more, so that what it holds would be different.
 
 from __future__ import annotations
 
+import dis
+import hashlib
 import random
 from collections.abc import Iterator, Mapping, Set
 from types import FunctionType, ModuleType
@@ -76,18 +78,23 @@ def _around(kind: type) -> Iterator[tuple[str, object]]:
             continue
         for name, value in vars(base).items():
             if isinstance(value, FunctionType):
-                outside = {one: value.__globals__[one] for one in value.__code__.co_names if one in value.__globals__}
-                for one, inner in (*outside.items(), *_closure(value)):
+                for one, inner in _outside(value):
                     if not isinstance(inner, (ModuleType, type)) and not callable(inner):
                         yield one, inner
             elif not name.startswith("__") and not callable(value):
                 yield name, value
 
 
-def _closure(function: FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name != "__class__":
+def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """The variables of its module, and of functions around it, that a function names."""
+    code, around = function.__code__, function.__globals__
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    yield from ((name, around[name]) for name in sorted(names & around.keys()))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
             yield name, cell.cell_contents
+        except ValueError:  # nothing stands there yet
+            continue
 
 
 def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:
@@ -104,7 +111,7 @@ def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:
     if isinstance(value, torch.Generator):
         return "generator", bytes(value.get_state().tolist())
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return "array", value.shape, value.tobytes()
+        return "array", value.shape, str(value.dtype), hashlib.blake2b(value.tobytes()).digest()
     if isinstance(value, (list, tuple)):
         return type(value).__name__, tuple(_comparable(one, known, seen) for one in value)
     if isinstance(value, dict):
@@ -124,4 +131,4 @@ def _content(value: Tensor) -> object:
     if value.layout is not torch.strided or value.is_quantized:
         return "tensor", id(value), value._version
     numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return "tensor", tuple(value.shape), str(value.dtype), numbers.numpy().tobytes()
+    return "tensor", tuple(value.shape), str(value.dtype), hashlib.blake2b(numbers.numpy().tobytes()).digest()

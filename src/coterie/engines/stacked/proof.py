@@ -41,14 +41,17 @@ SHARE, OF_GRADIENT, OF_ROW = 1e-3, 1e-2, 1e-4
 LEAST = 1e-6  # what float32 cannot resolve
 # At a kink of a ReLU the last bit decides which way a gradient goes: what differs is tried with other weights as well.
 TRIES = 4
-# By what share weights are moved from where the run begins, so that clients differ.
-MOVED = 0.1
+# By what share of themselves, and how far besides, tensors are moved from where the run begins, so that clients differ,
+# and gradients pass through weights that begin as zeros.
+MOVED, BESIDES = 0.1, 0.02
 OTHERWISE = "the model does otherwise together than alone"
 DRAWS = "the model draws random numbers of its own"
 
 
 def not_alike(ground: Ground, method: MethodAtClient) -> str | None:
     """Why clients had better not be trained together, if so."""
+    if not ground.train.sizes.any():
+        return "there are no samples to try it on"
     bent: str | None = None
     with _draws_undone(ground.device):
         try:
@@ -232,7 +235,9 @@ def _federation(problem: Problem, seed: int, attempt: int) -> Federation:
         skip_single_samples=problem.skip_single_samples,
     )
     slot = federation.add_slot("model", layout.everything)
-    drawn = torch.rand(2, layout.width, generator=torch_stream(seed, "proof", attempt))
-    rows = federation.initial * (1 + MOVED * (2 * drawn - 1))
+    drawn = 2 * torch.rand(2, layout.width, generator=torch_stream(seed, "proof", attempt)) - 1
+    rows = federation.initial * (1 + MOVED * drawn)
+    for start, stop in layout.trainable.spans:  # buffers may not have any sign: a variance is one
+        rows[:, start:stop] += BESIDES * drawn[:, start:stop]
     slot.write_own(federation.everyone, layout.everything, slot.columns.take(rows))
     return federation

@@ -138,8 +138,8 @@ def jobs_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     def note(runs: list[Run], jobs: int, watcher: parallel.Watcher) -> None:
         used.append((jobs, [str(run) for run in runs]))
         for run in runs:
-            partition = {"hash": run.experiment.prepare().partition.hash}
-            watcher.ended(run, {"partition": partition})
+            prepared = run.experiment.prepare()
+            watcher.ended(run, {"partition": {"hash": prepared.partition.hash}, "identity": prepared.identity})
 
     monkeypatch.setattr(comparing, "run_in_parallel", note)
     monkeypatch.setattr(comparing, "run_one_by_one", lambda runs, watcher: note(runs, 1, watcher))

@@ -89,6 +89,10 @@ def load_metadata(path: Path) -> dict[str, str]:
 class RunDirectory(KeptRun):
     """A directory that holds one run."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lost: set[int] = set()  # rounds of which it was recorded who learned from whom, and is no longer there
+
     @classmethod
     def create(cls, path: Path, config: Config, partition: Partition, about: About) -> RunDirectory:
         """Begin a run in a directory that holds none, at which nobody else is (`alone`)."""
@@ -228,7 +232,8 @@ class RunDirectory(KeptRun):
 
     def _save_state(self, name: str, federation: Federation, tested: str, lines: str) -> None:
         # One text: several would be written in any order, and equal states would not be equal bytes.
-        about = {"round": federation.round, "tested": tested, LINES: lines, RECORDED: self.recorded_rounds()}
+        recorded = sorted(self._lost.union(self.recorded_rounds()))
+        about = {"round": federation.round, "tested": tested, LINES: lines, RECORDED: recorded}
         about |= described_rows(federation)
         state = dict(federation.state())
         save_tensors(self.path / name, state, {LAYOUT: with_checksum(state, about)})
@@ -278,6 +283,7 @@ class RunDirectory(KeptRun):
                 require(self.has(mixes_name(round)), f"run = {self.path}: {mixes_name(round)} is missing")
                 self.mixes(round)
             except CoterieError as error:
+                self._lost.add(round)
                 log.warning("%s: who learned from whom in round %d is lost; nothing else depends on it", error, round)
 
     def restore(self, federation: Federation) -> None:

@@ -13,7 +13,7 @@ from coterie.compare.pool import Run
 from coterie.data import DATASETS
 from coterie.data.scaling import PUBLISHED
 from coterie.errors import CoterieError
-from coterie.experiment.config import Config, complete
+from coterie.experiment.config import PLUGINS, Config, complete
 from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.experiment.identity import HOW
 from coterie.experiment.protocols import OF_PAPERS, find
@@ -96,7 +96,8 @@ class TableCell:
     def config(self) -> Config:
         """All that decides the result, as plain values: a machine's paths are not among it."""
         config = complete(self.experiment)
-        kept = {key: value for key, value in config.items() if key not in HOW - {"engine", "threads", "memory"}}
+        left_out = HOW - {"engine", "threads", "memory"} | {PLUGINS}
+        kept = {key: value for key, value in config.items() if key not in left_out}
         partition = str(kept["partition"])
         return {**kept, "partition": Path(partition).name if partition.endswith(".npz") else partition}
 

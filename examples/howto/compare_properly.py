@@ -9,6 +9,7 @@ if __name__ == "__main__":  # runs may be spread over processes
         {
             "alone": ct.Experiment("local", **same),
             "one model": ct.Experiment("fedavg", **same),
+            "one, trained on": ct.Experiment("fedavg-ft", **same),
             "own classifiers": ct.Experiment("fedper", **same),
             "similar ones": ct.Experiment(ct.FedReMa(delta=0), **same),
         },

@@ -29,6 +29,7 @@ def grid_of(rows: int) -> Grid:
             "worst_decile": {"received": value},
             "bytes": {"per_client_round": {"up": 1.0, "down": 2.0}},
             "seconds": {"per_round": {"train": 0.5}},
+            "effort": {"steps": {"model": 12.5}, "forward": 250.0},
         }
 
     named = {f"method-{row}:beta={row}": row / 10 for row in range(rows)}
@@ -51,7 +52,7 @@ def test_tables_fit_and_no_number_is_broken_in_two(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert (tables == 1) == (width == 200)
     cells = [cell for line in lines if line.startswith("method-1") for cell in line.split()[1:]]
-    assert [cell.rstrip("*") for cell in cells] == ["11.0±1.0"] * 5 + ["3", "B", "0.50"]
+    assert [cell.rstrip("*") for cell in cells] == ["11.0±1.0"] * 5 + ["12.5", "250", "3", "B", "0.50"]
     assert sum(line.startswith("method-1:beta=1 ") for line in lines) == tables
 
 

@@ -490,6 +490,11 @@ def test_impossible_settings_are_refused(option: str, value: Any) -> None:
         Experiment(**{option: value})
 
 
+def test_settings_at_their_bounds_are_not() -> None:
+    settings = Training(batch=1, decay=1.0, momentum=0.0, optimizer="rprop", weight_decay=0.0, clip=0.0)
+    assert (settings.batch, settings.optimizer) == (1, "rprop")
+
+
 def test_settings_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(CoterieError, match="momentum"):
         Training(optimizer="adam", momentum=0.9)

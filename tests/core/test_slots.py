@@ -99,6 +99,13 @@ def test_memory_follows_what_is_personal() -> None:
     assert whole["model"].own.shape[1] + whole["model"].shared.shape[1] == width
 
 
+def test_an_outline_has_everybodys_row_in_the_place_of_one() -> None:
+    columns, shared = Columns.of((0, WIDTH)), Columns.of((0, 8))
+    slot = Slot(INITIAL, CLIENTS, columns, shared, outline=True)
+    assert slot.own.tolist() == [[8.0, 9.0, 10.0, 11.0]] * CLIENTS
+    assert slot.own.stride(0) == 0  # one row in memory
+
+
 def test_is_uniform_says_whether_anything_is_personal() -> None:
     shared = tiny("fedavg", "norm").prepare().federation()
     assert shared.is_uniform

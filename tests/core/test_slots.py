@@ -113,6 +113,11 @@ def test_is_uniform_says_whether_anything_is_personal() -> None:
     shared.add_value("memory", torch.zeros(4, 5), per_client=True, held_by="server")
     shared.add_slot("uploaded", held_by="server", follows="model")
     assert shared.is_uniform
+    shared.add_slot("twin", shared="all + stats")
+    assert shared.is_uniform
+    some = tiny("fedavg", "norm").prepare().federation()
+    some.add_slot("own", "classifier")
+    assert not some.is_uniform
     shared.add_value("mask", torch.zeros(4, 5), per_client=True)
     assert not shared.is_uniform
     assert not federation().is_uniform

@@ -490,6 +490,27 @@ def test_impossible_settings_are_refused(option: str, value: Any) -> None:
         Experiment(**{option: value})
 
 
+def test_the_last_phase_of_the_tested_model_tells_what_was_seen() -> None:
+    """Its only batch is run through the model that the phase before it has left."""
+    ready = prepared(epochs=1, batch=1000, lr=0.5)
+    before, last = Phase(train="extractor"), Phase(train="classifier")
+    seen: list[tuple[Tensor, Tensor]] = []
+    train(seat(ready, CLIENT), (before, last), seen)
+    ((outputs, labels),) = seen
+    half_way = seat(ready, CLIENT)
+    train(half_way, (before,))
+    problem = ready.problem()
+    own = problem.train[CLIENT]
+    module = problem.layout.load(copy.deepcopy(ready.problem_base.module), half_way.model("model").row)
+    assert sorted(labels.tolist()) == sorted(problem.labels[own].tolist())
+    torch.testing.assert_close(outputs.sum(0), module(problem.inputs[own]).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_settings_at_their_bounds_are_not() -> None:
+    settings = Training(batch=1, decay=1.0, momentum=0.0, optimizer="rprop", weight_decay=0.0, clip=0.0)
+    assert (settings.batch, settings.optimizer) == (1, "rprop")
+
+
 def test_settings_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(CoterieError, match="momentum"):
         Training(optimizer="adam", momentum=0.9)

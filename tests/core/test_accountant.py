@@ -57,7 +57,7 @@ def test_equals_the_formulas_written_out(multiplier: float, rate: float, steps: 
     assert found == pytest.approx(by_hand(multiplier, rate, steps, 1e-5), rel=1e-6)
 
 
-@pytest.mark.parametrize(("multiplier", "steps"), [(1.0, 1), (4.0, 20), (0.5, 3)])
+@pytest.mark.parametrize(("multiplier", "steps"), [(1.0, 1), (4.0, 20), (0.5, 3), (0.15, 1)])
 def test_is_a_bound_on_the_exact_loss_and_not_far_from_it(multiplier: float, steps: int) -> None:
     exact = exact_gaussian(multiplier, steps, 1e-5)
     found = epsilon_of([Release(multiplier, steps)], 1e-5)

@@ -91,6 +91,16 @@ def test_batch_norm_is_found_by_type() -> None:
     assert names(layout, "stats") == STATISTICS
 
 
+def test_what_its_author_froze_cannot_be_trained() -> None:
+    module = seeded(NormNet)
+    module.bn.weight.requires_grad = False
+    layout = Layout(module, "classifier")
+    frozen = layout.columns("parameters") - layout.trainable
+    assert frozen.size == module.bn.weight.numel()
+    assert frozen <= layout.columns("bn")
+    assert not layout.trainable & layout.columns("stats")
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.BatchNorm3d(4), nn.SyncBatchNorm(4)])
 def test_every_kind_of_batch_norm_counts(layer: nn.Module) -> None:
     layout = Layout(nn.Sequential(layer, nn.Linear(4, 2)), "1")

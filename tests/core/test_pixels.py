@@ -69,6 +69,7 @@ def test_bytes_of_a_mapped_file_stay_there_for_every_process(tmp_path: Path) -> 
     assert len(sent) < 1000  # a path, no samples
     again = pickle.loads(sent)
     assert torch.equal(whole(again), normalise(_bytes()))
+    assert (again.scale, again.memory, again.file) == (data.inputs.scale, data.inputs.memory, data.inputs.file)
     (tmp_path / "images.npy").unlink()
     assert torch.equal(data.inputs[torch.tensor([2])], normalise(_bytes())[2:3])  # what is mapped stays
     with pytest.raises(ct.CoterieError, match=r"images.npy cannot be mapped any more .*; run it again"):

@@ -13,7 +13,7 @@ from coterie.core.applying import apply
 from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.reducing import Reduced, Reducer, limited, require_enough
+from coterie.core.reducing import Contributions, Reduced, Reducer, limited, require_enough
 from coterie.errors import CoterieError
 from coterie.experiment.experiment import Experiment
 from coterie.partition import Dirichlet
@@ -94,6 +94,22 @@ def test_limited_weights_are_those_of_the_plain_steps(scores: list[float], limit
         assert float(found.sum()) == pytest.approx(1)
         others = found[0] if learner is None else found[0][torch.arange(len(row)) != learner]
         assert bool((others <= limit + 1e-9).all())
+
+
+def test_bounded_weights_sum_to_one_though_their_numbers_are_rounded() -> None:
+    """0.7 + 0.2 + 0.1 in single precision is 0.99999999."""
+    weights = torch.tensor([[0.7, 0.2, 0.1]])
+    found = limited(weights, 0.4)
+    assert found is not None
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-12) != float(weights.double().sum())
+
+
+def test_everybody_is_where_they_are() -> None:
+    """Distances of 0, 3 and 4 and 5 between corners, and none from a corner to itself."""
+    corners = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    weights = torch.full((1, 3), 1 / 3)
+    mix = Contributions(weights, None, torch.arange(3), lambda: iter([(corners, corners[:1])]))
+    assert mix.apart().tolist() == [[0.0, 9.0, 16.0], [9.0, 0.0, 25.0], [16.0, 25.0, 0.0]]
 
 
 def test_rows_that_keep_it_stay_as_they_are() -> None:

@@ -381,6 +381,7 @@ def test_defences_are_joined_and_at_most_one_replaces_the_mean() -> None:
         ("krum:-1", "hostile = -1: must not be negative"),
         ("clip:0", "times = 0.0: must be greater than 0"),
         ("influence:2", "limit = 2.0: must be above 0 and at most 1"),
+        ("influence:0", "limit = 0.0: must be above 0 and at most 1"),
         ("median:1", r"defence 'median:1': 'median' has 0 options \(none\), but more are given"),
         ("krum:a", "hostile = 'a': must be a whole number"),
         ("krum:hostil=1", "unknown option of krum 'hostil'"),

@@ -99,6 +99,13 @@ def test_memory_follows_what_is_personal() -> None:
     assert whole["model"].own.shape[1] + whole["model"].shared.shape[1] == width
 
 
+def test_an_outline_has_everybodys_row_in_the_place_of_one() -> None:
+    columns, shared = Columns.of((0, WIDTH)), Columns.of((0, 8))
+    slot = Slot(INITIAL, CLIENTS, columns, shared, outline=True)
+    assert slot.own.tolist() == [[8.0, 9.0, 10.0, 11.0]] * CLIENTS
+    assert slot.own.stride(0) == 0  # one row in memory
+
+
 def test_is_uniform_says_whether_anything_is_personal() -> None:
     shared = tiny("fedavg", "norm").prepare().federation()
     assert shared.is_uniform
@@ -106,6 +113,11 @@ def test_is_uniform_says_whether_anything_is_personal() -> None:
     shared.add_value("memory", torch.zeros(4, 5), per_client=True, held_by="server")
     shared.add_slot("uploaded", held_by="server", follows="model")
     assert shared.is_uniform
+    shared.add_slot("twin", shared="all + stats")
+    assert shared.is_uniform
+    some = tiny("fedavg", "norm").prepare().federation()
+    some.add_slot("own", "classifier")
+    assert not some.is_uniform
     shared.add_value("mask", torch.zeros(4, 5), per_client=True)
     assert not shared.is_uniform
     assert not federation().is_uniform

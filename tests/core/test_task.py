@@ -24,7 +24,7 @@ from coterie.core.task import (
     as_task,
     merged,
 )
-from coterie.core.task.regression import LARGEST_ERROR
+from coterie.core.task.regression import LARGEST_ERROR, RootMeanSquaredError
 from coterie.errors import CoterieError
 from coterie.rounds.evaluate import Evaluation, over_rounds
 
@@ -57,6 +57,13 @@ def test_regression_by_hand() -> None:
     assert found["r2"] == pytest.approx(1 - 5 / (4 + 1 + 1))  # the mean label is 3
     assert found["loss"] == pytest.approx(5 / 3)
     assert Regression().predict(outputs).tolist() == [1.0, 2.0, 5.0]
+
+
+def test_every_metric_has_its_own_sums() -> None:
+    """Together they share e²; alone, none may lean on another's."""
+    outputs, labels = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 4.0, 4.0])
+    assert RootMeanSquaredError().quantities(outputs, labels)["squared_error"].tolist() == [0.0, 4.0, 1.0]
+    assert R2().quantities(outputs, labels)["squared_error"].tolist() == [0.0, 4.0, 1.0]
 
 
 def test_r2_of_two_clients_is_that_of_their_samples_together() -> None:
@@ -157,6 +164,12 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         Regression().check_outputs(3)
     with pytest.raises(CoterieError, match="it has 2 outputs; the data has 3 classes"):
         Classification(3).check_outputs(2)
+    with pytest.raises(CoterieError, match="data 'own': 1 class; at least 2 are needed"):
+        Classification(1).check_labels(torch.tensor([0, 0]), "own")
+    for wrong in ([0, 3], [-1, 2]):
+        with pytest.raises(CoterieError, match=rf"labels lie in {wrong[0]}..{wrong[1]}; .* must lie in 0..2"):
+            Classification(3).check_labels(torch.tensor(wrong), "own")
+    Classification(3).check_labels(torch.tensor([0, 2]), "own")
 
 
 def test_a_summary_says_what_it_is_judged_by() -> None:

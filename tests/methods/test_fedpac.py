@@ -27,6 +27,7 @@ from plain_rounds import (
 )
 from torch import Tensor, nn
 
+from coterie.client.recipe import Phase
 from coterie.errors import CoterieError
 from coterie.methods.fedpac import FeatureStatistics, FedPAC, combinations
 from coterie.testing.toys import PlainNet
@@ -138,6 +139,14 @@ def test_alignment_moves_the_extractor_from_round_two_on() -> None:
     second, second_aligned = [final_rows(run(FedPAC(lam=lam), rounds=2)[0]) for lam in (0.0, 5.0)]
     assert torch.equal(first, first_aligned)
     assert not torch.allclose(second, second_aligned, atol=1e-4)
+
+
+@pytest.mark.parametrize(("lam", "round", "terms"), [(0.0, 2, 1), (1.0, 1, 1), (1.0, 2, 2)])
+def test_nothing_is_computed_for_an_alignment_that_is_zero(lam: float, round: int, terms: int) -> None:
+    federation = tiny(FedPAC(lam=lam)).prepare().federation()
+    federation.round = round
+    phases = [step for step in FedPAC(lam=lam).recipe(federation) if isinstance(step, Phase)]
+    assert [len(phase.terms) for phase in phases] == [1, terms]
 
 
 def test_it_is_neither_local_training_nor_fedavg() -> None:

@@ -24,6 +24,8 @@ from five import (
 )
 from torch import Tensor
 
+from coterie.client.recipe import Phase
+from coterie.client.terms import PrototypeDistance
 from coterie.core.exchange import Uploads
 from coterie.methods import FedAvg, FedPer, FedReMa, fedrema
 from coterie.methods.fedrema import most_relevant
@@ -383,6 +385,13 @@ class TestFederationsAtTheEdges:
         assert torch.equal(head.take(rows[2]), head.take(before[2]))
         assert watched.result.summary["diverged"] == {"2": [2]}
         assert all(mix.columns.tolist() == [0, 1, 3] for mix in watched.mixes[1])
+
+    @pytest.mark.parametrize(("variant", "aligned"), [("", [False]), ("F", [True]), ("A", [False] * 2)])
+    def test_variants_say_which_phases_are_aligned(self, variant: str, aligned: list[bool]) -> None:
+        method = FedReMa(variant=variant, alignment=0.25)
+        phases = [step for step in method.recipe(server(method)) if isinstance(step, Phase)]
+        expected = PrototypeDistance("prototypes", 0.25)
+        assert [expected in phase.terms for phase in phases] == aligned
 
     def test_prototypes_pass_over_missing_classes(self) -> None:
         method = FedReMa(variant="F")

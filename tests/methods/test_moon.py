@@ -114,6 +114,15 @@ def test_the_term_cannot_overflow() -> None:
     assert bool(torch.isfinite(found["model"]).all())
 
 
+@pytest.mark.parametrize(("mu", "round", "terms"), [(0.0, 2, 1), (1.0, 1, 1), (1.0, 2, 2)])
+def test_nothing_is_computed_for_a_contrast_that_is_zero(mu: float, round: int, terms: int) -> None:
+    federation = prepared_for(MOON(mu=mu)).federation()
+    federation.round = round
+    phase = MOON(mu=mu).recipe(federation)[0]
+    assert isinstance(phase, Phase)
+    assert len(phase.terms) == terms
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", ["plain", "norm", "dropout"])
 @pytest.mark.parametrize("join", [1.0, 0.5])

@@ -89,6 +89,7 @@ class TestDegenerateCases:
             t in (2, 3, 4, 5) for t in range(1, 8)
         ]
         assert method.last_stage_one_round(server(method, rounds=1)) == 1
+        assert PFedCS(selection="none").last_stage_one_round(server(method, rounds=5)) == 1
 
 
 class TestTeaching:

@@ -96,6 +96,22 @@ def test_nan_is_all_nan_and_measurements_follow() -> None:
     assert absent.isnan().tolist() == [[False, False], [True, True]]
 
 
+def test_the_hostile_alone_measure_otherwise() -> None:
+    """What counts and masks say stays."""
+    federation = tiny("fedavg", clients=CLIENTS).prepare().federation()
+    hostile = Hostile.of("sign-flip:0.4:2", federation.keys, 0)
+    cohort = torch.tensor([4, 2, 0, 3])
+    measured = {"means": torch.arange(8.0).reshape(4, 2), "known": torch.tensor([1, 2, 3, 4])}
+    bad = torch.isin(cohort, hostile.clients)
+    assert 0 < int(bad.sum()) < 4
+    found = hostile.tell(federation, cohort, measured)
+    assert torch.equal(found["means"], torch.where(bad[:, None], -2 * measured["means"], measured["means"]))
+    assert torch.equal(found["known"], measured["known"])
+    assert torch.equal(measured["means"], torch.arange(8.0).reshape(4, 2))
+    honest = cohort[~bad]
+    assert hostile.tell(federation, honest, measured) is measured
+
+
 def test_labels_worked_out_by_hand() -> None:
     assert LabelFlip().labels(torch.tensor([0, 1, 2, 9]), Classification(10)).tolist() == [9, 8, 7, 0]
 
@@ -167,6 +183,16 @@ def test_only_rows_that_clients_hold_are_remembered(method: str, slots: set[str]
     """FedAvg has none; FedReMa's last uploads lie at the server, which remembers what was sent."""
     federation = tiny(method, clients=CLIENTS, attack="scaling:0.4").prepare().federation()
     assert {name for name in federation.values if name.startswith(TRUE)} == {TRUE + name for name in slots}
+
+
+def test_who_does_not_train_keeps_what_it_sent() -> None:
+    for rounds, _, hostile in rounds_of(tiny("fedtc", clients=CLIENTS, attack="scaling:0.4", rounds=2)):
+        federation, client = rounds.federation, int(hostile.clients[0])
+        sent = rows_of(federation)
+        hostile.put_back(federation, federation.everyone[federation.everyone != client])
+        assert torch.equal(rows_of(federation)[client], sent[client])
+        hostile.put_back(federation, torch.tensor([client]))
+        assert not torch.equal(rows_of(federation)[client], sent[client])
 
 
 def test_a_copycat_sends_its_victims_classifier_and_poison() -> None:

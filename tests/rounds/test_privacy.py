@@ -316,9 +316,23 @@ def test_a_budget_that_cannot_hold_is_refused_with_the_noise_that_would(unit: st
 
 
 @pytest.mark.thorough
+@UNITS
+def test_a_budget_holds_up_to_what_a_run_spends(unit: str) -> None:
+    settings = {"privacy": unit, "privacy_noise": 2.0, "size_noise": 40.0, "rounds": 2, "epochs": 3}
+    spends = tiny(**settings).run().summary[PRIVACY]["epsilon"]
+    tiny(**settings, epsilon=1.001 * spends).prepare()
+    with pytest.raises(CoterieError, match="2 rounds spend"):
+        tiny(**settings, epsilon=0.999 * spends).prepare()
+
+
+@pytest.mark.thorough
 def test_a_budget_that_only_the_size_breaks_says_so() -> None:
     with pytest.raises(CoterieError, match="raise size_noise"):
         tiny(**EXAMPLE, epsilon=1.0, size_noise=1.0).prepare()
+    # One release of the size keeps this budget, two would not.
+    one, two = (epsilon_of([Release(4.0, times)], 1e-5) for times in (1, 2))
+    with pytest.raises(CoterieError, match=r"privacy_noise = .* would keep it"):
+        tiny(**EXAMPLE, epsilon=(one + two) / 2, size_noise=4.0, privacy_noise=0.5).prepare()
     with pytest.raises(CoterieError, match="set privacy_clip and privacy_noise above 0"):
         tiny(**CLIENT, epsilon=1.0, privacy_noise=0.0, privacy_clip=0.0).prepare()
 

@@ -82,6 +82,7 @@ def test_a_jump_worked_out_by_hand() -> None:
     past = torch.tensor([[0.0, 1.0, 3.0], [0.5, 0.5, torch.nan]], dtype=torch.float64)
     found = jump(torch.tensor([7.0, 7.0], dtype=torch.float64), past)
     assert found.tolist() == pytest.approx([(7 - 1) / (1.4826 * 1), 0.0])  # two rounds say nothing
+    assert jump(torch.tensor([math.nan, 7.0]).double(), past).tolist() == [0.0, 0.0]  # and neither does this one
 
 
 @pytest.mark.parametrize(("length", "out"), [(1.0, False), (8.0, False), (38.0, False), (41.0, True), (1e6, True)])
@@ -119,6 +120,12 @@ def test_a_loss_that_jumps_is_seen_and_none_says_nothing() -> None:
         1: "its loss is 60 times what is usual in the round"
     }
     assert list(moved(federation, [1.0] * CLIENTS, [0.5, 0.5, math.inf, 0.5, 0.5, None])) == [1, 2]
+
+
+def test_of_two_jumps_the_upload_is_the_one_that_is_named() -> None:
+    losses: list[float | None] = [1.0, 1.0, 1e6, 1.0, 1.0, 1.0]
+    found = moved(watched(), [0.5, 0.5, 50.0, 0.5, 0.5, 0.5], losses)
+    assert found == {BAD: "its change of 'model' is 100 times what is usual in the round"}
 
 
 def test_measurements_count_and_columns_without_a_former_value_do_not() -> None:

@@ -16,6 +16,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
     parser.add_argument("--budget", type=float, default=15.0, help="seconds of the processor for a mutant's tests")
     parser.add_argument("--record", type=Path, default=Path("runs/mutants"), help="where outcomes are recorded")
-    parser.add_argument("--again", action="store_true", help="try survivors of the record again")
+    parser.add_argument("--again", action="store_true", help="try the record's survivors again, but explained ones")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     given = parser.parse_args()
     drawn = sample({path: text(path) for path in files(given.only or FOLDERS)}, given.sample or sys.maxsize, given.seed)
@@ -113,7 +114,9 @@ def tried(drawn: list[Mutant], copies: Copies, given: argparse.Namespace) -> lis
     """The record of every mutant drawn, from the log or by trying it."""
     folder: Path = given.record.absolute()
     log = folder / "log.jsonl"
-    known = {line["key"]: line for line in logged(log) if not (given.again and line["outcome"] in ALIVE)}
+    known = {line["key"]: line for line in logged(log)}
+    if given.again:
+        known = {key: line for key, line in known.items() if line["outcome"] not in ALIVE or is_explained(line)}
     new = [mutant for mutant in drawn if key_of(mutant) not in known]
     with Progress(auto_refresh=False) as progress, log.open("a", encoding="utf-8") as out:  # no thread beside the forks
         reaches = mapped(copies, given.tests or TESTS, folder / "map", progress) if new else {}
@@ -163,7 +166,8 @@ def mapped(copies: Copies, places: Sequence[str], folder: Path, progress: Progre
 def selected(mutant: Mutant, reaches: dict[str, Reach], budget: float) -> tuple[list[str], int]:
     """The tests that run the changed line within the budget, and how many more there are.
 
-    What is computed at import is every test's that runs anything of the module.
+    First those of the module, of these those whose names have most words of the line, and of these the cheapest. What
+    is computed at import is every test's that runs anything of the module.
     """
     lines = {mutant.line, mutant.statement}
     able = []
@@ -173,9 +177,13 @@ def selected(mutant: Mutant, reaches: dict[str, Reach], budget: float) -> tuple[
             able.append(test)
     stem = Path(mutant.path).stem
     near = (f"/test_{stem}.py", f"/{stem}.py::", f"[{stem}]", f"[{stem}-")
-    able.sort(
-        key=lambda test: (next((at for at, mark in enumerate(near) if mark in test), len(near)), reaches[test].seconds)
-    )
+    words = set(re.findall("[a-z]{5,}", text(mutant.path).splitlines()[mutant.line - 1].lower()))
+
+    def rank(test: str) -> tuple[int, int, float]:
+        place = next((at for at, mark in enumerate(near) if mark in test), len(near))
+        return place, -sum(word in test for word in words), reaches[test].seconds
+
+    able.sort(key=rank)
     taken: list[str] = []
     for test in able:
         budget -= reaches[test].seconds
@@ -222,10 +230,16 @@ def logged(log: Path) -> Iterator[dict[str, Any]]:
         log.write_text(kept + "\n", encoding="utf-8")
 
 
+@cache
 def explained() -> dict[Key, str]:
     """Why survivors may survive, by file and the lines before and after."""
     listed = tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))["survivor"] if SURVIVORS.exists() else []
     return {(one["path"], one["before"], one["after"]): one["why"] for one in listed}
+
+
+def is_explained(line: dict[str, Any]) -> bool:
+    """Whether a survivor is known as one."""
+    return (line["path"], line["before"], line["after"]) in explained()
 
 
 def shown(line: dict[str, Any]) -> str:
@@ -236,13 +250,13 @@ def shown(line: dict[str, Any]) -> str:
 
 def summary(lines: list[dict[str, Any]]) -> int:
     """Print a table by package and what nobody has explained."""
-    reasons, console = explained(), Console(highlight=False)
+    console = Console(highlight=False)
     table = Table("package", "mutants", *WORDS, "explained", title=f"{len(lines)} mutants")
     open_ones = []
     for package in (*FOLDERS, ""):
         here = [line for line in lines if line["path"].startswith(f"{PACKAGE}/{package}")]
         alive = [line for line in here if line["outcome"] in ALIVE]
-        unknown = [line for line in alive if (line["path"], line["before"], line["after"]) not in reasons]
+        unknown = [line for line in alive if not is_explained(line)]
         counts = Counter(line["outcome"] for line in here)
         row = (len(here), *(counts[word] for word in WORDS), len(alive) - len(unknown))
         table.add_row(package or "all", *map(str, row))

@@ -130,8 +130,15 @@ def _outcome(copy: Path, status: int, asleep: bool, seconds: float) -> Outcome:
         code = os.waitstatus_to_exitcode(status)
         if code == BROKEN:
             raise SystemExit(f"the tests could not be run in {copy}: {said}")
-        known = {0: "survived", OVERLONG: "overlong", -signal.SIGXCPU: "overlong"}
-        word = "asleep" if asleep else known.get(code, "killed" if said["test"] else "crashed")
+        # Tests that are not there any more under their names have noticed nothing.
+        known = {0: "survived", OVERLONG: "overlong", -signal.SIGXCPU: "overlong", 4: "unreached", 5: "unreached"}
+        word = (
+            "asleep"
+            if asleep
+            else "killed"
+            if said["test"] and code > 0 and code != OVERLONG
+            else known.get(code, "crashed")
+        )
         return Outcome(word, said["test"], said["why"] or f"exit code {code}" * (code != 0), seconds)
     return Outcome("crashed", "", f"status {status}", seconds)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.fuzz.targets import data, directories, files, messages, settings
+from tests.fuzz.targets import data, directories, ended, files, messages, plugin_files, python_calls, settings
 from tests.fuzz.trial import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target for module in (settings, data, files, messages, directories) for target in module.TARGETS
+    target.name: target
+    for module in (settings, data, files, messages, directories, python_calls, plugin_files, ended)
+    for target in module.TARGETS
 }

@@ -50,7 +50,10 @@ _type_hints = cache(get_type_hints)  # annotations are texts, and take a while t
 
 def field_types(cls: type) -> Mapping[str, Any]:
     """The types of a dataclass's fields, by name."""
-    return _type_hints(cls)
+    try:
+        return _type_hints(cls)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise CoterieError(f"{cls.__name__}: the type of an option cannot be read ({error})") from error
 
 
 def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
@@ -71,7 +74,13 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
     for option, item in known.items():
         if option not in values and item.default is MISSING and item.default_factory is MISSING:
             raise CoterieError(f"{kind} '{name}' needs the option '{option}'")
-    return cls(**{option: coerced(option, value, hints[option]) for option, value in values.items()})
+    given = {option: coerced(option, value, hints[option]) for option, value in values.items()}
+    try:
+        return cls(**given)
+    except CoterieError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CoterieError(f"{kind} '{name}' cannot be made of its options ({error})") from error
 
 
 def references_in(text: str) -> list[str]:

@@ -254,7 +254,11 @@ def _require(value: Any, fits: bool) -> Any:
 
 def _elements(value: Any, inner: Any) -> tuple[Any, ...]:
     _require(value, isinstance(value, Iterable) and not isinstance(value, _NOT_LISTS))
-    return tuple(_any_of(one, inner) for one in value)
+    try:
+        elements = iter(value)
+    except TypeError:  # a tensor or an array of no dimension has the method, but it fails
+        raise _UnfitError from None
+    return tuple(_any_of(one, inner) for one in elements)
 
 
 def _entries(value: Any, key: Any, inner: Any) -> dict[Any, Any]:

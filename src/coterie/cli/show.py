@@ -47,8 +47,9 @@ def show_command(path: Path, round: int | None, everyone: bool, json: bool) -> N
     title = f"{method} on {config['data']}, {len(names)} clients, model {config['model']}, seed {config['seed']}"
     shown = len(names) if everyone else MOST_LISTED
     more = [f"… and {len(names) - shown:,} more clients (--all shows them)"] if shown < len(names) else []
+    learning = list(_learning(run, names, round, everyone))  # what cannot be read is said before anything is printed
     print_result(title, "", *way_on, metric_table(summary), "", *summary_lines(summary), "")
-    print_result(clients_table(summary, shown), *more, "", *_learning(run, names, round, everyone))
+    print_result(clients_table(summary, shown), *more, "", *learning)
 
 
 def _learning(run: OpenedRun, names: Sequence[str], round: int | None, everyone: bool) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from numbers import Real
+from typing import ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from coterie.client.terms import RowTerm, Term, task_loss
 from coterie.client.views import ClientView
 from coterie.core.exchange import ClientRows
 from coterie.errors import require
+from coterie.typed import shown
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ class Phase:
         return " + ".join(words)
 
     def __post_init__(self) -> None:
+        for name, given in (("terms", self.terms), ("row_terms", self.row_terms)):
+            require(isinstance(given, list | tuple), f"{name} = {shown(given)}: must be a tuple, also of one alone")
+        for name, number in (("epochs", self.epochs), ("lr", self.lr)):
+            usable = number is None or (isinstance(number, Real) and math.isfinite(number) and number >= 0)
+            require(usable, f"{name} = {shown(number)}: must be a number that is not negative, or left out")
+        require(all(map(callable, self.terms)), f"terms = {shown(self.terms)}: must be functions")
+        require(callable(self.rule), f"rule = {shown(self.rule)}: must be a function")
         require(
             bool(self.terms or self.row_terms),
             f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms",
@@ -121,21 +131,29 @@ class Keep:
 
 
 Recipe = tuple[Phase | Measure | Keep, ...]
+Step = TypeVar("Step", Phase, Measure, Keep)
 
 
 def phases(recipe: Recipe) -> Iterator[Phase]:
     """The phases of a recipe, in order."""
-    return (step for step in recipe if isinstance(step, Phase))
+    return _steps(recipe, Phase)
 
 
 def measures(recipe: Recipe) -> Iterator[Measure]:
     """The measurements of a recipe, in order."""
-    return (step for step in recipe if isinstance(step, Measure))
+    return _steps(recipe, Measure)
 
 
 def keeps(recipe: Recipe) -> Iterator[Keep]:
     """What a recipe keeps, in order."""
-    return (step for step in recipe if isinstance(step, Keep))
+    return _steps(recipe, Keep)
+
+
+def _steps(recipe: Recipe, kind: type[Step]) -> Iterator[Step]:
+    """The steps of one kind; an error if what a method's `recipe` returned is none."""
+    whole = isinstance(recipe, list | tuple) and all(isinstance(step, Phase | Measure | Keep) for step in recipe)
+    require(whole, f"recipe = {shown(recipe)}: must be a tuple of Phase, Measure and Keep, also of one alone")
+    return (step for step in recipe if isinstance(step, kind))
 
 
 def told_phase(recipe: Recipe, tested: str) -> int | None:

@@ -66,7 +66,7 @@ def from_arrays(
     ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
     """
     inputs = [_kept(x, name, keep_dtype)]
-    labels = [_array(y).reshape(-1)]
+    labels = [_one_each(y, "labels", name)]
     given = [owners]
     if test is not None:
         require(
@@ -74,7 +74,7 @@ def from_arrays(
             f"test = {shown(test)}: must be (x, y) or (x, y, owners) of an official test split",
         )
         inputs.append(_kept(test[0], name, keep_dtype))
-        labels.append(_array(test[1]).reshape(-1))
+        labels.append(_one_each(test[1], "labels", name))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
         require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
@@ -229,10 +229,26 @@ def require_unmasked(values: Values) -> None:
     require(not masked, f"data: {masked} values of an array are masked; fill them (.filled()), or leave samples out")
 
 
+def _one_each(values: Values, what: str, name: str) -> Array:
+    """Labels or owners `[N]`; a row or a column of them will do, but a table has no order that anybody could know."""
+    array = _array(values)
+    require(
+        sum(size != 1 for size in array.shape) <= 1,
+        f"data '{name}': {what} have the shape {array.shape}; there must be one for each sample, [N] (of one-hot rows, "
+        "take argmax(1))",
+    )
+    return array.reshape(-1)
+
+
 def _joined(parts: list[Array], name: str) -> Array:
-    kinds = {part.dtype.kind in "US" for part in parts}
-    require(len(kinds) == 1, f"data '{name}': labels or owners are text in one split and numbers in the other")
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    texts = {part.dtype.kind in "US" for part in parts}
+    require(len(texts) == 1, f"data '{name}': labels or owners are text in one split and numbers in the other")
+    if len(parts) == 1:
+        return parts[0]
+    kinds = {part.dtype.kind for part in parts}
+    known = kinds <= set("biufUS")  # of others, such as dates beside numbers, no array can be made
+    require(known, f"data '{name}': labels or owners are of types {', '.join(str(part.dtype) for part in parts)}")
+    return np.concatenate(parts)
 
 
 def _class_count(indices: Ints, names: tuple[str, ...], classes: int | None, name: str) -> int:
@@ -249,7 +265,7 @@ def _class_count(indices: Ints, names: tuple[str, ...], classes: int | None, nam
 
 
 def _owner_indices(given: list[Values | None], name: str) -> tuple[Tensor | None, tuple[str, ...]]:
-    known = [_array(owners).reshape(-1) for owners in given if owners is not None]
+    known = [_one_each(owners, "owners", name) for owners in given if owners is not None]
     if not known:
         return None, ()
     require(len(known) == len(given), f"data '{name}': owners are given for one of the splits only")

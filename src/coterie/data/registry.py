@@ -65,7 +65,13 @@ class KnownDataset:
     def load(self, root: Path | None = None, progress: bool = True) -> Dataset:
         """The whole data set, normalised; official training samples first."""
         if self.make is not None:
-            made = self.make()
+            try:
+                made = self.make()
+            except CoterieError:
+                raise
+            except (Exception, SystemExit) as error:  # whatever somebody's function may raise
+                told = " ".join(f"{type(error).__name__}: {error}".split())
+                raise CoterieError(f"data '{self.name}': cannot be made ({told})") from error
             require(isinstance(made, Dataset), f"data '{self.name}': made {type(made).__name__}, no coterie.Dataset")
             return made
         assert self.find is not None

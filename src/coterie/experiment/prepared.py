@@ -41,6 +41,7 @@ from coterie.rounds.hostile import Hostile, begin_attack
 from coterie.rounds.presence import Attendance
 from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
 from coterie.rounds.sampling import cohort_size
+from coterie.typed import shown
 
 log = logging.getLogger("coterie")
 
@@ -230,6 +231,8 @@ def prepare(experiment: Settings) -> Prepared:
     )
     counts = partition.class_counts(data)
     prepared = Prepared(experiment, method, data, partition, problem, feature_width, counts, loaded=loaded)
+    told = f"{type(method).__name__}: shared = {shown(method.shared)}: must name groups of the model, such as 'all'"
+    require(isinstance(method.shared, str), told)
     begun = prepared.outline()
     method.check(begun)
     taking_part = cohort_size(experiment.join, len(prepared.participants))

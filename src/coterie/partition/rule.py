@@ -14,7 +14,7 @@ from coterie.data.dataset import Dataset
 from coterie.errors import require
 from coterie.partition.partition import Partition, Plain
 from coterie.partition.split import Indices, Split
-from coterie.typed import TypedOptions, typed
+from coterie.typed import TypedOptions, shown, typed
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Rule(metaclass=TypedOptions):
         )
         split = split or self.default_split
         shares = self.shares(dataset, seed)
+        _require_shares(shares, self.name)
         # `check` would say the same later, but an empty pool cannot even be split.
         for client, pool in enumerate(shares.pools):
             label = shares.names[client] if shares.names else str(client)
@@ -93,6 +94,33 @@ class Rule(metaclass=TypedOptions):
         """The options as a partition records them."""
         options: Any = self  # only dataclasses are rules; `fields` needs to be told so
         return {option.name: getattr(self, option.name) for option in fields(options)}
+
+
+def _require_shares(given: object, rule: str) -> None:
+    """An error unless a rule gave shares: for each client an array of whole numbers, in as many parts as there are."""
+    require(isinstance(given, Shares), f"partition = {rule}: its shares are {shown(given)}; return Shares(...)")
+    assert isinstance(given, Shares)
+    for part, pools in (("pools", given.pools), ("tests", given.tests), ("validations", given.validations)):
+        if pools is None and part != "pools":
+            continue
+        listed = isinstance(pools, list | tuple) and len(pools) > 0
+        require(
+            listed, f"partition = {rule}: {part} of its shares are {shown(pools)}; there must be one for each client"
+        )
+        assert pools is not None
+        for client, pool in enumerate(pools):
+            whole = isinstance(pool, np.ndarray) and pool.ndim == 1 and (pool.dtype.kind in "iu" or not len(pool))
+            require(
+                whole, f"partition = {rule}: {part} of client {client} must be an array of samples' numbers, [n], whole"
+            )
+        require(
+            len(pools) == len(given.pools),
+            f"partition = {rule}: its shares have {len(given.pools)} pools, but {len(pools)} {part}",
+        )
+    require(
+        not given.names or len(given.names) == len(given.pools),
+        f"partition = {rule}: its shares have {len(given.pools)} pools, but {len(given.names)} names",
+    )
 
 
 def _parts(shares: Shares, split: Split, seed: int) -> list[tuple[Indices, Indices, Indices]]:

@@ -14,12 +14,12 @@ from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.data import Dataset, load
 from coterie.engines import Trained, Work, make_engine
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.partition import Iid
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 
 
 def noise_for(model: str, samples: int) -> Dataset:

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 import coterie as ct
-from coterie.experiment.experiment import Experiment
 from coterie.partition import ByClient
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment
 
 COUNTS = (100, 1_000, 10_000, 100_000)
 COHORT = 100

@@ -34,7 +34,7 @@ def serial_against_bare(repeats: int = 15, scale: float = 1.0) -> Iterator[Figur
 MEMORY = """
 import json, sys
 from benchmarks.harness import peak_bytes, random_images
-from coterie.experiment.experiment import Experiment
+from coterie.runs.experiment import Experiment
 from coterie.partition import Iid
 clients, samples = int(sys.argv[1]), int(sys.argv[2])
 def run(k, data):

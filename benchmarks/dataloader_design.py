@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.engines import LR, Setting, chosen, fastest, formats, note, on_noise, speedup, training, with_threads
 from benchmarks.harness import Figure, in_turns
-from coterie.experiment.prepared import Prepared
+from coterie.setup.prepared import Prepared
 
 BAR = 2.6
 Loader = DataLoader[tuple[Tensor, ...]]

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.engines import on_digits, on_noise
 from benchmarks.harness import Figure, in_turns, ratio
-from coterie.experiment.experiment import Experiment
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 
 DEVICE = "COTERIE_TEST_DEVICE"
 # A device that is slower than the processor is of no use.

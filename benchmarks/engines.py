@@ -28,12 +28,12 @@ from coterie.client.problem import Problem
 from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat
 from coterie.engines import EngineOptions, Stacked, make_engine
-from coterie.experiment.choose_engine import with_choice
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.partition import Dirichlet, Iid
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
+from coterie.runs.experiment import Experiment
+from coterie.setup.choose_engine import with_choice
+from coterie.setup.prepared import Prepared
 
 LR = 0.01
 NEVER = 10**6

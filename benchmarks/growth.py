@@ -16,9 +16,9 @@ from benchmarks.cases import noisy_uploads, prepared, server_step
 from benchmarks.harness import Figure, in_turns, random_images
 from benchmarks.methods import FIVE, five
 from coterie.engines import make_engine
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 
 COUNTS = (50, 100, 200, 400)
 # Proportional growth, and that of comparing all pairs of clients, with room for the noise of a measurement.

@@ -14,9 +14,9 @@ from coterie.client.private import batches_an_epoch
 from coterie.client.recipe import Phase
 from coterie.client.trainer import train
 from coterie.client.worker import Worker
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 
 CASES = [  # model, shape, samples, the most that it may take; of `cnn` the ratio is reported, and bounded loosely
     ("mlp", (1, 8, 8), 1280, 1.2),

@@ -30,7 +30,7 @@ from benchmarks.engines import (
     training,
 )
 from benchmarks.harness import Figure, in_turns, ratio
-from coterie.experiment.prepared import Prepared
+from coterie.setup.prepared import Prepared
 
 WHOLE = (
     Case("cnn, batch 10", CNN_10),

@@ -23,8 +23,8 @@ from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_sit
 from coterie.deployment.flower.link import Link
 from coterie.deployment.flower.node import Node
 from coterie.deployment.logbook import STATUS
-from coterie.experiment.directory import LOG, load_tensors
-from coterie.experiment.kept import ROUNDS
+from coterie.runs.directory import LOG, load_tensors
+from coterie.runs.kept import ROUNDS
 from support import eventually
 
 MARKING = """

@@ -22,12 +22,12 @@ from coterie.client.trainer import train
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines import Serial, Trained, Work
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
-from coterie.experiment.result import Result
 from coterie.methods import METHODS, Method
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
+from coterie.runs.result import Result
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import CLASSES, FEATURES, seeded, toy_data, toy_partition
 from coterie.testing.toys import MODELS as TOYS
 

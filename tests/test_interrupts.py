@@ -12,11 +12,11 @@ import pytest
 
 import coterie.rounds.round as rounds
 from coterie.cli.signals import TerminationError, terminable
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
 from coterie.interrupts import SIGNALS, interrupts_wait
 from coterie.partition import Iid
 from coterie.rounds.evaluate import Evaluation
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
 from support import PATIENCE
 
 CTRL_C = signal.SIGINT

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import coterie as ct
-from coterie.experiment.result import Result
+from coterie.runs.result import Result
 from coterie.typed import TypedOptions, typed
 
 FEW: dict[str, Any] = {"rounds": 1, "epochs": 1, "threads": 1}

@@ -18,7 +18,7 @@ from typing import Any
 
 import coterie as ct
 from coterie.compare.remarks import RISE, effort_text
-from coterie.experiment.kept import SUMMARY
+from coterie.runs.kept import SUMMARY
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, RUNS = REPOSITORY / "results", REPOSITORY / "runs" / "guide"

@@ -21,10 +21,10 @@ from rich.progress import track
 import coterie as ct
 from coterie.data import load
 from coterie.errors import CoterieError
-from coterie.experiment.protocols import PUBLISHED
 from coterie.files import write_whole
 from coterie.methods import METHODS as REGISTRY
 from coterie.partition import Dominant, Rule
+from coterie.runs.protocols import PUBLISHED
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 METHODS = ("fedavg", "fedper", "pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")

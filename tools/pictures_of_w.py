@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 import coterie as ct
-from coterie.experiment.result import Result
 from coterie.methods import METHODS
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix, most_personal
+from coterie.runs.result import Result
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- picture: written by tools/pictures_of_w.py -->", "<!-- end of picture -->"

@@ -23,14 +23,14 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from coterie.core.federation import Federation
 from coterie.data import load
 from coterie.engines.base import Trained, Work
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import initial_model
 from coterie.partition import Dirichlet
 from coterie.rng import torch_stream
 from coterie.rounds.collect import declared_columns
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.privacy import clipped, noisy_uploads
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import initial_model
 
 METHODS = ("pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
 CLIENTS, ROUNDS = 20, 5

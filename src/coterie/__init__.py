@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from coterie.core.scale import Scale
     from coterie.core.task import Classification, Loss, Metric, Regression
     from coterie.data import Dataset, from_arrays, load, load_own
-    from coterie.deployment.predict.model import load_model
     from coterie.errors import CoterieError
-    from coterie.experiment.experiment import Experiment
-    from coterie.experiment.opened import OpenedRun, open_run
-    from coterie.experiment.protocols import protocol
-    from coterie.experiment.result import Result
-    from coterie.experiment.resume import resume
     from coterie.methods import (
         APPLE,
         CFL,
@@ -79,15 +73,21 @@ if TYPE_CHECKING:
         TwoClass,
     )
     from coterie.rounds.listeners import Listener
+    from coterie.runs.experiment import Experiment
+    from coterie.runs.opened import OpenedRun, open_run
+    from coterie.runs.protocols import protocol
+    from coterie.runs.result import Result
+    from coterie.runs.resume import resume
+    from coterie.serve.model import load_model
 
 # Where each public name lives. They are imported when first used, so that `import coterie` costs nothing.
 _HOMES = {
     "coterie.data": ("Dataset", "from_arrays", "load", "load_own"),
-    "coterie.deployment.predict.model": ("load_model",),
+    "coterie.serve.model": ("load_model",),
     "coterie.compare.table": ("Comparison", "compare"),
     "coterie.errors": ("CoterieError",),
     "coterie.core.exchange": ("Drop", "Mix", "Peers", "Put", "Uploads"),
-    "coterie.experiment.experiment": ("Experiment",),
+    "coterie.runs.experiment": ("Experiment",),
     "coterie.core.federation": ("Federation",),
     "coterie.core.scale": ("Scale",),
     "coterie.core.task": ("Classification", "Loss", "Metric", "Regression"),
@@ -142,11 +142,11 @@ _HOMES = {
         "Quantity",
         "TwoClass",
     ),
-    "coterie.experiment.opened": ("OpenedRun", "open_run"),
-    "coterie.experiment.protocols": ("protocol",),
+    "coterie.runs.opened": ("OpenedRun", "open_run"),
+    "coterie.runs.protocols": ("protocol",),
     "coterie.client.recipe": ("Keep", "Measure", "Phase"),
-    "coterie.experiment.result": ("Result",),
-    "coterie.experiment.resume": ("resume",),
+    "coterie.runs.result": ("Result",),
+    "coterie.runs.resume": ("resume",),
     "coterie.rounds.listeners": ("Listener",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

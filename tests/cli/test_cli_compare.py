@@ -17,9 +17,9 @@ from coterie.compare.grid import RULE
 from coterie.compare.table import Comparison, compare
 from coterie.core.scale import spoken_bytes
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid, Partition
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

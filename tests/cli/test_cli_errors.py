@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cli_tools import SMALL, call
 
-from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
+from coterie.setup.run_options import RunOptions
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from cli_tools import call, finish, start
 import coterie
 from coterie.cli import app
 from coterie.cli.settings import GivenSettings
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import BY_RULE, option_fields
 from coterie.partition import PARTITIONS
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

@@ -12,9 +12,9 @@ from cli_tools import SMALL, assert_same_run, call
 
 from coterie.cli.merge import one_experiment
 from coterie.data import load
-from coterie.experiment.config import complete
-from coterie.experiment.directory import RunDirectory
 from coterie.partition import Dirichlet
+from coterie.runs.directory import RunDirectory
+from coterie.setup.config import complete
 
 
 @pytest.fixture(autouse=True)

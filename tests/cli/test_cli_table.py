@@ -11,9 +11,9 @@ import pytest
 from cli_tools import SMALL, call
 
 from coterie.compare.columns import chosen_columns
-from coterie.experiment.checksum import sealed
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
+from coterie.runs.checksum import sealed
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

@@ -24,10 +24,10 @@ from coterie.compare import running as comparing
 from coterie.compare.pool import CannotStartError, Run, obstacle, run_in_parallel
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
-from coterie.experiment.cost import expected_seconds
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedAvg
 from coterie.report.terminal import ComparisonProgress
+from coterie.runs.experiment import Experiment
+from coterie.setup.cost import expected_seconds
 from support import PATIENCE, eventually, tiny, without_times
 
 pytestmark = pytest.mark.processes

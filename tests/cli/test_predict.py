@@ -21,11 +21,11 @@ from coterie.cli.federation_model import site_folder
 from coterie.core.task.quality import quality_of
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.predict.model import export_model, predict
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.deployment.workplace import own_split
 from coterie.errors import CoterieError
+from coterie.serve.model import export_model, predict
 from coterie.testing.together import SITES, SIZES, WIDTH, Together, agreed, site_data
 
 PETS = ("cat", "dog", "owl")

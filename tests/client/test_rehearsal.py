@@ -17,9 +17,9 @@ from coterie.core.layout import Layout
 from coterie.engines import Work
 from coterie.engines.base import do_work, empty_rows
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.models import MODELS, build
 from coterie.rng import stream_seed, torch_stream
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import CLASSES, FEATURES, seeded, toy_data, toy_partition
 from support import final_rows, seat, tiny
 

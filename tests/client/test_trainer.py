@@ -22,10 +22,10 @@ from coterie.client.views import Batches, TrainerView
 from coterie.core.columns import Columns
 from coterie.core.training import OPTIMISERS, MemoryFormat, Training
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.partition import Partition
 from coterie.rng import stream_seed, torch_stream
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import NormNet, PlainNet, seeded, toy_data
 from support import MODELS, seat, tiny, trained_row
 

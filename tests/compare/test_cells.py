@@ -14,10 +14,10 @@ from coterie.compare.cell import perform
 from coterie.compare.pool import Run, run_in_parallel, run_one_by_one
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import CONFIG, SUMMARY
 from coterie.files import LockedError, locked
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import CONFIG, SUMMARY
 
 pytestmark = pytest.mark.thorough
 

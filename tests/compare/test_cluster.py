@@ -22,10 +22,10 @@ from coterie.compare.running import require_jobs
 from coterie.compare.table import compare
 from coterie.engines.ray.session import RaySession
 from coterie.errors import CoterieError, PassingError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import ROWS
 from coterie.files import locked
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import ROWS
 from support import PATIENCE, eventually, reserved_port
 
 if find_spec("ray") is None:

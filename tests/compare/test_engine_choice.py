@@ -10,12 +10,12 @@ import pytest
 from coterie.compare import engine_choice
 from coterie.compare.engine_choice import OneEngine
 from coterie.compare.table import compare
-from coterie.experiment.choose_engine import Choice
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
-from coterie.experiment.ways import Way
 from coterie.partition import Iid
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.setup.choose_engine import Choice
+from coterie.setup.prepared import Prepared
+from coterie.setup.ways import Way
 from support import tiny
 
 STACKED = Way("stacked", 1, "contiguous")
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Way] | None]:
 
     monkeypatch.setattr(engine_choice, "choose", choose)
     monkeypatch.setattr(engine_choice, "cores", lambda: 2)
-    monkeypatch.setattr("coterie.experiment.ways.cores", lambda: 2)
+    monkeypatch.setattr("coterie.setup.ways.cores", lambda: 2)
     return told
 
 

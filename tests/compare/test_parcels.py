@@ -18,11 +18,11 @@ from coterie.compare.node import carry_out, scratch_folder
 from coterie.compare.parcels import Inbox, Outbox
 from coterie.compare.pool import Run, task_of
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, SUMMARY
 from coterie.files import locked
 from coterie.partition import Iid
+from coterie.runs.directory import load_tensors
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, SUMMARY
 
 
 def small(**options: Any) -> Experiment:

@@ -12,11 +12,11 @@ from coterie.compare.grid import Grid
 from coterie.compare.remarks import edge_remark, effort_remark, rising_remark, same_remark
 from coterie.compare.table import compare
 from coterie.core.scale import ACCURACY, Scale
-from coterie.experiment.result import Result
 from coterie.methods.ditto import Ditto
 from coterie.report.grids import grid_lines
 from coterie.report.terminal import summary_lines
 from coterie.report.written import as_markdown
+from coterie.runs.result import Result
 from support import tiny
 
 LOSS = Scale("loss", higher_is_better=False)

@@ -26,14 +26,14 @@ from coterie.compare.table import compare
 from coterie.core.task import Classification, CrossEntropy
 from coterie.data import from_arrays
 from coterie.errors import CoterieError
-from coterie.experiment import identity as identity_module
-from coterie.experiment.checksum import sealed
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import ABOUT
-from coterie.experiment.resume import resume
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
+from coterie.runs.checksum import sealed
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import ABOUT
+from coterie.runs.resume import resume
+from coterie.setup import identity as identity_module
 from support import warnings_in
 
 pytestmark = pytest.mark.thorough
@@ -216,10 +216,10 @@ def test_the_digest_of_coterie_is_that_of_the_sources_that_compute(
     monkeypatch.setattr(identity_module, "__file__", str(copy / "experiment" / "identity.py"))
     as_it_was = digest()
     assert as_it_was == identity_module.code_digest()
-    for other in ("report/page.py", "cli/run.py", "experiment/about.py", "testing/toys.py"):
+    for other in ("report/page.py", "cli/run.py", "runs/about.py", "testing/toys.py"):
         (copy / other).write_text("changed\n")
     assert digest() == as_it_was
-    for part in ("rng.py", "maths/similarity.py", "methods/fedavg.py", "experiment/prepared.py"):
+    for part in ("rng.py", "maths/similarity.py", "methods/fedavg.py", "setup/prepared.py"):
         (copy / part).write_text(f"changed {part}\n")
         assert digest() != as_it_was
         as_it_was = digest()

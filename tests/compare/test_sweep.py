@@ -20,10 +20,10 @@ from coterie.compare.pool import Run
 from coterie.compare.space import grid_of, read_space
 from coterie.compare.sweep import Sweep, rungs, sweep
 from coterie.errors import CoterieError
-from coterie.experiment.config import read_toml
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.partition import Iid, Partition
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.setup.config import read_toml
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import tiny
 

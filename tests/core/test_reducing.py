@@ -15,8 +15,8 @@ from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.reducing import Contributions, Reduced, Reducer, limited, require_enough
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Dirichlet
+from coterie.runs.experiment import Experiment
 from support import tiny
 
 MARK = 2

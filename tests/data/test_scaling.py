@@ -14,8 +14,8 @@ from coterie.data import Dataset, load
 from coterie.data.images import normalise
 from coterie.data.scaling import rescaled
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
 
 
 def pictures(pixels: np.ndarray, name: str = "cifar10") -> Dataset:

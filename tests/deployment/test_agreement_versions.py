@@ -22,8 +22,8 @@ from coterie.deployment.logbook import Logbook
 from coterie.deployment.packed import RefusedError
 from coterie.deployment.server import Server
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors
 from coterie.methods import METHODS
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data
 
 NEW = "site-d"

@@ -12,7 +12,7 @@ from tests.deployment.test_coordinator import Trial
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Coordinator
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, agreed
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -20,7 +20,7 @@ from coterie.deployment.packed import Packed, Purpose, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, simulated
 
 Tamper = Callable[[Packed], Packed]

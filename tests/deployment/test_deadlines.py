@@ -22,7 +22,7 @@ from coterie.deployment.live import LiveTerms
 from coterie.deployment.server import Server
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.experiment import directory
+from coterie.runs import directory
 from coterie.testing.together import SITES, Together, agreed
 
 

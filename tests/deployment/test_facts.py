@@ -22,7 +22,7 @@ from coterie.deployment.flower.folder import write_folder
 from coterie.deployment.packed import RefusedError
 from coterie.deployment.sitedata import load_site_data
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data
 
 

@@ -21,8 +21,8 @@ import torch
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.store import Store
-from coterie.experiment.directory import load_tensors
-from coterie.experiment.kept import CHECKPOINT
+from coterie.runs.directory import load_tensors
+from coterie.runs.kept import CHECKPOINT
 from coterie.testing.together import Together
 from support import PATIENCE, alive, eventually
 from towns import Town, few_digits

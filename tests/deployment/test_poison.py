@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.deployment.agreement import Agreement
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from support import eventually
 from towns import Town, few_digits, tampered_library
 

@@ -29,10 +29,10 @@ from coterie.deployment.flower.node import Node
 from coterie.deployment.store import Store
 from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
-from coterie.experiment.directory import LOG, load_tensors
-from coterie.experiment.kept import CHECKPOINT
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.privacy import spent
+from coterie.runs.directory import LOG, load_tensors
+from coterie.runs.kept import CHECKPOINT
 from coterie.testing.together import Together, simulated
 from grounds import DOOMED, LIMIT, SITES, Ground, rounds, wait_for
 from hostile_apps import write_hostile_app

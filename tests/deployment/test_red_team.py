@@ -28,7 +28,7 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.processes import environment, flower_command
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import Together
 from support import PATIENCE, eventually
 from towns import Town, few_digits, tampered_library

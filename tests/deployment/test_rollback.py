@@ -16,7 +16,7 @@ from coterie.deployment.flower.processes import Lock
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors
+from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed
 
 

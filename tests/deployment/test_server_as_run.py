@@ -14,10 +14,10 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import lines_with, partition_of, renumbered
 from coterie.deployment.server import Report
 from coterie.errors import CoterieError
-from coterie.experiment.opened import OpenedRun
 from coterie.report import report
 from coterie.report.watching import Watch
 from coterie.rounds.evaluate import MOMENTS
+from coterie.runs.opened import OpenedRun
 from coterie.testing.together import SITES, agreed, simulated
 
 pytestmark = pytest.mark.thorough

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie.deployment.predict.model import export_model
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_tensors, save_tensors
+from coterie.runs.directory import load_tensors, save_tensors
+from coterie.serve.model import export_model
 
 
 @pytest.mark.parametrize(

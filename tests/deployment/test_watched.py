@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import coterie as ct
-from coterie.experiment.directory import load_tensors
-from coterie.experiment.kept import CHECKPOINT
+from coterie.runs.directory import load_tensors
+from coterie.runs.kept import CHECKPOINT
 from support import PATIENCE, eventually
 from towns import Town, few_digits
 

@@ -16,11 +16,11 @@ from coterie.cli import main
 from coterie.cli.merge import experiments, one_experiment
 from coterie.data import DATASETS
 from coterie.engines import ENGINES
-from coterie.experiment.config import Config
-from coterie.experiment.settings import Settings
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
+from coterie.setup.config import Config
+from coterie.setup.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_docs import ROOT, blocks
 
-from coterie.experiment.experiment import Experiment
 from coterie.methods import FedReMa, Method
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import seeded
 from support import MODELS, tiny
 

@@ -20,12 +20,12 @@ from coterie.engines.adaptive.contest import Contest
 from coterie.engines.processes.shared import shared_memory_lacks
 from coterie.engines.remote.queue import WorkersFailError
 from coterie.errors import CoterieError
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.result import Result
-from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.processes import guards_itself
 from coterie.rounds.listeners import Listener, StopAfter
+from coterie.runs.directory import RunDirectory
+from coterie.runs.result import Result
+from coterie.runs.resume import resume
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import eventually, final_rows, tiny, without_times
 

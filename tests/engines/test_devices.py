@@ -21,12 +21,12 @@ from coterie.client.dropout import RepeatableDropout
 from coterie.client.scores import Score
 from coterie.core.pixels import Pixels, PixelScale
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.memory import memory_needs
-from coterie.experiment.result import Result
-from coterie.experiment.resume import resume
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment
+from coterie.runs.result import Result
+from coterie.runs.resume import resume
+from coterie.setup.memory import memory_needs
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import every_method, rows_of, tiny, warnings_in
 

@@ -18,7 +18,6 @@ from coterie.engines.base import Engine
 from coterie.engines.processes.engine import Processes
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.engine import Stacked
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, Method
 from coterie.methods.ditto import Ditto
 from coterie.methods.fedbabu import FedBABU
@@ -29,6 +28,7 @@ from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedme import PFedMe
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import ROUNDS, toy_experiment
 from support import tiny
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

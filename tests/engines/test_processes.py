@@ -29,12 +29,12 @@ from coterie.engines.remote.engine import position_names
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Done, Failed
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import seeded, toy_data, toy_partition
 from listening import EachRound
 from support import MODELS, PATIENCE, alive, eventually, tiny
@@ -310,8 +310,8 @@ import time
 import torch
 from coterie.data import Dataset
 from coterie.engines.processes.pool import ProcessPool
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.settings import make_rule
+from coterie.runs.experiment import Experiment
+from coterie.setup.settings import make_rule
 from coterie.methods import FedAvg
 from coterie.client.recipe import Phase
 

@@ -43,13 +43,13 @@ from coterie.engines.remote import queue
 from coterie.engines.remote.queue import Pace, TaskQueue
 from coterie.engines.remote.worker import Call, Positions
 from coterie.errors import CoterieError, PassingError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import CONFIG
-from coterie.experiment.prepared import Prepared
-from coterie.experiment.resume import resume
 from coterie.methods import FedAvg, FedPer
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import CONFIG
+from coterie.runs.resume import resume
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import PATIENCE, eventually, every_method, reserved_port, tiny
 

@@ -23,10 +23,10 @@ from coterie.core.federation import Federation
 from coterie.data import from_arrays
 from coterie.engines import RayCluster, Serial, Work
 from coterie.engines.ray.pool import ActorPool
-from coterie.experiment.experiment import Experiment
 from coterie.methods import FedPer
 from coterie.partition import Iid
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 from support import PATIENCE, eventually
 
 if find_spec("ray") is None:

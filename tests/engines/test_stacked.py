@@ -22,9 +22,9 @@ from coterie.engines.stacked.model import BatchedNet
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, PaddedIndices, Stack
 from coterie.errors import CoterieError
-from coterie.experiment.choose_engine import with_choice
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedPer, FedTC, Method
+from coterie.runs.experiment import Experiment
+from coterie.setup.choose_engine import with_choice
 from coterie.testing.toys import PlainNet, seeded
 from support import rows_of, tiny, warnings_in
 
@@ -306,7 +306,7 @@ def test_training_stays_on_its_device(name: str, model: str) -> None:
 
 
 def test_another_device_means_the_stacked_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.experiment.settings.require_device", lambda *_: None)  # as if it were here
+    monkeypatch.setattr("coterie.setup.settings.require_device", lambda *_: None)  # as if it were here
     prepared = Experiment(device="cuda", engine="auto").prepare()
     chosen = with_choice(prepared)
     assert chosen.experiment.engine == "stacked"

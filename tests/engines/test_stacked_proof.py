@@ -19,10 +19,10 @@ from coterie.engines.stacked.hidden import change, hidden_state
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.proof import not_alike
 from coterie.engines.stacked.stack import Ground
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.trials import measure
-from coterie.experiment.ways import ways_of
 from coterie.models import MODELS
+from coterie.runs.experiment import Experiment
+from coterie.setup.trials import measure
+from coterie.setup.ways import ways_of
 from coterie.testing.toys import seeded, toy_partition
 from odd_models import (
     ODD_MODELS,

@@ -18,8 +18,8 @@ from coterie.client.views import BatchView
 from coterie.core.federation import Federation
 from coterie.core.task import Classification
 from coterie.engines.stacked import last_epoch
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS, FedAvg
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import seeded
 from support import MODELS, tiny
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 import coterie as ct
 from coterie.cli import main
-from coterie.experiment.result import Result
 from coterie.loggers.contents import as_image, client_order, matrices, scalars
 from coterie.loggers.tensorboard import TensorBoard
 from coterie.loggers.wandb import WandB
@@ -23,6 +22,7 @@ from coterie.report.learning import learning_matrix
 from coterie.report.pictures import ABSENT
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
+from coterie.runs.result import Result
 from listening import EachRound, power_cut
 from support import eventually, tiny
 

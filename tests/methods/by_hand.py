@@ -11,11 +11,11 @@ from plain_training import Played, assert_near, play
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.sampling import draw_cohort
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import permuted_partition
 

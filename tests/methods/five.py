@@ -20,11 +20,11 @@ from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Trained, base
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rounds.collect import collect
+from coterie.runs.experiment import Experiment
+from coterie.runs.result import Result
 from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, permuted_partition, tiny

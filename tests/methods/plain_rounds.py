@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.experiment.result import Result
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampling import draw_cohort
+from coterie.runs.result import Result
 from coterie.testing.toys import PlainNet, seeded, toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, permuted_partition, tiny

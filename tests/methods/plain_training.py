@@ -17,12 +17,12 @@ from coterie.client.trainer import Trainer
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines import make_engine
-from coterie.experiment.prepared import Prepared
 from coterie.methods import Method
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import permuted_partition, tiny
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.experiment.experiment import Experiment
 from coterie.methods import FedCAC, FedReMa, FedTC, Method, PFedCS, PFedSim
 from coterie.partition import Pathological
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

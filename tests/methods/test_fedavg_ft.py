@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from coterie.client.recipe import Phase
 from coterie.errors import CoterieError
-from coterie.experiment.result import Result
 from coterie.methods import FedAvg
 from coterie.methods.fedavg_ft import FedAvgFT
+from coterie.runs.result import Result
 from support import final_rows, tiny
 
 ENGINES = ("serial", "stacked")

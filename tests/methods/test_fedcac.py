@@ -22,10 +22,10 @@ from five import (
 from torch import Tensor
 
 from coterie.engines import make_engine
-from coterie.experiment.experiment import Experiment
 from coterie.maths.similarity import overlaps
 from coterie.methods import FedAvg, FedCAC, Local
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import toy_data
 from support import final_rows, rows_of, tiny
 

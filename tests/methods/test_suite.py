@@ -29,10 +29,6 @@ from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, pack
 from coterie.engines import Trained, Work
 from coterie.errors import CoterieError
-from coterie.experiment.config import complete
-from coterie.experiment.directory import load_tensors
-from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.result import Result
 from coterie.methods import METHODS, FedPer, Method
 from coterie.models import build
 from coterie.partition import Partition
@@ -40,6 +36,10 @@ from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.runs.directory import load_tensors
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.result import Result
+from coterie.setup.config import complete
 from coterie.testing import METHOD_CHECKS
 from coterie.testing.together import Together, agreed, simulated, site_data
 from coterie.testing.toys import seeded, toy_data, toy_partition

@@ -20,10 +20,10 @@ from coterie.compare.table import compare
 from coterie.data import load
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError
-from coterie.experiment.config import complete, overridden, to_toml
-from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.protocols import protocol
 from coterie.partition import Dirichlet, FromFile, Iid, Partition, Split
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.protocols import protocol
+from coterie.setup.config import complete, overridden, to_toml
 from listening import power_cut
 from support import final_rows
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from coterie.experiment.checksum import KEY, sealed
-from coterie.experiment.experiment import Experiment
 from coterie.methods import METHODS
 from coterie.partition import Pathological
+from coterie.runs.checksum import KEY, sealed
+from coterie.runs.experiment import Experiment
 
 CLIENTS, ROUNDS = 6, 4
 

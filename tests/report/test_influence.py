@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Dirichlet
 from coterie.report.figures_influence import influence_figure
 from coterie.report.learning import influence, learning_matrix
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
+from coterie.runs.experiment import Experiment
 
 NAN = float("nan")
 

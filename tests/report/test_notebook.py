@@ -16,11 +16,11 @@ import torch
 
 import coterie as ct
 from coterie.compare.table import Comparison
-from coterie.experiment.packed import pack
-from coterie.experiment.remembered import RememberedMixes
-from coterie.experiment.result import Result
 from coterie.report.learning import learning_matrix
 from coterie.report.sparks import BLUE, bars, curves
+from coterie.runs.packed import pack
+from coterie.runs.remembered import RememberedMixes
+from coterie.runs.result import Result
 from listening import power_cut
 from support import tiny
 

@@ -20,9 +20,6 @@ from torch import Tensor
 from coterie.core.exchange import Applied
 from coterie.data import Dataset
 from coterie.errors import CoterieError
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.methods import METHODS
 from coterie.partition import Partition, Pathological
 from coterie.report import Learning, label_order, learning_matrix, picture
@@ -30,6 +27,9 @@ from coterie.report.learning import class_shares, learn_differently
 from coterie.report.pictures import draw
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.report import RoundReport
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 
 pytestmark = pytest.mark.thorough
 

@@ -12,10 +12,10 @@ from report_tools import CLIENTS, content_of, small_run, with_classes
 from tests.compare.test_cells import Watch
 
 from coterie.compare.sweep import sweep
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid, Partition, Pathological
 from coterie.report import report
 from coterie.report.onerun import PARTS
+from coterie.runs.experiment import Experiment
 
 pytestmark = [
     pytest.mark.thorough,

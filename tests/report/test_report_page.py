@@ -18,14 +18,14 @@ from report_tools import CLIENTS, ROUNDS, content_of, lines_of, small_run, with_
 
 from coterie.core.exchange import Applied
 from coterie.data import load
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Partition, Pathological
 from coterie.report import report
 from coterie.report.learning import learning_matrix
 from coterie.report.onerun import ABSENT, PARTS
 from coterie.report.page import page, report_content
 from coterie.report.resemblance import agreement, label_overlap
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
 
 pytestmark = pytest.mark.thorough
 

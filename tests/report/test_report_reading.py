@@ -15,12 +15,12 @@ from report_tools import CLIENTS, lines_of, small_run
 from scipy.stats import spearmanr
 
 from coterie.errors import CoterieError
-from coterie.experiment.config import FORMAT
 from coterie.partition import Iid
 from coterie.report.onerun import run_content
 from coterie.report.page import page, report_content
 from coterie.report.reading import read_run, run_folders
 from coterie.report.resemblance import agreement, label_overlap
+from coterie.setup.config import FORMAT
 from listening import power_cut
 
 pytestmark = pytest.mark.thorough
@@ -37,7 +37,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 
 def test_a_killed_run_shows_its_rounds(tmp_path: Path) -> None:
-    from coterie.experiment.experiment import Experiment
+    from coterie.runs.experiment import Experiment
 
     experiment = Experiment("fedavg", partition=Iid(clients=3), rounds=5, epochs=1, threads=1)
     with power_cut(tmp_path / "cut", 2) as listeners:

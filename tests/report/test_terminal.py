@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.table import Table
 from tests.support import tiny
 
-from coterie.experiment.opened import open_run
 from coterie.report.terminal import metric_table, wrapped
 from coterie.rounds.listeners import StopAfter
+from coterie.runs.opened import open_run
 
 
 def test_a_run_that_was_never_tested_says_so_instead_of_an_empty_table(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from tests.reproduce.toy import TOML, toy_table
 from coterie.core.pixels import Pixels, PixelScale
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError
-from coterie.experiment import prepared
 from coterie.reproduce import cells
 from coterie.reproduce.cells import Amount, TableCell, cells_of
 from coterie.reproduce.paper import PaperColumn, PaperTable, paper_tables
 from coterie.reproduce.verdict import RebuiltColumn
+from coterie.setup import prepared
 
 
 @pytest.mark.parametrize("table", paper_tables().values(), ids=lambda table: table.key)

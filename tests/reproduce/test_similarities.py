@@ -11,12 +11,12 @@ import torch
 
 from coterie.data import Dataset
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
 from coterie.maths.channels import channel_distances
 from coterie.reproduce import similarities
 from coterie.reproduce.check import check_results
 from coterie.reproduce.similarities import LABELS, PAIRS, compared, data_similarity, dealt, measured
 from coterie.reproduce.similarities_page import MEASURES, answer_of, comparison_of, drawn, numbers_of, rebuild
+from coterie.runs.experiment import Experiment
 
 
 def noise(samples: int = 600) -> Dataset:

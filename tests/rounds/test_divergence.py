@@ -22,11 +22,11 @@ from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
 from coterie.data import Dataset
-from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
 from coterie.rounds.report import RoundReport
+from coterie.runs.result import Result
 from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, rows_of, stepwise, tiny

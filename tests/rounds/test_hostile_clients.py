@@ -13,10 +13,6 @@ from torch import Tensor
 from coterie.core.task import Classification
 from coterie.engines import ENGINES
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.opened import open_run
-from coterie.experiment.result import Result
-from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.options import made
 from coterie.partition import Dirichlet, Iid
@@ -36,6 +32,10 @@ from coterie.rounds.attacks import (
 from coterie.rounds.hostile import TRUE, Hostile, hostile_clients
 from coterie.rounds.listeners import StopAfter
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
+from coterie.runs.opened import open_run
+from coterie.runs.result import Result
+from coterie.runs.resume import resume
 from support import Recording, final_rows, permuted_partition, rows_of, tiny
 
 CLIENTS = 5

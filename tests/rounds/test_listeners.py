@@ -13,14 +13,14 @@ from coterie.cli import main
 from coterie.engines.base import Engine, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.errors import CoterieError
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.partition import Iid
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 from listening import EachRound
 from support import final_rows, tiny, without_times
 

@@ -24,8 +24,8 @@ from coterie.deployment.packed import Packed
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import base
 from coterie.errors import CoterieError
-from coterie.experiment.result import Result
 from coterie.methods import APPLE, FedAP, FedAvg, FedDistill, FedFomo, FedGH, FedPAC, FedProto, FedReMa, Method
+from coterie.runs.result import Result
 from coterie.testing.together import SITES, Together, agreed, simulated
 from coterie.testing.toys import toy_experiment
 from support import tiny, warnings_in

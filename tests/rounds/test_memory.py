@@ -8,9 +8,9 @@ import torch
 
 from coterie.client.worker import Worker
 from coterie.engines import Serial
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
 from coterie.testing.toys import toy_data
 
 pytestmark = pytest.mark.thorough

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.resume import resume
 from coterie.methods import METHODS
 from coterie.partition import Dirichlet
 from coterie.report.onerun import run_content
@@ -24,6 +22,8 @@ from coterie.rounds.listeners import StopAfter
 from coterie.rounds.presence import PRESENCES, Attendance, Available, Dropout, Late, Leave, Presence, Stragglers, Trace
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
+from coterie.runs.experiment import Experiment
+from coterie.runs.resume import resume
 from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
 
 CLIENTS = 6

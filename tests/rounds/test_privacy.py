@@ -20,13 +20,13 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.privacy import Privacy
 from coterie.errors import CoterieError
-from coterie.experiment.history import PRIVACY
-from coterie.experiment.opened import open_run
 from coterie.methods import METHODS, FedPer
 from coterie.partition import Iid
 from coterie.rounds.listeners import Listener, StopAfter
 from coterie.rounds.privacy import clipped, noisy_uploads, spent, told_size
 from coterie.rounds.report import RoundReport
+from coterie.runs.history import PRIVACY
+from coterie.runs.opened import open_run
 from support import final_rows, rows_of, stepwise, tiny
 
 CLIENT, EXAMPLE = {"privacy": "client"}, {"privacy": "example"}

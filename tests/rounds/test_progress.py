@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from coterie.core.scale import ACCURACY
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
 from coterie.rounds import progress
 from coterie.rounds.listeners import Start
 from coterie.rounds.progress import RoundProgress
+from coterie.runs.experiment import Experiment
 
 Clock = SimpleNamespace
 

@@ -21,12 +21,12 @@ from coterie.deployment.packed import Packed
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import Serial, Trained, Work
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.resume import resume
 from coterie.partition import Dirichlet
 from coterie.rounds.listeners import StopAfter
 from coterie.rounds.quarantine import Incoming, begin_watch, distances, jump, set_aside
 from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
+from coterie.runs.resume import resume
 from coterie.testing.together import CLASSES, WIDTH, Together, TrialAgreement, simulated, site_data
 from support import tiny
 

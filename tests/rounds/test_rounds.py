@@ -21,14 +21,14 @@ from coterie.core.mixing import identity
 from coterie.core.scale import ACCURACY
 from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
-from coterie.experiment.result import Result
 from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.partition import Dirichlet, Partition
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampling import draw_cohort
+from coterie.runs.experiment import Experiment
+from coterie.runs.result import Result
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import seeded, toy_data, toy_partition
 from support import MODELS as TOY_MODELS
 from support import final_rows, permuted_partition, rows_of, stepwise, tiny

@@ -14,12 +14,12 @@ import coterie as ct
 from coterie.client.scores import Score
 from coterie.core.federation import Federation
 from coterie.engines import Serial
-from coterie.experiment.history import EVERYBODY, TESTED
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import sampling_error
 from coterie.rounds.sampling import draw_tested
+from coterie.runs.history import EVERYBODY, TESTED
 
 
 def _experiment(**options: Any) -> ct.Experiment:

@@ -9,8 +9,8 @@ import pytest
 from tests.listening import EachRound, power_cut
 from tests.support import tiny
 
-from coterie.experiment.resume import resume
 from coterie.rounds.report import RoundReport
+from coterie.runs.resume import resume
 
 pytestmark = pytest.mark.thorough
 

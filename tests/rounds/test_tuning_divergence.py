@@ -14,10 +14,10 @@ import torch
 from coterie.client.recipe import Phase, Recipe
 from coterie.core.federation import Federation
 from coterie.data import Dataset
-from coterie.experiment.result import Result
 from coterie.methods import FedBABU
 from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
+from coterie.runs.result import Result
 from coterie.testing.together import Together, agreed
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny, warnings_in

@@ -12,14 +12,14 @@ from tests.listening import power_cut
 
 from coterie import open_run
 from coterie.core.task import Classification
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.history import History, as_line
-from coterie.experiment.result import Result
-from coterie.experiment.resume import resume
 from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment
+from coterie.runs.history import History, as_line
+from coterie.runs.result import Result
+from coterie.runs.resume import resume
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import tiny, without_times
 

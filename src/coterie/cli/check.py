@@ -9,9 +9,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from coterie.cli.merge import read_sets
 from coterie.cli.problems import FailureError
 from coterie.errors import require
-from coterie.experiment.settings import make_method
 from coterie.registry import short_name
 from coterie.report.terminal import plain_table, print_result
+from coterie.setup.settings import make_method
 from coterie.testing.method import METHOD_CHECKS, CheckFailedError, check_method
 
 # What each check is about, in a few words.

@@ -17,11 +17,6 @@ from coterie.cli.tuning import tuned
 from coterie.compare.grid import Grid
 from coterie.compare.table import COMPARISON, Comparison, compare
 from coterie.errors import CoterieError, said
-from coterie.experiment.config import Config, method_name
-from coterie.experiment.directory import RunDirectory, refuse_existing
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.protocols import find
-from coterie.experiment.resume import resume
 from coterie.methods import METHODS, Method
 from coterie.registry import short_name
 from coterie.report.grids import print_grid
@@ -32,6 +27,11 @@ from coterie.report.terminal import (
     summary_lines,
 )
 from coterie.rounds.listeners import made_listeners
+from coterie.runs.directory import RunDirectory, refuse_existing
+from coterie.runs.experiment import Experiment
+from coterie.runs.protocols import find
+from coterie.runs.resume import resume
+from coterie.setup.config import Config, method_name
 
 RUNS = Path("runs")
 

@@ -11,10 +11,10 @@ from rich.text import Text
 from coterie.cli.listing import first_line
 from coterie.cli.merge import one_experiment
 from coterie.engines import ENGINES
-from coterie.experiment.choose_engine import Choice, choose
-from coterie.experiment.config import Config
-from coterie.experiment.engine_measurements import Measurements, workload_of
 from coterie.report.terminal import plain_table, print_result
+from coterie.setup.choose_engine import Choice, choose
+from coterie.setup.config import Config
+from coterie.setup.engine_measurements import Measurements, workload_of
 
 
 def engines_command(method: str | None, file: Path | None, given: Config, sets: Sequence[str], json: bool) -> None:

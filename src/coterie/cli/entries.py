@@ -9,11 +9,11 @@ from typing import Any
 
 from coterie.compare.differing import SHARED
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.run_options import RunOptions
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
 from coterie.registry import is_reference, short_name
+from coterie.setup.run_options import RunOptions
 
 SETTINGS = set(option_fields(RunOptions)) - SHARED - {"method", "seed"}
 """The settings of a run in which the methods of a comparison may differ."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from coterie.deployment.predict.export import export_client
-from coterie.experiment.opened import open_run
 from coterie.report.terminal import print_result
+from coterie.runs.opened import open_run
+from coterie.serve.export import export_client
 
 
 def export_command(path: Path, client: int, format: str, out: Path | None) -> None:

@@ -39,7 +39,7 @@ def model(
 ) -> None:
     """Write the model that a site has got from a federation as one file, for 'coterie predict'."""
     from coterie.deployment.flower.folder import SITES
-    from coterie.deployment.predict.model import export_model
+    from coterie.serve.model import export_model
 
     kept = state or (folder / SITES if folder else STATE)
     require(out.suffix == ".safetensors", f"out = {out}: must end in .safetensors")

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.data import DATASETS
-from coterie.experiment.protocols import PROTOCOLS, find
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import option_fields
@@ -20,6 +19,7 @@ from coterie.partition.from_file import ANY_FILE
 from coterie.registry import Registry
 from coterie.report.facts import MethodFacts, facts
 from coterie.report.terminal import plain_table
+from coterie.runs.protocols import PROTOCOLS, find
 
 
 def listing(kind: str) -> Table:

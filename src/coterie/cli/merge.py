@@ -8,12 +8,12 @@ from typing import Any
 
 from coterie.cli.entries import MethodEntry
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.config import Config, overridden, read_toml
-from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.protocols import find
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.registry import OWN_FILE, is_reference, short_name
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.protocols import find
+from coterie.setup.config import Config, overridden, read_toml
 
 Sets = dict[str, Any]
 """Method options: `{"mu": 0.1}` for every method that has it, `{"fedprox": {"mu": 0.1}}` for one method."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coterie.core.scale import spoken_bytes
-from coterie.experiment.packed import pack
 from coterie.report.terminal import print_result
+from coterie.runs.packed import pack
 
 
 def pack_command(runs: Sequence[Path], out: Path, models: bool) -> None:

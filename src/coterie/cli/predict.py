@@ -11,13 +11,13 @@ from torch import Tensor
 
 from coterie.core.task.quality import calibration_errors, quality_of, recalls
 from coterie.data.labels import Classes
-from coterie.deployment.predict.file import About
-from coterie.deployment.predict.heldout import OwnData
-from coterie.deployment.predict.model import loaded, predict
-from coterie.deployment.predict.samples import Samples, read_samples
 from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.report.terminal import plain_table, print_result
+from coterie.serve.file import About
+from coterie.serve.heldout import OwnData
+from coterie.serve.model import loaded, predict
+from coterie.serve.samples import Samples, read_samples
 
 SHOWN = 20
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from coterie.core.scale import number_text
 from coterie.errors import CoterieError, require
-from coterie.experiment.kept import CONFIG, ROUNDS
-from coterie.experiment.opened import OpenedRun, kept_run
-from coterie.experiment.packed import runs_in
 from coterie.registry import short_name
 from coterie.report.terminal import plain_table, print_result
+from coterie.runs.kept import CONFIG, ROUNDS
+from coterie.runs.opened import OpenedRun, kept_run
+from coterie.runs.packed import runs_in
 
 
 def runs_command(folder: Path, json: bool) -> None:

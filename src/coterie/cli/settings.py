@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from cyclopts import Group, Parameter, Token
 
-from coterie.experiment.run_options import RunOptions
 from coterie.options import BY_RULE, coerced, option_fields
+from coterie.setup.run_options import RunOptions
 
 DATA = Group("Data and model", sort_key=1)
 PARTITION = Group("Partition (each rule takes some of these: see 'coterie partitions')", sort_key=2)

@@ -12,8 +12,8 @@ from coterie.compare.sweep import SWEEP
 from coterie.compare.table import COMPARISON, Comparison
 from coterie.core.exchange import Applied
 from coterie.errors import require, said
-from coterie.experiment.opened import OpenedRun, open_run
 from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
+from coterie.runs.opened import OpenedRun, open_run
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20

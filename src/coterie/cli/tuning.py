@@ -16,11 +16,11 @@ from coterie.compare.space import Space, grid_of, read_space
 from coterie.compare.sweep import sweep
 from coterie.compare.table import TUNING, run_folder
 from coterie.errors import require, unknown
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.run_options import RunOptions
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.report.terminal import ComparisonProgress
+from coterie.runs.experiment import Experiment
+from coterie.setup.run_options import RunOptions
 
 
 def candidates(

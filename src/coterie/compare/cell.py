@@ -12,18 +12,18 @@ from typing import Any
 
 from coterie.data.load import placed
 from coterie.errors import require
-from coterie.experiment.alone import alone
-from coterie.experiment.config import PLUGINS, Config, complete
-from coterie.experiment.directory import RunDirectory, clear_unbegun
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.identity import HOW, Identity, differences, on_any_machine, spoken
-from coterie.experiment.kept import CONFIG
-from coterie.experiment.resume import resume
-from coterie.experiment.without_data import missing_objects
 from coterie.files import silence
 from coterie.partition import FromFile, Partition
 from coterie.partition.npz import is_partition_file
 from coterie.rounds.listeners import GivenListener, StopAfter
+from coterie.runs.directory import RunDirectory, clear_unbegun
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import CONFIG
+from coterie.runs.lock import alone
+from coterie.runs.resume import resume
+from coterie.runs.without_data import missing_objects
+from coterie.setup.config import PLUGINS, Config, complete
+from coterie.setup.identity import HOW, Identity, differences, on_any_machine, spoken
 
 log = logging.getLogger("coterie")
 

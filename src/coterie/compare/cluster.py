@@ -26,10 +26,10 @@ from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote.queue import DEATHS
 from coterie.engines.remote.worker import described
 from coterie.errors import CoterieError, PassingError, require
-from coterie.experiment.alone import lock_of
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.identity import on_any_machine
 from coterie.files import LockedError, locked
+from coterie.runs.directory import RunDirectory
+from coterie.runs.lock import lock_of
+from coterie.setup.identity import on_any_machine
 
 log = logging.getLogger("coterie")
 

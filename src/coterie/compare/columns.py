@@ -14,9 +14,9 @@ from coterie.compare.cell import Summary
 from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
-from coterie.experiment.history import EFFORT, TUNING
-from coterie.experiment.reports import OVER, ROUNDS
 from coterie.rounds.evaluate import MOMENTS
+from coterie.runs.history import EFFORT, TUNING
+from coterie.runs.reports import OVER, ROUNDS
 
 STEPS_OF = (EFFORT, "steps")
 Unit = Literal["share", "number", "count", "bytes", "seconds"]

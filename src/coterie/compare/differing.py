@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coterie.experiment.config import PLUGINS, Config
-from coterie.experiment.identity import HOW
-from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
+from coterie.setup.config import PLUGINS, Config
+from coterie.setup.identity import HOW
+from coterie.setup.run_options import RunOptions
 
 # What a run's configuration holds besides settings, and settings that do not change results.
 NOT_COMPARED = {"method", "set", "seed", PLUGINS} | HOW

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from coterie.compare.pool import obstacle
 from coterie.errors import CoterieError
-from coterie.experiment.choose_engine import as_chosen, choose
-from coterie.experiment.config import Config, complete
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.kept import CONFIG
-from coterie.experiment.ways import Way, ways_beside_others
 from coterie.processes import cores
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.runs.kept import CONFIG
+from coterie.setup.choose_engine import as_chosen, choose
+from coterie.setup.config import Config, complete
+from coterie.setup.ways import Way, ways_beside_others
 
 # What decides how much work a round is, but for the method: runs that share it get the same engine.
 OF_THE_WORK = (

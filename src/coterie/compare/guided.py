@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from coterie.compare.space import Space, ValueRange
 from coterie.compare.sweep import Sweep, Trials, Watch
 from coterie.errors import require
-from coterie.experiment.experiment import Experiment
 from coterie.rng import stream_seed
+from coterie.runs.experiment import Experiment
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

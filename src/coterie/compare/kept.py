@@ -14,14 +14,14 @@ from coterie.compare.running import whole_hash
 from coterie.compare.table import TUNING
 from coterie.core.scale import judged_scale
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import PLUGINS, Config
-from coterie.experiment.identity import HOW, Identity, differences, spoken, without_seed
-from coterie.experiment.kept import CONFIG
-from coterie.experiment.opened import kept_run
-from coterie.experiment.packed import runs_in
-from coterie.experiment.run_options import RunOptions
 from coterie.options import option_fields
 from coterie.registry import short_name
+from coterie.runs.kept import CONFIG
+from coterie.runs.opened import kept_run
+from coterie.runs.packed import runs_in
+from coterie.setup.config import PLUGINS, Config
+from coterie.setup.identity import HOW, Identity, differences, spoken, without_seed
+from coterie.setup.run_options import RunOptions
 
 
 @dataclass(frozen=True)

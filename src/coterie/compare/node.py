@@ -18,11 +18,11 @@ import torch
 
 from coterie.compare.parcels import Inbox, Outbox
 from coterie.compare.worker import Message, Tell, answer, failure, warnings_told
-from coterie.experiment.kept import CHECKPOINT
 from coterie.files import LockedError, locked
 from coterie.one_core import use_one_core
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.runs.kept import CHECKPOINT
 from coterie.version import VERSION
 
 PREFIX = "coterie-cell-"

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coterie.errors import require
-from coterie.experiment.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
 from coterie.files import PARTIAL, at_path
+from coterie.runs.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
 
 PIECE = 16 * 2**20
 """The bytes that travel at once: a file may be larger than what a machine wants to hold in memory."""

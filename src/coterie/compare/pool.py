@@ -24,8 +24,6 @@ from coterie.compare.cell import Summary, perform
 from coterie.compare.worker import Message, send, serve
 from coterie.engines.processes.pool import UNGUARDED
 from coterie.errors import CoterieError
-from coterie.experiment.config import complete, to_toml
-from coterie.experiment.experiment import Experiment, experiment_from
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.partition import PARTITIONS
@@ -33,6 +31,8 @@ from coterie.processes import interrupts_held_back
 from coterie.registry import Registry, reference_to
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.setup.config import complete, to_toml
 
 log = logging.getLogger("coterie")
 

@@ -10,7 +10,7 @@ from typing import Any
 from coterie.compare.cell import Summary
 from coterie.compare.columns import Column
 from coterie.core.scale import Scale
-from coterie.experiment.history import EFFORT, TUNING
+from coterie.runs.history import EFFORT, TUNING
 
 Runs = Mapping[str, Mapping[int, Summary]]
 """Rows by name, each with the summaries of its seeds."""

@@ -10,12 +10,12 @@ from coterie.compare.cell import Summary
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import CannotStartError, Run, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import require
-from coterie.experiment.cost import expected_seconds
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.identity import Identity, differences, spoken
 from coterie.processes import cores
 from coterie.registry import absolute
 from coterie.rounds.listeners import made_listeners
+from coterie.runs.experiment import Experiment
+from coterie.setup.cost import expected_seconds
+from coterie.setup.identity import Identity, differences, spoken
 
 log = logging.getLogger("coterie")
 

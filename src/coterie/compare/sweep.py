@@ -21,14 +21,14 @@ from coterie.compare.running import Collector, CommonGround, checked, perform_al
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
-from coterie.experiment.config import complete, to_toml
-from coterie.experiment.directory import RunDirectory, is_unbegun
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.history import VALIDATION, numbers
-from coterie.experiment.kept import CONFIG
 from coterie.files import PARTIAL, write_whole
 from coterie.partition import Rule
 from coterie.rounds.evaluate import mean_over_clients
+from coterie.runs.directory import RunDirectory, is_unbegun
+from coterie.runs.experiment import Experiment
+from coterie.runs.history import VALIDATION, numbers
+from coterie.runs.kept import CONFIG
+from coterie.setup.config import complete, to_toml
 
 SWEEP, BEST, REPORT = "sweep.json", "best.toml", "report.html"
 USUAL_VALIDATION = 0.2

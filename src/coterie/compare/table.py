@@ -29,13 +29,13 @@ from coterie.compare.running import (
 from coterie.core.scale import Scale
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import Config, complete
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.history import plain_number
-from coterie.experiment.kept import CONFIG
 from coterie.files import PARTIAL, UNFIT, require_format, write_whole
 from coterie.registry import later
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.runs.history import plain_number
+from coterie.runs.kept import CONFIG
+from coterie.setup.config import Config, complete
 from coterie.typed import fitting, typed
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import Any
 
 from coterie.compare.cell import perform
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import experiment_from
 from coterie.one_core import use_one_core
 from coterie.processes import depend_on_parent
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import experiment_from
 
 log = logging.getLogger("coterie")
 

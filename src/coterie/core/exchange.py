@@ -18,7 +18,7 @@ class ClientRows:
     """Rows of clients around local training: for what they keep of it, and for what the server remembers of it.
 
     >>> import torch
-    >>> from coterie.experiment.experiment import Experiment
+    >>> from coterie.runs.experiment import Experiment
     >>> federation = Experiment("fedavg").prepare().federation()
     >>> cohort = torch.tensor([3, 5])
     >>> rows = ClientRows(federation, cohort, {"model": federation["model"].rows(cohort) + 1})
@@ -58,7 +58,7 @@ class Uploads:
     `federation` is the server's view: rows and values that have not travelled cannot be read from it.
 
     >>> import torch
-    >>> from coterie.experiment.experiment import Experiment
+    >>> from coterie.runs.experiment import Experiment
     >>> federation = Experiment("fedavg").prepare().federation()
     >>> cohort, columns = torch.tensor([3, 5]), federation.layout.columns("classifier")
     >>> uploads = Uploads(federation, cohort, {"model": federation["model"].rows(cohort)}, {"model": columns})

@@ -43,7 +43,7 @@ class Federation:
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
 
-    >>> from coterie.experiment.experiment import Experiment
+    >>> from coterie.runs.experiment import Experiment
     >>> federation = Experiment("fedper").prepare().federation()
     >>> two = federation.everyone[:2]
     >>> federation["model"].rows(two, federation.layout.columns("classifier")).shape

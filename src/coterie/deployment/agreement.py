@@ -23,9 +23,6 @@ from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
 from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
-from coterie.experiment.config import method_name, read_toml, to_toml
-from coterie.experiment.prepared import initial_model
-from coterie.experiment.settings import make_method
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.models.norms import with_group_norm
@@ -33,6 +30,9 @@ from coterie.models.registry import is_built_in
 from coterie.partition.split import Split
 from coterie.registry import is_reference, reference_to
 from coterie.rounds.sampling import cohort_size
+from coterie.setup.config import method_name, read_toml, to_toml
+from coterie.setup.prepared import initial_model
+from coterie.setup.settings import make_method
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

@@ -12,15 +12,15 @@ import numpy as np
 from coterie.core.task.base import SAMPLES
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server
-from coterie.experiment.about import FORMAT, About
-from coterie.experiment.config import Config, complete
-from coterie.experiment.history import History, Line, as_line, numbers
-from coterie.experiment.kept import FEDERATION
-from coterie.experiment.settings import Settings
-from coterie.experiment.summary import summary_of
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.report import RoundReport, Spent
+from coterie.runs.about import FORMAT, About
+from coterie.runs.history import History, Line, as_line, numbers
+from coterie.runs.kept import FEDERATION
+from coterie.runs.summary import summary_of
+from coterie.setup.config import Config, complete
+from coterie.setup.settings import Settings
 
 UNANSWERED = "unanswered"
 BY_NAME = {

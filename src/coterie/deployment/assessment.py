@@ -22,10 +22,10 @@ from coterie.deployment.journal import Entry, Journal
 from coterie.deployment.workplace import SiteWorker, Workplace
 from coterie.devices import PROCESSOR
 from coterie.engines.base import tuned_score
-from coterie.experiment.config import method_name
-from coterie.experiment.history import plain_number, plain_numbers
 from coterie.methods import Local
 from coterie.methods.base import Method
+from coterie.runs.history import plain_number, plain_numbers
+from coterie.setup.config import method_name
 
 log = logging.getLogger("coterie")
 

@@ -2,7 +2,7 @@
 
 Who stays keeps every row and value. Of who has left nothing is carried over: neither its rows, nor its values, nor what
 others' values say about it. What others learned from it is part of their rows, and stays there. A newcomer begins as
-one does in a simulation (`coterie.experiment.newcomers`): with the newest shared columns and values, with the mean of
+one does in a simulation (`coterie.runs.newcomers`): with the newest shared columns and values, with the mean of
 what the others upload of their personal columns, and with the first weights in all that nobody uploads.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from coterie.core.federation import Federation, ValueKind
 from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.deployment.agreement import Agreement
-from coterie.experiment.newcomers import usual_uploads
 from coterie.rounds.defences import set_up_defences
+from coterie.runs.newcomers import usual_uploads
 
 ClientDims = Mapping[str, tuple[int, ...]]
 

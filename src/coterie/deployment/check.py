@@ -55,7 +55,7 @@ def look_here(
     from coterie.deployment.flower.folder import write_app
     from coterie.deployment.sitedata import load_site_data
     from coterie.devices import named, require_there
-    from coterie.experiment.config import method_name
+    from coterie.setup.config import method_name
 
     agreed = Agreement.read(agreement)
     if device:

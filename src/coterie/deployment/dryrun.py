@@ -22,8 +22,8 @@ from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, pack, unpack
-from coterie.experiment.directory import save_tensors
 from coterie.files import private_folder, write_whole
+from coterie.runs.directory import save_tensors
 
 HELLO, ROUND, FAREWELL = "hello", "round-1", "farewell"
 

@@ -26,10 +26,10 @@ from coterie.deployment.as_run import (
 from coterie.deployment.carry import carry_over
 from coterie.deployment.server import Report, Server
 from coterie.errors import CoterieError, require
-from coterie.experiment.about import About, session
-from coterie.experiment.directory import RunDirectory, load_metadata, load_tensors, save_tensors
-from coterie.experiment.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.files import link_whole, remove_partial, write_whole
+from coterie.runs.about import About, session
+from coterie.runs.directory import RunDirectory, load_metadata, load_tensors, save_tensors
+from coterie.runs.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 
 log = logging.getLogger("coterie")
 

@@ -14,8 +14,8 @@ from coterie.deployment.check import FederationFacts
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.prometheus import Gauge
 from coterie.errors import CoterieError
-from coterie.experiment.kept import ABOUT, CONFIG, ROUNDS
 from coterie.report.watching import WatchedRun
+from coterie.runs.kept import ABOUT, CONFIG, ROUNDS
 from coterie.version import VERSION
 
 STATES = ("waiting", "running", "finished", "failed")

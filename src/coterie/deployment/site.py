@@ -25,7 +25,6 @@ from coterie.deployment.carry import carried_snapshot
 from coterie.deployment.facts import facts_of, unsaid
 from coterie.deployment.journal import Journal
 from coterie.deployment.packed import Note, RefusedError, one_line
-from coterie.deployment.predict.heldout import OwnData
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
@@ -33,6 +32,7 @@ from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect, declared_columns
+from coterie.serve.heldout import OwnData
 
 log = logging.getLogger("coterie")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from coterie.deployment.packed import Note
 from coterie.errors import CoterieError
-from coterie.experiment.directory import load_metadata, load_tensors, save_tensors
 from coterie.files import remove_partial, require_format
+from coterie.runs.directory import load_metadata, load_tensors, save_tensors
 
 FINAL = "final.safetensors"
 ANSWER = "answer.safetensors"

@@ -7,8 +7,8 @@ from typing import Any
 
 from coterie.core.training import JointTraining
 from coterie.errors import require
-from coterie.experiment.run_options import RunOptions
 from coterie.options import same_setting, setting
+from coterie.setup.run_options import RunOptions
 
 # Results do not depend on these, so that they may change at any time.
 CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints", "baseline")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import complete, to_toml
 from coterie.loggers.contents import as_image, client_order, matrices, over_clients, scalars
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
+from coterie.setup.config import complete, to_toml
 from coterie.typed import typed
 
 if TYPE_CHECKING:

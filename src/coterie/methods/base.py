@@ -35,7 +35,7 @@ class Method(metaclass=TypedOptions):
     >>> class Mean(Method):
     ...     def exchange(self, uploads):
     ...         yield Mix((uploads.sizes / uploads.sizes.sum())[None])
-    >>> from coterie.experiment.experiment import Experiment
+    >>> from coterie.runs.experiment import Experiment
     >>> Experiment(Mean(), rounds=1, epochs=1, threads=1).run().rounds
     [1]
     """

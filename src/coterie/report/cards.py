@@ -14,13 +14,13 @@ from coterie.compare.table import Comparison
 from coterie.core.scale import number_text, spoken_bytes
 from coterie.data import Dataset
 from coterie.errors import CoterieError
-from coterie.experiment.experiment import WHAT, Experiment
-from coterie.experiment.opened import OpenedRun
-from coterie.experiment.result import Result
 from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.report.grids import mean_and_spread
 from coterie.report.sparks import BLUE, ORANGE, Curve, bars, curves
+from coterie.runs.experiment import WHAT, Experiment
+from coterie.runs.opened import OpenedRun
+from coterie.runs.result import Result
 
 CARD = "font:13px/1.5 system-ui,sans-serif;max-width:60rem;overflow-x:auto"
 CELL = "padding:1px 12px 1px 0;text-align:{};vertical-align:top;border:0;background:transparent"

@@ -19,13 +19,13 @@ from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset
 from coterie.engines.base import Engine, Work
 from coterie.engines.serial import Serial
-from coterie.experiment.experiment import Experiment
 from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Iid
 from coterie.report.sees import Sight
 from coterie.rounds.collect import collect
 from coterie.rounds.delivery import Delivery
+from coterie.runs.experiment import Experiment
 
 # Methods with two phases change at half-time; what first rounds alone carry is left out.
 ROUNDS, FIRST = 6, 2

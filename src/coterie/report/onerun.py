@@ -11,9 +11,6 @@ import numpy as np
 from coterie.compare.remarks import effort_text
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, said
-from coterie.experiment.history import ACTIVITIES
-from coterie.experiment.honest import hostile_rows
-from coterie.experiment.kept import FEDERATION
 from coterie.methods import METHODS
 from coterie.registry import short_name
 from coterie.report.classes import ClassCounts, class_counts
@@ -25,6 +22,9 @@ from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
 from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
+from coterie.runs.history import ACTIVITIES
+from coterie.runs.honest import hostile_rows
+from coterie.runs.kept import FEDERATION
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 # Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.

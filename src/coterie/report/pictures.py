@@ -13,11 +13,6 @@ import numpy.typing as npt
 
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
-from coterie.experiment.about import About, described_clients, described_data
-from coterie.experiment.config import Config, complete
-from coterie.experiment.kept import KeptRun
-from coterie.experiment.opened import kept_run
-from coterie.experiment.prepared import Prepared
 from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
@@ -33,6 +28,11 @@ from coterie.report.learning import (
     most_personal,
 )
 from coterie.rounds.report import RoundReport
+from coterie.runs.about import About, described_clients, described_data
+from coterie.runs.kept import KeptRun
+from coterie.runs.opened import kept_run
+from coterie.setup.config import Config, complete
+from coterie.setup.prepared import Prepared
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from coterie.compare.table import Comparison, run_folder
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.kept import KeptRun
 from coterie.report.figures import OF_A_RUN, OF_SEVERAL
 from coterie.report.figures_quality import QUALITY_OF_A_RUN, QUALITY_OF_SEVERAL
 from coterie.report.onerun import MOST_ENTRIES, basic_content, run_content
@@ -16,6 +15,7 @@ from coterie.report.pictures import Learning, draw, require_matplotlib
 from coterie.report.reading import read_run
 from coterie.report.rounding import Content, rounded
 from coterie.report.severalruns import Contender, contenders_content, metric_content
+from coterie.runs.kept import KeptRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,9 +20,10 @@ from coterie.core.scale import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import Config
-from coterie.experiment.directory import LOG
-from coterie.experiment.history import (
+from coterie.partition import Partition
+from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
+from coterie.runs.directory import LOG
+from coterie.runs.history import (
     COHORT,
     EFFORT,
     EVERYBODY,
@@ -36,11 +37,10 @@ from coterie.experiment.history import (
     numbers,
     tested_sample,
 )
-from coterie.experiment.kept import CONFIG, ROUNDS, KeptRun
-from coterie.experiment.opened import kept_run
-from coterie.experiment.packed import runs_in
-from coterie.partition import Partition
-from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
+from coterie.runs.kept import CONFIG, ROUNDS, KeptRun
+from coterie.runs.opened import kept_run
+from coterie.runs.packed import runs_in
+from coterie.setup.config import Config
 
 WARNING = re.compile(r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$")
 # What the lines of the rounds tell better.

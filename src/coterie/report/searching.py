@@ -9,11 +9,11 @@ from typing import Any
 
 from coterie.compare.sweep import SWEEP
 from coterie.compare.table import run_folder
-from coterie.experiment.identity import HOW
 from coterie.files import UNFIT
 from coterie.report.reading import RunRecord
 from coterie.report.rounding import Content
 from coterie.report.severalruns import metric_content
+from coterie.setup.identity import HOW
 
 
 def search_content(folder: Path, runs: Sequence[RunRecord]) -> tuple[Content | None, list[str]]:

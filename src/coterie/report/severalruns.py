@@ -15,9 +15,6 @@ from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
 from coterie.core.scale import Scale
 from coterie.errors import CoterieError
-from coterie.experiment.config import PLUGINS
-from coterie.experiment.history import EFFORT
-from coterie.experiment.identity import HOW
 from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
 from coterie.report.onerun import spoken_method
@@ -25,6 +22,9 @@ from coterie.report.quality import methods_quality
 from coterie.report.reading import RunRecord
 from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
+from coterie.runs.history import EFFORT
+from coterie.setup.config import PLUGINS
+from coterie.setup.identity import HOW
 
 # Gains smaller than this are none.
 SAME = 1e-9

@@ -17,8 +17,8 @@ from rich.text import Text
 from coterie.client.effort import FORWARD
 from coterie.compare.remarks import effort_text
 from coterie.core.scale import judged_scale, number_text, spoken_bytes
-from coterie.experiment.history import EFFORT
 from coterie.rounds.progress import ProgressDisplay, received_mean
+from coterie.runs.history import EFFORT
 
 if TYPE_CHECKING:
     from coterie.compare.pool import Run

@@ -16,15 +16,15 @@ from safetensors import SafetensorError
 
 from coterie.core.scale import ACCURACY
 from coterie.errors import CoterieError, require
-from coterie.experiment.config import read_toml
-from coterie.experiment.directory import LOG, RunDirectory
-from coterie.experiment.history import plain_number
-from coterie.experiment.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
 from coterie.registry import short_name
 from coterie.report.learning import learning_matrix, most_personal
 from coterie.report.onerun import whole_numbers
 from coterie.report.rounding import Content
 from coterie.rounds.evaluate import MOMENTS
+from coterie.runs.directory import LOG, RunDirectory
+from coterie.runs.history import plain_number
+from coterie.runs.kept import CONFIG, MIXES, PARTITION, ROUNDS, STOPPED, SUMMARY
+from coterie.setup.config import read_toml
 
 # Folders below the one that is watched.
 DEEPEST = 4

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.compare.cell import finished
-from coterie.experiment.cost import expected_seconds
-from coterie.experiment.directory import RunDirectory
 from coterie.reproduce.cells import TableCell
 from coterie.rounds.listeners import StopAfter
+from coterie.runs.directory import RunDirectory
+from coterie.setup.cost import expected_seconds
 
 log = logging.getLogger("coterie")
 

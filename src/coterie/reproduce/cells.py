@@ -13,13 +13,13 @@ from coterie.compare.pool import Run
 from coterie.data import DATASETS
 from coterie.data.scaling import PUBLISHED
 from coterie.errors import CoterieError
-from coterie.experiment.config import PLUGINS, Config, complete
-from coterie.experiment.experiment import Experiment, experiment_from
-from coterie.experiment.identity import HOW
-from coterie.experiment.protocols import OF_PAPERS, find
-from coterie.experiment.settings import Settings
 from coterie.options import option_fields
 from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.protocols import OF_PAPERS, find
+from coterie.setup.config import PLUGINS, Config, complete
+from coterie.setup.identity import HOW
+from coterie.setup.settings import Settings
 
 PARTITIONS = Path(__file__).parent / "partitions"
 """The papers' own partitions, where they are known."""

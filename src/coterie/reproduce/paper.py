@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any, Literal, TypeVar, get_args
 
 from coterie.errors import CoterieError, require, unknown
-from coterie.experiment.reports import Reports
 from coterie.options import option_fields
+from coterie.runs.reports import Reports
 
 Measure = Literal["score", "upload", "download", "seconds", "runtime", "period"]
 T = TypeVar("T")

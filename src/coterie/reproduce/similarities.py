@@ -27,8 +27,6 @@ from torch import Tensor
 from coterie.client.worker import Worker
 from coterie.core.machine import machine
 from coterie.data import Dataset, load
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.result import Result
 from coterie.maths.channels import ChannelStatistics, channel_distances
 from coterie.maths.similarity import class_cosines, cosines
 from coterie.methods.fedfomo import helpfulness
@@ -36,6 +34,8 @@ from coterie.partition import Partition
 from coterie.reproduce.cells import PINNED
 from coterie.reproduce.store import Record, content_of, write_content
 from coterie.rng import numpy_stream
+from coterie.runs.experiment import Experiment
+from coterie.runs.result import Result
 
 KEY = "pfedsim-table2"
 LABELS = {"i": range(5), "i'": range(5), "j": range(2, 7), "k": range(5, 10)}

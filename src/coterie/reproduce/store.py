@@ -12,12 +12,12 @@ from typing import Any
 from coterie.compare.cell import Summary
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.kept import ROWS
-from coterie.experiment.reports import Reports
 from coterie.files import locked, require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Measure, PaperTable, paper_tables
+from coterie.runs.directory import RunDirectory
+from coterie.runs.kept import ROWS
+from coterie.runs.reports import Reports
 
 FORMAT = 2
 WAY_OUT = "move it away and run the table again: runs that are kept are only read"

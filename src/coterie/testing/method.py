@@ -18,8 +18,6 @@ from coterie.core.pixels import whole
 from coterie.engines import make_engine
 from coterie.engines.base import Engine
 from coterie.errors import CoterieError, unknown
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.resume import resume
 from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Partition
@@ -27,6 +25,8 @@ from coterie.rounds.delivery import as_delivered
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.runs.directory import RunDirectory
+from coterie.runs.resume import resume
 from coterie.testing.together import SITES, agreed, run_on_messages, simulated
 from coterie.testing.toys import CLASSES, CLIENTS, ROUNDS, toy_data, toy_experiment, toy_partition, with_validation
 

@@ -24,9 +24,9 @@ from coterie.deployment.site import Site
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.deployment.workplace import own_split
-from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
 from coterie.partition import Partition
+from coterie.runs.experiment import Experiment
 
 SITES = ("site-a", "site-b", "site-c")
 SIZES = (23, 31, 18)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from coterie.data import Dataset
-from coterie.experiment.experiment import Experiment
 from coterie.methods.base import Method
 from coterie.partition import Partition
+from coterie.runs.experiment import Experiment
 
 FEATURES, CLASSES, CLIENTS, ROUNDS = 6, 3, 4, 3
 

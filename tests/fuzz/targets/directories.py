@@ -18,11 +18,11 @@ from tests.fuzz.bases import ODD_NUMBERS, damaged, damages, odd_values, spoilt_j
 from tests.fuzz.targets.settings import SPOKEN, TABLE, spoken_settings, write_table
 from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, quiet, refused, strict_json
 
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.opened import open_run
 from coterie.partition import Iid
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.runs.experiment import Experiment
+from coterie.runs.opened import open_run
 
 FILES = (
     "config.toml",

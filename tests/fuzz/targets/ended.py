@@ -15,8 +15,8 @@ from tests.fuzz.targets.settings import TABLE, write_table
 from tests.fuzz.trial import Answer, Case, Target, called, contents, must, must_be_one_line, quiet, strict_json
 
 from coterie.compare.table import compare
-from coterie.experiment.experiment import Experiment
 from coterie.partition import Iid
+from coterie.runs.experiment import Experiment
 
 RUN, TABLE_OF_RUNS, NEW = "run", "table", "new.csv"
 _kept: list[tempfile.TemporaryDirectory[str]] = []

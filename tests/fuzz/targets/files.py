@@ -20,9 +20,9 @@ from tests.fuzz.trial import Case, Target, must, refused
 from torch import nn
 
 from coterie.data import Dataset
-from coterie.deployment.predict.model import export_model, predict
 from coterie.models.weights import load_weights
 from coterie.partition import FromFile, Partition
+from coterie.serve.model import export_model, predict
 from coterie.testing.together import Together, agreed
 
 SAMPLES = 12

@@ -17,9 +17,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from coterie.client.trainer import train
 from coterie.client.worker import Worker
-from coterie.experiment.experiment import Experiment
-from coterie.experiment.prepared import Prepared
 from coterie.rng import stream_seed, torch_stream
+from coterie.runs.experiment import Experiment
+from coterie.setup.prepared import Prepared
 from coterie.testing.toys import CLASSES, FEATURES, toy_data, toy_partition
 
 WIDTH, RATE, BATCH = 4, 0.05, 6

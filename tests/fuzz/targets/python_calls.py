@@ -17,9 +17,9 @@ from tests.fuzz.trial import Case, Target, must, refused, strict_json
 
 import coterie as ct
 from coterie.core.pixels import whole
-from coterie.experiment.settings import Settings
 from coterie.options import option_fields
 from coterie.partition import Iid
+from coterie.setup.settings import Settings
 
 N = 12
 KINDS = ("<f4", "<f8", "<f2", "|u1", "|i1", "<i4", "<i8", "<u8", "|b1", "<U3", "<c8", "<M8[s]", ">f4", "|O")

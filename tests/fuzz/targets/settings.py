@@ -14,11 +14,11 @@ from tests.fuzz.bases import damaged, damages, odd_numbers, odd_texts, odd_value
 from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, strict_json
 
 from coterie.cli.settings import GivenSettings
-from coterie.experiment.config import complete
-from coterie.experiment.directory import RunDirectory
-from coterie.experiment.experiment import experiment_from
 from coterie.methods import METHODS
 from coterie.options import option_fields
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import experiment_from
+from coterie.setup.config import complete
 
 SAMPLES = 60
 TABLE = "small.csv"
@@ -60,7 +60,7 @@ def write_table(folder: Path) -> None:
 @contextlib.contextmanager
 def not_trained() -> Iterator[None]:
     """Runs are prepared and their directories begun, but no round is run."""
-    with mock.patch("coterie.experiment.run.finish", side_effect=AcceptedError):
+    with mock.patch("coterie.runs.run.finish", side_effect=AcceptedError):
         yield
 
 

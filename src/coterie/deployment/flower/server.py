@@ -26,8 +26,8 @@ from coterie.deployment.logbook import Logbook
 from coterie.deployment.packed import Packed, Purpose
 from coterie.deployment.server import Server
 from coterie.deployment.wire import most_bytes
-from coterie.experiment.directory import LOG
 from coterie.files import log_to, private_folder
+from coterie.runs.directory import LOG
 
 # Seconds after which a message may have been lost to a connected node, and how many times its slowest answer that is.
 OVERDUE, SLOWER = 120.0, 4.0

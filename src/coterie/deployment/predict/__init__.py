@@ -1,1 +1,0 @@
-"""A site's finished model: its file, its predictions."""

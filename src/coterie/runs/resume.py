@@ -1,0 +1,171 @@
+"""Carrying on with a run that was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coterie.core.pixels import Pixels
+from coterie.data.fingerprint import fingerprint, older_fingerprint
+from coterie.devices import PROCESSOR
+from coterie.errors import CoterieError, require
+from coterie.runs.about import described_model
+from coterie.runs.lock import alone
+from coterie.setup.config import complete, differences
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.extend import extend
+from coterie.runs.kept import ABOUT
+from coterie.setup.prepared import Prepared
+from coterie.runs.result import Result
+from coterie.runs.run import finish, watched
+from coterie.setup.settings import Settings
+from coterie.partition import Partition
+from coterie.rounds.listeners import GivenListener
+from coterie.typed import typed
+
+# Where a run is computed, and the engines between which it may change without a bit changing.
+PLACE = ("engine", "workers", "ray_address", "ray_gpus")
+ALIKE = {"processes", "ray"}
+
+
+CHOSEN = ("engine", "threads", "memory")
+"""Settings that a run may have been left to choose."""
+MOVED = ("data",)
+"""What a configuration may say otherwise than when the run began: where its data are, which their fingerprint tells."""
+
+
+@typed
+def resume(
+    path: str | Path,
+    listeners: Sequence[GivenListener] = (),
+    progress: bool = False,
+    experiment: Experiment | None = None,
+    rounds: int | None = None,
+    engine: str = "",
+) -> Result:
+    """Carry a killed or stopped run on from its last checkpoint; it ends bit-identical to one never interrupted.
+
+    That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
+    otherwise. `listeners` and `progress` are as for `Experiment.run`. A run that used Python objects of its own (data,
+    model) needs the same `experiment` again: one that differs in anything is refused, and so is a run whose
+    `config.toml` was changed, except that data may have moved. What was left to be chosen (engine, threads, memory)
+    stays as it was chosen.
+
+    With `rounds`, a run that planned fewer goes on until there are so many in all, also if it was finished. It then
+    ends as if it had planned them from the start; where that cannot be, because the rounds that are done depend on how
+    many were planned (a cosine schedule, pFedSim's warm-up), it is refused.
+
+    With `engine="processes"`, a run that was at a Ray cluster goes on here without it, or with `"ray"` the other way
+    round on a Ray of this machine: they compute the same bits.
+
+    >>> import tempfile
+    >>> from coterie.runs.experiment import Experiment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
+    ...     len(resume(f"{folder}/run", rounds=2).history.lines)
+    2
+    """
+    directory = RunDirectory.open(Path(path))
+    with alone(directory.path):
+        return _carried_on(directory, listeners, progress, experiment, rounds, engine)
+
+
+def _carried_on(
+    directory: RunDirectory,
+    listeners: Sequence[GivenListener],
+    progress: bool,
+    experiment: Experiment | None,
+    rounds: int | None,
+    engine: str,
+) -> Result:
+    path = directory.path
+    directory.require_complete()
+    directory.require_as_begun(directory.about(), MOVED)
+    if directory.finished and rounds is None:
+        raise CoterieError(f"run = {path}: is finished; there is nothing to resume, but more rounds can be added")
+    config = directory.own_config()
+    if experiment is None:
+        experiment = experiment_from(config)
+    else:
+        _require_same_experiment(directory, experiment, rounds)
+    # An engine chosen by trial stays chosen: another could round differently. And a run may have been extended.
+    experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
+    if engine:
+        experiment = _moved(experiment, engine)
+    with watched(listeners, progress) as told:
+        whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
+        _require_same_data(directory, whole)
+        _require_same_model(directory, whole)
+        prepared = replace(whole, experiment=experiment)
+        if engine:
+            directory.write_config({**directory.config(), **{key: getattr(experiment, key) for key in PLACE}})
+        if rounds is not None:
+            prepared = extend(directory, prepared, rounds)
+        return finish(prepared, directory, told)
+
+
+def _moved(experiment: Experiment, engine: str) -> Experiment:
+    """The experiment with another engine that computes the same bits, on this machine alone."""
+    before = experiment.engine
+    require(
+        engine == before or {engine, before} <= ALIKE,
+        f"engine = '{engine}': the run was begun with '{before}', and only {' and '.join(sorted(ALIKE))} compute alike",
+    )
+    require(
+        experiment.device == PROCESSOR and not experiment.ray_gpus,
+        f"engine = '{engine}': the run trains on GPUs, where numbers round otherwise; bring its cluster back",
+    )
+    return replace(experiment, engine=engine, workers=0, ray_address="", ray_gpus=0.0)
+
+
+def _require_same_experiment(directory: RunDirectory, given: Experiment, rounds: int | None) -> None:
+    """An error if an experiment that is given again is not the one that the run began with."""
+    begun, asked = directory.config(), complete(given)
+    usual = {key: value for key in asked if (value := getattr(Settings, key, None)) is not None}
+    chosen = {key for key in CHOSEN if asked[key] == usual[key]}
+    # Settings that an older version did not know had their usual value.
+    differing = differences(asked, {**usual, **begun}, {*chosen, "rounds"})
+    partition = given.partition
+    if isinstance(partition, Partition):
+        seed = given.seed if given.partition_seed is None else given.partition_seed
+        drawn = partition.with_held_out(given.held_out, seed) if given.held_out else partition
+        differing += [] if drawn == directory.partition() else ["partition: other clients or samples"]
+    require(
+        not differing,
+        f"run = {directory.path}: the experiment is not the one that it began with: {'; '.join(differing)}; carry "
+        "it on with that one, or run this one in another directory",
+    )
+    most = begun["rounds"] if rounds is None else rounds
+    require(
+        given.rounds <= most,
+        f"run = {directory.path}: the experiment has rounds = {given.rounds}, the run plans {most}; "
+        f"coterie.resume(…, rounds={given.rounds}) adds more",
+    )
+
+
+def _require_same_model(directory: RunDirectory, prepared: Prepared) -> None:
+    """An error if a model that was made in Python again is not shaped as it was."""
+    differing = differences(described_model(prepared), directory.about()["model"])
+    require(
+        not differing,
+        f"run = {directory.path}: the model is not the one that it began with: {'; '.join(differing)}; bring it back, "
+        "or run it again in another directory",
+    )
+
+
+def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
+    """An error if the data are not those that the run began with: it would go on as if nothing had happened."""
+    described = directory.about()["data"]
+    known = described.get("fingerprint") if isinstance(described, dict) else None
+    require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
+    assert isinstance(known, dict)
+    differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
+    if differing == ["inputs"] and isinstance(prepared.data.inputs, Pixels):
+        differing = [part for part, digest in older_fingerprint(prepared.data).items() if known.get(part) != digest]
+    require(
+        not differing,
+        f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "
+        f"'{prepared.data.name}'); bring them back, or run it again in another directory",
+    )

@@ -1,0 +1,98 @@
+"""The numbers of a run in one table of plain values: its summary, at its end or before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from coterie.core.privacy import Privacy
+from coterie.core.task import Classification, Task
+from coterie.core.task.base import LOSS
+from coterie.setup.config import Config
+from coterie.runs.history import EFFORT, PRIVACY, TRAINING, History, plain_number
+from coterie.runs.honest import honest_numbers, hostile_rows
+from coterie.runs.training import training_mean
+from coterie.partition import Partition
+from coterie.registry import short_name
+from coterie.rounds.evaluate import MOMENTS
+
+
+def summary_of(
+    history: History,
+    partition: Partition,
+    participants: Sequence[int],
+    config: Config,
+    quality: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The summary of the rounds so far; `quality` holds the numbers that there are at the end alone."""
+    # A run that was stopped early may not have been evaluated in its last round, or at all.
+    newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
+    names = [partition.names[client] for client in participants]
+    by_row = dict(enumerate(names))
+    clients = [
+        {
+            "client": name,
+            "size": int(partition.sizes[client]),
+            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
+        }
+        for row, (client, name) in enumerate(zip(participants, names, strict=True))
+    ]
+    return {
+        "method": short_name(config["method"]),
+        "rounds": len(history.lines),
+        "seconds": history.seconds(),
+        **_metrics(history, history.task),
+        **({"sampled": sampled} if (sampled := history.sampled()) else {}),
+        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
+        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
+        **honest_numbers(history, names, hostile_rows(config, partition, participants)),
+        **quality,
+        **_training(history),
+        "clients": clients,
+        **({"missing": history.diverged(by_row, "missing")} if config.get("presence") else {}),
+        "diverged": history.diverged(by_row),
+        "tuning_diverged": history.diverged(by_row, "tuning_diverged"),
+        **({"quarantined": history.diverged(by_row, "quarantined")} if config.get("quarantine") else {}),
+        **_privacy(history, config, names),
+        "bytes": history.bytes(),
+        **({EFFORT: effort} if (effort := history.effort()) else {}),
+        "partition": {
+            "hash": partition.hash,
+            "whole_hash": partition.whole().hash,
+            "notes": list(partition.notes),
+        },
+        "engine": config["engine"],
+        "config": config,
+    }
+
+
+def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str, Any]:
+    """What an ε of this run means, the largest, and every client's; none where there is no bound."""
+    if not config.get("privacy"):
+        return {}
+    promise = Privacy(**{item.name: config[item.name] for item in fields(Privacy) if item.name in config})
+    found = history.epsilons(len(names))
+    worst = None if None in found else max(found, key=lambda one: one or 0.0)
+    told = {
+        **promise.described(),
+        "delta": promise.delta,
+        "epsilon": worst,
+        "clients": dict(zip(names, found, strict=True)),
+        "accountant": "Rényi divergences, as in Opacus",
+    }
+    return {PRIVACY: told}
+
+
+def _training(history: History) -> dict[str, Any]:
+    """How the last cohort did on the samples that it trained on: each metric's mean over its clients."""
+    newest = history.lines[-1] if history.lines else {}
+    found = {metric: plain_number(training_mean(newest, metric)) for metric in newest.get(TRAINING, {})}
+    return {TRAINING: found} if found else {}
+
+
+def _metrics(history: History, task: Task) -> dict[str, Any]:
+    """The metrics of all rounds, by name; what they are is said unless it is the usual."""
+    names = [task.judged_by, *(metric.scale.name for metric in task.metrics if metric.scale.name != LOSS)]
+    curves = {name: history.curves(name) for name in names}
+    return curves if task.described() == Classification().described() else {"task": task.described(), **curves}

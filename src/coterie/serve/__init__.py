@@ -1,0 +1,1 @@
+"""A client's finished model: its file, its predictions."""

@@ -1,0 +1,129 @@
+"""The file of one site's model: tensors by their names in the module, and a description as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from coterie.core.layout import Layout
+from coterie.deployment.agreement import Agreement
+from coterie.errors import CoterieError, require
+from coterie.runs.directory import load_tensors, save_tensors
+from coterie.setup.config import method_name
+from coterie.version import VERSION
+
+KEY = "coterie"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known about a site's model.
+
+    `classifier` is a module's path, `set` the method's options. `finished` says whether the federation came to its
+    end at the site; if not, `note` says what that means for the model. `trained_on` is the site's `OwnData`, by which
+    its held-out samples are known again.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    class_names: tuple[str, ...]
+    classifier: str
+    stats: str
+    method: str
+    set: dict[str, Any]
+    federation: str
+    site: str
+    round: int
+    rounds: int
+    finished: bool = True
+    note: str = ""
+    trained_on: dict[str, Any] | None = None
+    task: str = "classification"
+    version: str = VERSION
+    format: int = FORMAT
+
+    @classmethod
+    def of(cls, agreement: Agreement, layout: Layout, site: str, round: int, finished: bool, note: str = "") -> About:
+        """The description of a site's model after a round."""
+        return cls(
+            model=agreement.model,
+            shape=agreement.shape,
+            classes=agreement.classes,
+            class_names=agreement.class_names,
+            classifier=layout.classifier,
+            stats=layout.stats,
+            method=method_name(agreement.kind),
+            set=dict(agreement.plain()["set"]),
+            federation=agreement.name,
+            site=site,
+            round=round,
+            rounds=agreement.rounds,
+            finished=finished,
+            note=note,
+        )
+
+    def agreement(self) -> Agreement:
+        """An agreement of this site alone, with what prediction depends on; it names nobody else."""
+        same = ("model", "shape", "classes", "class_names", "classifier", "stats", "method", "set", "rounds")
+        values = {name: getattr(self, name) for name in same}
+        # Of names nothing depends; clients of a run may have any.
+        return Agreement.parse(values | {"name": "prediction", "sites": ["site"], "least_sites": 1})
+
+    def class_name(self, number: int) -> str:
+        """What a class is called: its name, or its number."""
+        return self.class_names[number] if self.class_names else str(number)
+
+
+def write_model(path: Path, tensors: Mapping[str, Tensor], about: About) -> None:
+    """Write a model's file, whole or not at all."""
+    save_tensors(path, tensors, {"format": "pt", KEY: json.dumps(asdict(about))})
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], About]:
+    """A model's tensors and its description."""
+    tensors, metadata = read_tensors(path)
+    require(KEY in metadata, f"'{path}' is no model that Coterie exported ('coterie federation model' writes one)")
+    try:
+        values = json.loads(metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        raise _not_a_description(path, error) from None
+    about = about_from(values, path)
+    try:
+        about.agreement()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _not_a_description(path, error) from None
+    return tensors, about
+
+
+def about_from(values: Any, path: Path) -> About:
+    """The description that plain values from a file give; an error in one line if they give none."""
+    try:
+        known = {item.name for item in fields(About)}
+        require(values["format"] <= FORMAT, f"it was written by a newer version of Coterie ({values['version']})")
+        told = {name: value for name, value in values.items() if name in known}
+        for name, kind in (("shape", int), ("class_names", str)):
+            told[name] = tuple(told[name])
+            require(all(isinstance(one, kind) for one in told[name]), f"{name} = {told[name]}: cannot be")
+        return About(**told)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _not_a_description(path, error) from None
+
+
+def _not_a_description(path: Path, error: Exception) -> CoterieError:
+    return CoterieError(f"'{path}': its description is not that of a model ({' '.join(str(error).split())})")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and texts of a safetensors file; an error in one line if it is none."""
+    try:
+        return load_tensors(path)
+    except (SafetensorError, OSError) as error:
+        raise CoterieError(f"cannot read '{path}': it is no safetensors file, or damaged ({error})") from None

@@ -1,0 +1,317 @@
+"""Data, partition and model in place: everything before the first round."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from coterie.client.model import check_split, single_samples_fail
+from coterie.client.problem import Problem
+from coterie.client.rehearsal import SAMPLES, rehearse
+from coterie.core.federation import Federation
+from coterie.core.inventory import copied, held_tensors
+from coterie.core.layout import Layout, require_classifier
+from coterie.core.pixels import as_memory
+from coterie.core.reducing import require_enough
+from coterie.core.training import MemoryFormat
+from coterie.data import Dataset, load
+from coterie.data.fingerprint import fingerprint
+from coterie.data.scaling import rescaled
+from coterie.data.share import part_of
+from coterie.devices import PROCESSOR, free_bytes, has_float64
+from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
+from coterie.errors import require
+from coterie.methods import Method
+from coterie.models import MODELS, ModelSpec, build
+from coterie.models.norms import with_group_norm
+from coterie.models.registry import is_built_in
+from coterie.partition import FromFile, Partition, Rule, Split
+from coterie.partition.split import Indices
+from coterie.rng import stream_seed
+from coterie.rounds.defences import set_up_defences
+from coterie.rounds.hostile import Hostile, begin_attack
+from coterie.rounds.presence import Attendance
+from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
+from coterie.rounds.sampling import cohort_size
+from coterie.setup.identity import Identity, identity_of
+from coterie.setup.settings import Settings
+from coterie.typed import shown
+
+log = logging.getLogger("coterie")
+
+# What rows may take of a device's free memory: samples, and what training needs, go there too.
+ROWS_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data, partition and model in place."""
+
+    experiment: Settings
+    method: Method
+    data: Dataset
+    partition: Partition
+    problem_base: Problem
+    feature_width: int
+    class_counts: Indices  # [K, C] training samples of all the partition's clients
+    notes: tuple[str, ...] = ()  # what the run's log should say
+    stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
+    forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
+    loaded: Mapping[str, str] | None = None  # the fingerprint of the data as they were loaded, if they are others now
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The digests of the data that clients hold."""
+        return fingerprint(self.data)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What makes the run the same as another. Whoever asks first does so before anything is trained."""
+        loaded = self.fingerprint if self.loaded is None else self.loaded
+        base = self.problem_base
+        return identity_of(self.experiment, loaded, self.partition, base.module, base.task)
+
+    @property
+    def participants(self) -> list[int]:
+        """The clients that take part in training, in the partition's order."""
+        held_out = set(self.partition.held_out)
+        return [k for k in range(self.partition.clients) if k not in held_out]
+
+    def problem(self, clients: list[int] | None = None) -> Problem:
+        """The problem of some of the partition's clients (those that take part, by default)."""
+        chosen = self.participants if clients is None else clients
+        part = self.partition
+        found = replace(
+            self.problem_base,
+            train=tuple(torch.from_numpy(part.train[k]) for k in chosen),
+            validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
+            test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
+        )
+        if clients is None and self.hostile is not None and not self.stands_in:
+            return replace(found, labels=self.hostile.labels(found))
+        return found
+
+    @cached_property
+    def hostile(self) -> Hostile | None:
+        """The hostile clients among those that take part; nobody without an attack."""
+        keys = torch.from_numpy(self.partition.keys)[self.participants]
+        return Hostile.of(self.experiment.attack, keys, self.experiment.seed)
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """When those that take part are there, and when they answer."""
+        return Attendance.of(self.experiment.presence, [self.partition.names[k] for k in self.participants])
+
+    def engine(self, problem: Problem) -> Engine:
+        """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
+        wanted = self.experiment
+        plain = "serial" if wanted.device == "cpu" else "stacked"
+        name = plain if wanted.engine == "auto" else wanted.engine
+        about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
+        return make_engine(name, problem, self.method, wanted.seed, about)
+
+    def _place_rows(self, federation: Federation) -> None:
+        """Bring rows to the run's device, if they are to be mixed there: they fit, and server steps can be done."""
+        wanted = self.experiment
+        if wanted.device == PROCESSOR or wanted.engine == "auto" or not ENGINES.find(wanted.engine).rows_on_device:
+            return
+        # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
+        plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
+        free = free_bytes(wanted.device)
+        # Rows in a file are more than the processor's own memory takes.
+        mapped = any(slot.mapped is not None for slot in federation.slots.values())
+        fits = not mapped and (free is None or federation.row_bytes <= ROWS_SHARE * free)
+        if plain and fits and has_float64(wanted.device):
+            federation.put_rows_on(wanted.device)
+
+    def in_memory(self, memory: MemoryFormat) -> Prepared:
+        """The same in another memory format."""
+        base, layout = self.problem_base, self.problem_base.layout
+        if layout.memory == memory:
+            return replace(self, experiment=replace(self.experiment, memory=memory))
+        other = Layout(base.module, layout.classifier, layout.stats, memory)
+        inputs = as_memory(self.data.inputs, memory)
+        return replace(
+            self,
+            experiment=replace(self.experiment, memory=memory),
+            problem_base=replace(base, layout=other, inputs=inputs),
+        )
+
+    def federation(self, clients: list[int] | None = None) -> Federation:
+        """A federation of some of the partition's clients before its first round."""
+        federation = self.empty_federation(clients)
+        self.method.init(federation)
+        set_up_defences(self.method, federation)
+        set_up_privacy(federation)
+        begin_attack(self.hostile if clients is None else None, federation)
+        self._place_rows(federation)
+        return federation
+
+    def empty_federation(self, clients: list[int] | None = None) -> Federation:
+        """The same as the method finds it: with a model, and nothing else yet."""
+        federation = self.bare_federation(clients)
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
+    def outline(self) -> Federation:
+        """The same to be looked at alone: many clients' rows would take long to make."""
+        federation = self.bare_federation()
+        federation.outline = True
+        federation.add_slot("model", federation.layout.everything, shared=self.method.shared)
+        return federation
+
+    def bare_federation(self, clients: list[int] | None = None) -> Federation:
+        """The same without any rows: clients, rounds and settings."""
+        chosen = self.participants if clients is None else clients
+        layout, module = self.problem_base.layout, self.problem_base.module
+        counts = torch.from_numpy(self.class_counts)[chosen]
+        if clients is None and self.hostile is not None:
+            counts = self.hostile.class_counts(counts, self.problem_base.task)
+        federation = Federation(
+            layout=layout,
+            initial=layout.row(module),
+            sizes=torch.from_numpy(self.partition.sizes)[chosen],
+            class_counts=counts,
+            keys=torch.from_numpy(self.partition.keys)[chosen],
+            rounds=self.experiment.rounds,
+            seed=self.experiment.seed,
+            feature_width=self.feature_width,
+            head=require_classifier(module, layout.classifier),
+            task=self.problem_base.task,
+            training=self.experiment.training,
+            validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
+            skip_single_samples=self.problem_base.skip_single_samples,
+            defence=self.experiment.defences,
+            privacy=self.experiment.promise,
+        )
+        tell_sizes(federation)
+        return federation
+
+
+def prepare(experiment: Settings) -> Prepared:
+    """Load the data, draw the partition, build and check the model: everything before round 1."""
+    method = experiment.method
+    assert isinstance(method, Method)
+    data = experiment.data
+    if isinstance(data, str):
+        data = load(data, label=experiment.label, client=experiment.client_column, task=experiment.task)
+    assert isinstance(data, Dataset)
+    loaded = None if experiment.share == 1 and not experiment.scale else fingerprint(data)
+    data = rescaled(data.with_task(experiment.task), experiment.scale)
+    if experiment.share < 1:
+        require(
+            not isinstance(experiment.partition, FromFile),
+            f"share = {experiment.share:g}: a partition from a file counts through all samples; leave share out",
+        )
+        data = part_of(data, experiment.share, _partition_seed(experiment))
+    partition = _partition(experiment, data)
+    module, layout = make_model(experiment, data, method)
+    feature_width = check_split(module, layout, data.inputs[:2])
+    if not is_built_in(experiment.model):  # tests have seen to those
+        rehearse(module, layout, data.inputs[:SAMPLES])
+    with torch.no_grad():
+        data.of_task.check_outputs(copy.deepcopy(module).eval()(data.inputs[:2]).shape[-1])
+    problem = Problem(
+        module=module,
+        layout=layout,
+        inputs=as_memory(data.inputs, layout.memory),
+        labels=data.labels,
+        train=(),
+        validation=(),
+        test=(),
+        training=experiment.training,
+        task=data.of_task,
+        skip_single_samples=single_samples_fail(module, data.inputs[:1]),
+    )
+    counts = partition.class_counts(data)
+    prepared = Prepared(experiment, method, data, partition, problem, feature_width, counts, loaded=loaded)
+    told = f"{type(method).__name__}: shared = {shown(method.shared)}: must name groups of the model, such as 'all'"
+    require(isinstance(method.shared, str), told)
+    begun = prepared.outline()
+    method.check(begun)
+    taking_part = cohort_size(experiment.join, len(prepared.participants))
+    require_enough(experiment.defences, taking_part, "let more clients take part in a round")
+    method.init(begun)  # what cannot be set up shows before the first round
+    set_up_defences(method, begun)
+    check_privacy(method, begun)
+    prepared.attendance.there(begun, round=1)  # a trace may name strangers
+    return prepared
+
+
+def _partition_seed(experiment: Settings) -> int:
+    return experiment.seed if experiment.partition_seed is None else experiment.partition_seed
+
+
+def _partition(experiment: Settings, data: Dataset) -> Partition:
+    seed = _partition_seed(experiment)
+    if isinstance(experiment.partition, Partition):
+        for option in ("test", "validation"):
+            value = getattr(experiment, option)
+            require(value is None, f"{option} = {value}: a given partition is split already; leave {option} out")
+        partition = experiment.partition
+        partition.check(data)
+    else:
+        assert isinstance(experiment.partition, Rule)
+        default = experiment.partition.default_split
+        split = Split(
+            test=default.test if experiment.test is None else experiment.test,
+            validation=default.validation if experiment.validation is None else experiment.validation,
+        )
+        partition = experiment.partition(data, seed, split)
+    untested = next((name for name, own in zip(partition.names, partition.test, strict=True) if not len(own)), None)
+    require(untested is None, f"client '{untested}' has no test samples; give it more samples or leave it out")
+    if experiment.held_out:
+        partition = partition.with_held_out(experiment.held_out, seed)
+    return partition
+
+
+def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.Module, Layout]:
+    """The experiment's model with its first weights, and how its tensors become a row."""
+    seed = experiment.seed if experiment.model_seed is None else experiment.model_seed
+    if isinstance(experiment.model, nn.Module):
+        require(
+            experiment.model_seed is None,
+            f"model_seed = {seed}: the model is given with its weights; give its class, or leave model_seed out",
+        )
+        held_tensors(experiment.model)  # a copy no longer shows which of them have memory in common
+        module, classifier = copied(experiment.model), _own_classifier(experiment.classifier)
+        log.warning(
+            "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
+            "drawn from the seed",
+            type(module).__name__,
+        )
+    else:
+        assert isinstance(experiment.model, str | ModelSpec)
+        module, classifier = initial_model(
+            experiment.model, experiment.classifier, data.shape, data.of_task.outputs, seed
+        )
+    if experiment.norm == "group":
+        module = with_group_norm(module)
+    memory = "contiguous" if experiment.memory == "auto" else experiment.memory
+    return module, Layout(module, classifier, experiment.stats or method.stats, memory)
+
+
+def initial_model(
+    model: str | ModelSpec, classifier: str, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[nn.Module, str]:
+    """A model by name or specification with the weights that the seed gives it, and the path of its classifier.
+
+    >>> initial_model("mlp", "last", (1, 8, 8), 10, seed=0)[1]
+    'classifier'
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "model"))
+        module = build(model, shape, classes)
+    known = (MODELS.find(model) if isinstance(model, str) else model).classifiers
+    return module, known[classifier] if classifier in known else _own_classifier(classifier)
+
+
+def _own_classifier(path: str) -> str:
+    require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
+    return path

@@ -24,7 +24,7 @@ from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.methods import METHODS as REGISTRY
 from coterie.partition import Dominant, Rule
-from coterie.runs.protocols import PUBLISHED
+from coterie.runs.protocols import OF_PAPERS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 METHODS = ("fedavg", "fedper", "pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
@@ -74,7 +74,7 @@ def result_of(method: str, attack: str, defence: str, data: ct.Dataset) -> dict[
 def _numbers(method: str, attack: str, defence: str, data: ct.Dataset) -> dict[str, Any]:
     rule = Dominant(clients=CLIENTS, samples=SAMPLES)
     try:
-        made = REGISTRY[method](**PUBLISHED.get(method, {}))
+        made = REGISTRY[method](**OF_PAPERS.get(method, {}))
         found = ct.Experiment(made, data, rule, attack=attack, defence=defence, **SETTINGS).run()
     except CoterieError as error:
         return {"refused": str(error)}

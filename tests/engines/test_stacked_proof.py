@@ -187,7 +187,7 @@ class Keeper(Odd):
         (Dataset, Experiment),
         (Phase(), Phase(train="classifier")),
     ],
-    ids=str,
+    ids=lambda kept: type(kept).__name__,
 )
 def test_whatever_a_model_keeps_is_seen_to_change(before: Any, after: Any) -> None:
     net = Keeper()

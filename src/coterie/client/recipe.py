@@ -63,7 +63,7 @@ class Phase:
         for name, given in (("terms", self.terms), ("row_terms", self.row_terms)):
             require(isinstance(given, list | tuple), f"{name} = {shown(given)}: must be a tuple, also of one alone")
         for name, number in (("epochs", self.epochs), ("lr", self.lr)):
-            usable = number is None or (isinstance(number, Real) and math.isfinite(number) and number >= 0)
+            usable = number is None or _counts(number)
             require(usable, f"{name} = {shown(number)}: must be a number that is not negative, or left out")
         require(all(map(callable, self.terms)), f"terms = {shown(self.terms)}: must be functions")
         require(callable(self.rule), f"rule = {shown(self.rule)}: must be a function")
@@ -176,3 +176,8 @@ def trained_slots(recipe: Recipe) -> tuple[str, ...]:
     ('model', 'teacher')
     """
     return tuple(dict.fromkeys(slot for phase in phases(recipe) for slot in (phase.slot, *phase.also)))
+
+
+def _counts(number: object) -> bool:
+    """Whether something is a number that is not negative; NumPy's are numbers too."""
+    return isinstance(number, Real) and math.isfinite(number) and float(number) >= 0

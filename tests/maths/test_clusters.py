@@ -54,6 +54,13 @@ def test_a_chain_holds_together_under_single_linkage_alone() -> None:
     assert int(two_halves(similarity, "complete").sum()) > 1
 
 
+@pytest.mark.parametrize("method", ["single", "complete"])
+def test_of_equal_halves_the_second_is_the_one_without_the_first_row(method: str) -> None:
+    angles = torch.deg2rad(torch.tensor([0.0, 180.0, 10.0, 190.0]))
+    similarity = cosines(torch.stack([angles.cos(), angles.sin()], 1))
+    assert two_halves(similarity, method).tolist() == [False, True, False, True]
+
+
 def test_equal_similarities_still_split() -> None:
     second = two_halves(torch.ones(5, 5))
     assert 0 < int(second.sum()) < 5

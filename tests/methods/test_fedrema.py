@@ -207,6 +207,9 @@ class TestCriticalPeriod:
             found.append(bool(federation.values["period"][0]))
         return found
 
+    def test_before_the_first_round_it_lasts_and_no_gap_was_seen(self) -> None:
+        assert server(FedReMa(), clients=4).values["period"].tolist() == [1.0, 0.0]
+
     def test_it_ends_at_the_first_gap_that_is_no_maximum(self) -> None:
         assert self.lasting(0.999, (0.4, 0.5, 0.4, 0.6)) == [True, True, False, False]
 

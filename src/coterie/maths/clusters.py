@@ -11,6 +11,8 @@ from coterie.core.mixing import among
 def two_halves(similarity: Tensor, method: str = "single") -> Tensor:
     """Two groups by linkage on `similarity [m, m]`, m ≥ 2: `[m]` bool, True in the smaller group.
 
+    Of groups that are equally large, it is True in the one that the first row is not in.
+
     `single` makes the largest similarity across the two as small as can be; `complete` joins groups whose least
     similar members are most similar.
 

@@ -7,6 +7,7 @@ loads code by its name.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -113,8 +114,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             return self._of_point(points[0])
         entry = self._entries[name]
         if isinstance(entry, str):
-            module, attribute = _parts(entry)
-            entry = self._entries[name] = self._adopt(name, _attribute(importlib.import_module(module), attribute))
+            entry = self._entries[name] = self._adopt(name, named(entry))
         return entry
 
     def __setitem__(self, name: str, thing: T) -> None:
@@ -260,10 +260,55 @@ def later(text: str) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        module, attribute = _parts(text)
-        return _attribute(importlib.import_module(module), attribute)(*args, **kwargs)
+        return named(text)(*args, **kwargs)
 
     return call
+
+
+def named(text: str) -> Any:
+    """What `"package.module:name"` stands for.
+
+    >>> named("math:pi") > 3
+    True
+    """
+    module, attribute = _parts(text)
+    return _attribute(importlib.import_module(module), attribute)
+
+
+@functools.cache
+def deferred(file: str) -> Mapping[str, str]:
+    """What a module imports for type checkers alone, by name: `"package.module:name"`.
+
+    So a package says once which public names it has, and loads each of them when it is first used.
+
+    >>> from coterie import methods
+    >>> deferred(methods.__file__)["FedAvg"]
+    'coterie.methods.fedavg:FedAvg'
+    """
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    found: dict[str, str] = {}
+    for node in (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)):
+        for alias in node.names:
+            if alias.name == "*":
+                spec = importlib.util.find_spec(str(node.module))
+                assert spec is not None
+                found |= deferred(str(spec.origin))
+            else:
+                found[alias.asname or alias.name] = f"{node.module}:{alias.name}"
+    return found
+
+
+def on_first_use(module: str, file: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module: loads what it imports for type checkers alone, a name at a time."""
+    names = deferred(file)
+
+    def load(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        return named(names[name])
+
+    return load
 
 
 def is_reference(text: str) -> bool:

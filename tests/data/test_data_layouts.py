@@ -13,7 +13,7 @@ import torch
 from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixels, scaled, tar_of
 
 from coterie.core.pixels import whole
-from coterie.data import DATASETS, Dataset, finders, load
+from coterie.data import DATASETS, Dataset, load, published
 from coterie.data.archives import tar_members
 from coterie.data.readers import idx
 from coterie.errors import CoterieError
@@ -241,7 +241,7 @@ def test_domainnet_owners_are_domains_and_images_are_resized(tmp_path: Path) -> 
     assert data.owners.tolist() == [0, 0, 1, 1, 0, 1]
     assert data.labels.tolist() == [344, 5, 344, 5, 344, 344]
     assert (data.train_size, data.classes) == (4, 345)
-    side = finders.DOMAINNET_SIDE
+    side = published.DOMAINNET_SIDE
     assert data.shape == (3, side, side)
     assert [float(image.mean()) for image in data.inputs] == [-1, -1, 1, 1, -1, 1]
 
@@ -251,7 +251,7 @@ def test_another_side_for_domainnet_is_not_served_from_the_cache(
 ) -> None:
     domainnet(tmp_path / "domainnet", {"real": 9})
     load("domainnet", tmp_path)
-    monkeypatch.setattr(finders, "DOMAINNET_SIDE", 16)
+    monkeypatch.setattr(published, "DOMAINNET_SIDE", 16)
     assert load("domainnet", tmp_path).shape == (3, 16, 16)
 
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from coterie.core.federation import Federation
-from coterie.engines import Processes, Serial
-from coterie.engines.adaptive import engine as adaptive
-from coterie.engines.adaptive.contest import Contest
+from coterie.engines import Processes, Serial, adaptive
+from coterie.engines.adaptive import Contest
 from coterie.engines.processes.shared import shared_memory_lacks
 from coterie.engines.remote.queue import WorkersFailError
 from coterie.errors import CoterieError

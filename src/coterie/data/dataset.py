@@ -14,6 +14,8 @@ from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.typed import EXAMPLE, TypedOptions
 
+DEFAULT_LABEL = "label"
+"""The column of a table that holds the labels, unless another is named."""
 FROM_ARRAYS = "torch.as_tensor(array) (ct.from_arrays takes arrays and lists as they are)"
 
 

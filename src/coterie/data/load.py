@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coterie.core.task import Task
-from coterie.data.dataset import Dataset
-from coterie.data.own import DEFAULT_LABEL, load_own
+from coterie.data.dataset import DEFAULT_LABEL, Dataset
 from coterie.data.registry import DATASETS
 from coterie.errors import require
 from coterie.files import expanded
@@ -41,6 +40,8 @@ def load(
         require(label == DEFAULT_LABEL, f"label = {label}: is for your own tables, not for '{known.name}'")
         require(client is None, f"client = {client}: is for your own data, not for '{known.name}'")
         return known.load(root, progress).with_task(task)
+    from coterie.data.own import load_own
+
     return load_own(name, label, client, progress=progress, task=task)
 
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from coterie.core.task import Classification, Task, as_task
 from coterie.data.arrays import load_npz
-from coterie.data.dataset import Dataset
+from coterie.data.dataset import DEFAULT_LABEL, Dataset
 from coterie.data.folder import load_folder
 from coterie.data.labels import Classes
 from coterie.data.tables import TABLE_SUFFIXES, load_table, table_splits
 from coterie.errors import CoterieError, require
 from coterie.files import expanded
 from coterie.typed import typed
-
-DEFAULT_LABEL = "label"
 
 
 @typed

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from coterie.client.problem import Problem
 from coterie.devices import PROCESSOR, require_there
-from coterie.engines.adaptive.engine import Adaptive
-from coterie.engines.base import Engine, EngineOptions, Trained, Work
-from coterie.engines.processes.engine import Processes
-from coterie.engines.ray.engine import RayCluster
-from coterie.engines.serial import Serial
-from coterie.engines.stacked.engine import Stacked
+from coterie.engines.base import Engine as Engine
+from coterie.engines.base import EngineOptions as EngineOptions
+from coterie.engines.base import Trained as Trained
+from coterie.engines.base import Work as Work
 from coterie.errors import require
 from coterie.methods.base import Method
-from coterie.registry import Registry, subclasses_of
+from coterie.registry import Registry, deferred, on_first_use, subclasses_of
+
+if TYPE_CHECKING:  # the engines: each has the name of its file or folder
+    from coterie.engines.adaptive import Adaptive as Adaptive
+    from coterie.engines.processes.engine import Processes as Processes
+    from coterie.engines.ray.engine import RayCluster as RayCluster
+    from coterie.engines.serial import Serial as Serial
+    from coterie.engines.stacked.engine import Stacked as Stacked
+
+__getattr__ = on_first_use(__name__, __file__)
 
 NO_OPTIONS = EngineOptions()
 
-_OWN: dict[str, type[Engine]] = {
-    "adaptive": Adaptive,
-    "processes": Processes,
-    "ray": RayCluster,
-    "serial": Serial,
-    "stacked": Stacked,
-}
-
-ENGINES: Registry[type[Engine]] = Registry("engine", "coterie.engines", _OWN, subclasses_of(Engine))
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine",
+    "coterie.engines",
+    {text.partition(":")[0].split(".")[2]: text for text in deferred(__file__).values()},
+    subclasses_of(Engine),
+)
 """Every engine by name: a class that extends `Engine`."""
 
 
@@ -49,18 +55,3 @@ def require_device(device: str, engine: str) -> None:
     )
     if engine != "ray":  # whose actors may have what this machine has not
         require_there(device)
-
-
-__all__ = [
-    "ENGINES",
-    "Adaptive",
-    "Engine",
-    "EngineOptions",
-    "Processes",
-    "RayCluster",
-    "Serial",
-    "Stacked",
-    "Trained",
-    "Work",
-    "make_engine",
-]

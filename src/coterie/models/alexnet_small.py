@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from coterie.models.layers import Shape, image_size, max_pool
+from coterie.models.registry import ModelSpec
 
 
 def alexnet_small(shape: Shape, classes: int) -> nn.Sequential:
@@ -45,3 +46,11 @@ def alexnet_small(shape: Shape, classes: int) -> nn.Sequential:
     )
     parts: OrderedDict[str, nn.Module] = OrderedDict(features=features, classifier=classifier)
     return nn.Sequential(parts)
+
+
+ALEXNET_SMALL = ModelSpec(
+    "alexnet_small",
+    "simplified AlexNet: 5 convolutions, 3 linear layers (Krizhevsky et al., 2012; FedReMa)",
+    alexnet_small,
+    {"last": "classifier.2", "all": "classifier"},
+)

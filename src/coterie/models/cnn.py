@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from coterie.models.layers import Shape, convolved_5x5, image_size, max_pool, padding_5x5
+from coterie.models.registry import ModelSpec
 
 
 def cnn(shape: Shape, classes: int) -> nn.Sequential:
@@ -38,3 +39,11 @@ def cnn(shape: Shape, classes: int) -> nn.Sequential:
     )
     parts: OrderedDict[str, nn.Module] = OrderedDict(features=features, classifier=classifier)
     return nn.Sequential(parts)
+
+
+CNN = ModelSpec(
+    "cnn",
+    "FedAvgCNN: 2 convolutions, 2 linear layers (McMahan et al., 2017; PFedCS, FedTC, FedReMa)",
+    cnn,
+    {"last": "classifier.2", "all": "classifier"},
+)

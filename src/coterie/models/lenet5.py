@@ -7,6 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from coterie.models.layers import Shape, convolved_5x5, image_size, max_pool, padding_5x5
+from coterie.models.registry import ModelSpec
 
 
 def lenet5(shape: Shape, classes: int) -> nn.Sequential:
@@ -43,3 +44,11 @@ def lenet5(shape: Shape, classes: int) -> nn.Sequential:
     )
     parts: OrderedDict[str, nn.Module] = OrderedDict(features=features, classifier=classifier)
     return nn.Sequential(parts)
+
+
+LENET5 = ModelSpec(
+    "lenet5",
+    "LeNet-5 with batch norm (LeCun et al., 1998; pFedSim)",
+    lenet5,
+    {"last": "classifier.4", "all": "classifier"},
+)

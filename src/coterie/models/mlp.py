@@ -11,6 +11,7 @@ from torch import nn
 
 from coterie.errors import require
 from coterie.models.layers import Shape
+from coterie.models.registry import ModelSpec
 
 
 def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Sequential:
@@ -36,3 +37,12 @@ def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Sequ
         classifier=nn.Linear(widths[-1], classes),
     )
     return nn.Sequential(parts)
+
+
+MLP = ModelSpec(
+    "mlp",
+    "multi-layer perceptron for any input, one hidden layer of 64 by default",
+    mlp,
+    {"last": "classifier", "all": "classifier"},
+    takes_flat=True,
+)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from coterie.errors import require
 from coterie.models.layers import GlobalAveragePool, Shape, image_size, init_fan_out
+from coterie.models.registry import ModelSpec
 
 STAGES = (
     (1, 16, 1, 1),
@@ -91,3 +92,11 @@ def mobilenet_v2(shape: Shape, classes: int, *, dropout: float = 0.2) -> nn.Sequ
     nn.init.normal_(linear.weight, std=0.01)
     nn.init.zeros_(linear.bias)
     return model
+
+
+MOBILENET_V2 = ModelSpec(
+    "mobilenet_v2",
+    "inverted residuals and linear bottlenecks (Sandler et al., 2018; pFedSim)",
+    mobilenet_v2,
+    {"last": "classifier.1", "all": "classifier.1"},
+)

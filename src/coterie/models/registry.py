@@ -10,13 +10,7 @@ from typing import Any
 from torch import nn
 
 from coterie.errors import CoterieError, require, unknown
-from coterie.models.alexnet_small import alexnet_small
-from coterie.models.cnn import cnn
 from coterie.models.layers import Shape
-from coterie.models.lenet5 import lenet5
-from coterie.models.mlp import mlp
-from coterie.models.mobilenet_v2 import mobilenet_v2
-from coterie.models.resnet import resnet8, resnet10, resnet18
 from coterie.registry import Registry
 
 
@@ -102,62 +96,20 @@ def is_built_in(model: object) -> bool:
     >>> is_built_in("cnn"), is_built_in(nn.Identity())
     (True, False)
     """
-    return model in _OWN if isinstance(model, str) else any(model is spec for spec in _OWN.values())
+    if isinstance(model, str):
+        return model in _OWN
+    return isinstance(model, ModelSpec) and model.name in _OWN and MODELS[model.name] == model
 
 
-_OWN: dict[str, ModelSpec] = {
-    spec.name: spec
-    for spec in (
-        ModelSpec(
-            "mlp",
-            "multi-layer perceptron for any input, one hidden layer of 64 by default",
-            mlp,
-            {"last": "classifier", "all": "classifier"},
-            takes_flat=True,
-        ),
-        ModelSpec(
-            "cnn",
-            "FedAvgCNN: 2 convolutions, 2 linear layers (McMahan et al., 2017; PFedCS, FedTC, FedReMa)",
-            cnn,
-            {"last": "classifier.2", "all": "classifier"},
-        ),
-        ModelSpec(
-            "lenet5",
-            "LeNet-5 with batch norm (LeCun et al., 1998; pFedSim)",
-            lenet5,
-            {"last": "classifier.4", "all": "classifier"},
-        ),
-        ModelSpec(
-            "alexnet_small",
-            "simplified AlexNet: 5 convolutions, 3 linear layers (Krizhevsky et al., 2012; FedReMa)",
-            alexnet_small,
-            {"last": "classifier.2", "all": "classifier"},
-        ),
-        ModelSpec(
-            "resnet8",
-            "residual network, 3 stages of 1 block (He et al., 2016; FedCAC)",
-            resnet8,
-            {"last": "fc", "all": "fc"},
-        ),
-        ModelSpec(
-            "resnet10",
-            "residual network, 4 stages of 1 block (He et al., 2016; FedCAC)",
-            resnet10,
-            {"last": "fc", "all": "fc"},
-        ),
-        ModelSpec(
-            "resnet18",
-            "residual network, 4 stages of 2 blocks (He et al., 2016; PFedCS, FedTC)",
-            resnet18,
-            {"last": "fc", "all": "fc"},
-        ),
-        ModelSpec(
-            "mobilenet_v2",
-            "inverted residuals and linear bottlenecks (Sandler et al., 2018; pFedSim)",
-            mobilenet_v2,
-            {"last": "classifier.1", "all": "classifier.1"},
-        ),
-    )
+_OWN: dict[str, ModelSpec | str] = {
+    "mlp": "coterie.models.mlp:MLP",
+    "cnn": "coterie.models.cnn:CNN",
+    "lenet5": "coterie.models.lenet5:LENET5",
+    "alexnet_small": "coterie.models.alexnet_small:ALEXNET_SMALL",
+    "resnet8": "coterie.models.resnet:RESNET8",
+    "resnet10": "coterie.models.resnet:RESNET10",
+    "resnet18": "coterie.models.resnet:RESNET18",
+    "mobilenet_v2": "coterie.models.mobilenet_v2:MOBILENET_V2",
 }
 
 MODELS: Registry[ModelSpec] = Registry("model", "coterie.models", _OWN, own_model)

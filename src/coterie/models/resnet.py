@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from coterie.models.layers import GlobalAveragePool, Shape, image_size, init_fan_out
+from coterie.models.registry import ModelSpec
 
 
 class BasicBlock(nn.Module):
@@ -94,3 +95,27 @@ def resnet18(shape: Shape, classes: int) -> nn.Sequential:
     512
     """
     return residual_network(shape, classes, blocks=[2, 2, 2, 2])
+
+
+RESNET8 = ModelSpec(
+    "resnet8",
+    "residual network, 3 stages of 1 block (He et al., 2016; FedCAC)",
+    resnet8,
+    {"last": "fc", "all": "fc"},
+)
+
+
+RESNET10 = ModelSpec(
+    "resnet10",
+    "residual network, 4 stages of 1 block (He et al., 2016; FedCAC)",
+    resnet10,
+    {"last": "fc", "all": "fc"},
+)
+
+
+RESNET18 = ModelSpec(
+    "resnet18",
+    "residual network, 4 stages of 2 blocks (He et al., 2016; PFedCS, FedTC)",
+    resnet18,
+    {"last": "fc", "all": "fc"},
+)

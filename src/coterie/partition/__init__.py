@@ -10,38 +10,32 @@ A rule is a frozen dataclass of options; calling it gives a `Partition`:
 (4, 'dirichlet', 0.5)
 """
 
-from coterie.errors import require
-from coterie.partition.dirichlet import Dirichlet
-from coterie.partition.dominant import Dominant
-from coterie.partition.extended import ExtendedDirichlet
-from coterie.partition.from_file import FromFile
-from coterie.partition.iid import Iid
-from coterie.partition.origin import DirichletPerClient, TwoClass
-from coterie.partition.owners import ByClient, ByDomain
-from coterie.partition.partition import Partition
-from coterie.partition.pathological import Pathological
-from coterie.partition.quantile import Quantile
-from coterie.partition.quantity import Quantity
-from coterie.partition.rule import Rule
-from coterie.partition.split import Split
-from coterie.registry import Registry, subclasses_of
+from __future__ import annotations
 
-_OWN: dict[str, type[Rule]] = {
-    rule.name: rule
-    for rule in (
-        Iid,
-        Quantity,
-        Pathological,
-        Dirichlet,
-        ExtendedDirichlet,
-        DirichletPerClient,
-        TwoClass,
-        Dominant,
-        Quantile,
-        ByDomain,
-        ByClient,
-    )
-}
+import re
+from typing import TYPE_CHECKING
+
+from coterie.errors import require
+from coterie.partition.from_file import FromFile as FromFile
+from coterie.partition.partition import Partition as Partition
+from coterie.partition.rule import Rule as Rule
+from coterie.partition.split import Split as Split
+from coterie.registry import Registry, deferred, on_first_use, subclasses_of
+
+if TYPE_CHECKING:  # the rules: a class's name, in small letters, is the rule's
+    from coterie.partition.dirichlet import Dirichlet as Dirichlet
+    from coterie.partition.dominant import Dominant as Dominant
+    from coterie.partition.extended import ExtendedDirichlet as ExtendedDirichlet
+    from coterie.partition.iid import Iid as Iid
+    from coterie.partition.origin import DirichletPerClient as DirichletPerClient
+    from coterie.partition.origin import TwoClass as TwoClass
+    from coterie.partition.owners import ByClient as ByClient
+    from coterie.partition.owners import ByDomain as ByDomain
+    from coterie.partition.pathological import Pathological as Pathological
+    from coterie.partition.quantile import Quantile as Quantile
+    from coterie.partition.quantity import Quantity as Quantity
+
+__getattr__ = on_first_use(__name__, __file__)
 
 
 def _rule(name: str, found: object) -> type[Rule]:
@@ -50,24 +44,10 @@ def _rule(name: str, found: object) -> type[Rule]:
     return rule
 
 
-PARTITIONS: Registry[type[Rule]] = Registry("partition", "coterie.partitions", _OWN, _rule)
-"""Every rule by name: a class that extends `Rule`. `FromFile` has none: a file stands for it."""
-
-__all__ = [
-    "PARTITIONS",
-    "ByClient",
-    "ByDomain",
-    "Dirichlet",
-    "DirichletPerClient",
-    "Dominant",
-    "ExtendedDirichlet",
-    "FromFile",
-    "Iid",
-    "Partition",
-    "Pathological",
-    "Quantile",
-    "Quantity",
-    "Rule",
-    "Split",
-    "TwoClass",
-]
+PARTITIONS: Registry[type[Rule]] = Registry(
+    "partition",
+    "coterie.partitions",
+    {re.sub(r"\B([A-Z])", r"_\1", name).lower(): text for name, text in deferred(__file__).items()},
+    _rule,
+)
+"""Every rule by name: a class that extends `Rule`. `FromFile` is none of them: a file stands for it."""

@@ -101,11 +101,10 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     ):
         raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
     of_rule = rule_options(rule_name)
-    everywhere = {name for rule in PARTITIONS.values() for name in options.option_fields(rule)}
     for key in values:
         if key in own or key in of_rule:
             continue
-        if key in everywhere:
+        if any(key in options.option_fields(rule) for rule in PARTITIONS.values()):
             raise CoterieError(
                 f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(of_rule)) or 'none'})"
             )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from coterie.data.arrays import Array, read_npz, to_inputs
+from coterie.data.dataset import DEFAULT_LABEL
 from coterie.data.folder import SUFFIXES, class_images, decode_files
 from coterie.data.labels import Classes
-from coterie.data.own import DEFAULT_LABEL
 from coterie.data.readers.hub import declared_names
 from coterie.data.tables import (
     DEFAULT_CLIENT,

@@ -7,6 +7,7 @@ import torch
 
 from coterie.core.task import Regression
 from coterie.data.dataset import Dataset
+from coterie.data.registry import KnownDataset
 
 
 def load_diabetes() -> Dataset:
@@ -34,3 +35,11 @@ def load_diabetes() -> Dataset:
 def _standardised(values: np.ndarray) -> np.ndarray:
     scaled: np.ndarray = (values - values.mean(0)) / values.std(0)
     return scaled
+
+
+DIABETES = KnownDataset(
+    "diabetes",
+    "442 patients, 10 measurements, embedded; regression: progression after a year, standardised",
+    0,
+    make=load_diabetes,
+)

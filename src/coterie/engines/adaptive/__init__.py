@@ -1,1 +1,0 @@
-"""This process or worker processes, whichever is faster as a run goes on."""

@@ -213,10 +213,10 @@ def test_the_digest_of_coterie_is_that_of_the_sources_that_compute(
     copy = tmp_path / "coterie"
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
     digest = identity_module.code_digest.__wrapped__
-    monkeypatch.setattr(identity_module, "__file__", str(copy / "experiment" / "identity.py"))
+    monkeypatch.setattr(identity_module, "__file__", str(copy / "setup" / "identity.py"))
     as_it_was = digest()
     assert as_it_was == identity_module.code_digest()
-    for other in ("report/page.py", "cli/run.py", "runs/about.py", "testing/toys.py"):
+    for other in ("report/page.py", "cli/__init__.py", "runs/about.py", "testing/toys.py"):
         (copy / other).write_text("changed\n")
     assert digest() == as_it_was
     for part in ("rng.py", "maths/similarity.py", "methods/fedavg.py", "setup/prepared.py"):

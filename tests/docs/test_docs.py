@@ -12,6 +12,7 @@ import pytest
 from tools.method_facts import with_facts
 from tools.pictures_of_w import drawn, experiment, svg
 
+import coterie as ct
 from coterie.cli import main
 from coterie.cli.merge import experiments, one_experiment
 from coterie.data import DATASETS
@@ -175,6 +176,18 @@ def test_a_methods_page_names_its_options_and_their_defaults(name: str) -> None:
     text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", text, re.MULTILINE)
     assert told == [(item.name, str(item.default) or '""') for item in fields(METHODS[name])]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_sends_readers_elsewhere_for_a_public_name(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    elsewhere = {
+        name for names in re.findall(r"from coterie\.[\w.]+ import ([\w, ]+)", text) for name in names.split(", ")
+    }
+    elsewhere |= set(re.findall(r"`(\w+)`(?:\sand\s`\w+`)?\s(?:lives? )?in\s`coterie\.", text))
+    assert not elsewhere & set(ct.__all__)
+    for names in re.findall(r"((?:`\w+`(?:,| and)?\s)+)are names of `coterie`", text):
+        assert set(re.findall(r"\w+", names)) - {"and"} <= set(ct.__all__)
 
 
 def test_there_is_a_page_for_every_method_and_no_other() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from coterie.client.recipe import Recipe
@@ -70,6 +71,11 @@ def tiny(
         model = seeded(MODELS[model])
     settings = {"rounds": 3, "epochs": 1, "batch": 10, "lr": 0.1, "classifier": "classifier", **options}
     return Experiment(method=method, data=data, partition=partition, model=model, **settings)
+
+
+def normalise(pixels: np.ndarray) -> Tensor:
+    """Pixels 0..255 as float32 in [−1, 1], the same shape: (x / 255 − 0.5) / 0.5, step by step."""
+    return torch.from_numpy((pixels.astype(np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5))
 
 
 def rows_of(federation: Federation, slot: str = "model") -> Tensor:

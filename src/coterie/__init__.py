@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # the public names: each is loaded when it is first used, so 
     from coterie.core.task import Regression as Regression
     from coterie.data.arrays import from_arrays as from_arrays
     from coterie.data.dataset import Dataset as Dataset
-    from coterie.data.load import load as load
-    from coterie.data.own import load_own as load_own
+    from coterie.data.loading import load as load
+    from coterie.data.loading import load_own as load_own
     from coterie.errors import CoterieError as CoterieError
     from coterie.methods import *  # noqa: F403 (all that it lists)
     from coterie.methods.base import Method as Method

@@ -13,10 +13,8 @@ import torch
 import coterie as ct
 from coterie.core.pixels import MappedFile, Pixels, PixelScale, as_memory, samples_at, whole
 from coterie.core.training import MemoryFormat
-from coterie.data.fingerprint import fingerprint, older_fingerprint
-from coterie.data.images import normalise
-from coterie.data.scaling import rescaled
-from coterie.data.share import part_of
+from coterie.data.dataset import fingerprint, older_fingerprint, part_of, rescaled
+from support import normalise
 
 
 def _bytes(count: int = 40, channels: int = 3, side: int = 5) -> np.ndarray:

@@ -11,9 +11,9 @@ import torch
 from data_files import hub_table, pixels, scaled
 
 from coterie.core.pixels import whole
-from coterie.data import Dataset, load
-from coterie.data.locate import decoded_folder, user_cache
-from coterie.data.readers import hub
+from coterie.data import Dataset, load, tables
+from coterie.data.archives import user_cache
+from coterie.data.images import decoded_folder
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def count_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    real = hub.decode_all
+    real = tables.decode_all
 
     def counted(*args: Any) -> object:
         calls.append(1)
         return real(*args)
 
-    monkeypatch.setattr(hub, "decode_all", counted)
+    monkeypatch.setattr(tables, "decode_all", counted)
     return calls
 
 

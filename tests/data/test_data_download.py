@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from data_files import gzipped, idx_bytes, pixels, scaled
 
-from coterie.data import download as download_module
-from coterie.data import registry
-from coterie.data.download import Remote, download
-from coterie.data.readers.idx import MNIST_PARTS
+from coterie.data import DATASETS, archives
+from coterie.data.archives import Remote, download
+from coterie.data.layouts import MNIST_PARTS
 from coterie.errors import CoterieError
 
 
@@ -80,7 +79,7 @@ def test_a_file_beyond_the_limit_is_refused(
 ) -> None:
     folder, address = served
     (folder / "file.bin").write_bytes(bytes(1000))
-    monkeypatch.setattr(download_module, "MOST_BYTES", 999)
+    monkeypatch.setattr(archives, "MOST_BYTES", 999)
     with pytest.raises(CoterieError, match="is larger than"):
         download(Remote(f"{address}/file.bin", "md5", "0" * 32), tmp_path / "to")
     assert list((tmp_path / "to").iterdir()) == []
@@ -95,7 +94,7 @@ def test_missing_files_of_a_known_set_are_fetched_once(served: tuple[Path, str],
         content = gzipped(idx_bytes(array))
         (folder / f"{part}.gz").write_bytes(content)
         remotes.append(Remote(f"{address}/{part}.gz", "md5", hashlib.md5(content).hexdigest()))
-    known = replace(registry.DATASETS["mnist"], remotes=tuple(remotes))
+    known = replace(DATASETS["mnist"], remotes=tuple(remotes))
     data = known.load(tmp_path / "root", progress=False)
     np.testing.assert_allclose(data.inputs.numpy(), scaled(images), atol=1e-7)
     assert data.train_size == 3
@@ -107,7 +106,7 @@ def test_missing_files_of_a_known_set_are_fetched_once(served: tuple[Path, str],
 def test_without_a_network_the_error_names_files_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     closed = Remote("http://127.0.0.1:9/cifar-10-binary.tar.gz", "md5", "0" * 32)
-    known = replace(registry.DATASETS["cifar10"], remotes=(closed,))
+    known = replace(DATASETS["cifar10"], remotes=(closed,))
     with pytest.raises(CoterieError) as caught:
         known.load(tmp_path, progress=False)
     message = str(caught.value)
@@ -118,5 +117,5 @@ def test_without_a_network_the_error_names_files_and_folder(tmp_path: Path, monk
 
 def test_a_set_without_known_checksums_only_says_what_to_place(tmp_path: Path) -> None:
     with pytest.raises(CoterieError, match=r"no files found; place <domain>\.zip") as caught:
-        registry.DATASETS["domainnet"].load(tmp_path)
+        DATASETS["domainnet"].load(tmp_path)
     assert str(tmp_path / "domainnet") in str(caught.value)

@@ -13,9 +13,8 @@ import torch
 from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixels, scaled, tar_of
 
 from coterie.core.pixels import whole
-from coterie.data import DATASETS, Dataset, load, published
+from coterie.data import DATASETS, Dataset, layouts, load, published
 from coterie.data.archives import tar_members
-from coterie.data.readers import idx
 from coterie.errors import CoterieError
 
 PARTS = (
@@ -260,7 +259,7 @@ def test_a_file_that_unpacks_to_an_absurd_size_is_refused(tmp_path: Path, monkey
     folder.mkdir()
     for part in PARTS:
         (folder / f"{part}.gz").write_bytes(gzipped(bytes(100_000)))
-    monkeypatch.setattr(idx, "MOST_ARRAY_BYTES", 99_999)
+    monkeypatch.setattr(layouts, "MOST_ARRAY_BYTES", 99_999)
     with pytest.raises(CoterieError, match=r"train-images-idx3-ubyte\.gz holds more than 99,999 bytes"):
         load("mnist", tmp_path)
 

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from coterie.data import arrays as arrays_module
 from coterie.data import from_arrays, load, load_own
-from coterie.data.labels import Classes
+from coterie.data.arrays import Classes
 from coterie.errors import CoterieError
 
 

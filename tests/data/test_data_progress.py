@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from coterie.data import progress
+from coterie.data import archives
 
 
 class Terminal(io.StringIO):
@@ -21,8 +21,8 @@ def test_a_bar_is_shown_on_a_terminal_for_slow_work_only(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", patience)
-    with progress.progress_bar("decoding things", 2, enabled) as advance:
+    monkeypatch.setattr(archives, "PATIENCE_SECONDS", patience)
+    with archives.progress_bar("decoding things", 2, enabled) as advance:
         advance(1)
         advance(1)
     assert ("decoding things" in terminal.getvalue()) == shown
@@ -31,7 +31,7 @@ def test_a_bar_is_shown_on_a_terminal_for_slow_work_only(
 def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = io.StringIO()
     monkeypatch.setattr(sys, "stderr", plain)
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.0)
-    with progress.progress_bar("decoding things", 1, True) as advance:
+    monkeypatch.setattr(archives, "PATIENCE_SECONDS", 0.0)
+    with archives.progress_bar("decoding things", 1, True) as advance:
         advance(1)
     assert plain.getvalue() == ""

@@ -12,9 +12,8 @@ from scipy.spatial.distance import cdist
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold
 
-from coterie.data import load
-from coterie.data.readers import digits
-from coterie.data.readers.digits import FORM_STARTS
+from coterie.data import embedded, load
+from coterie.data.embedded import FORM_STARTS
 from coterie.partition import ByClient
 
 DIGITS = load("digits")
@@ -102,7 +101,7 @@ def test_inputs_and_labels_are_scikit_learn_s() -> None:
 
 @pytest.mark.thorough
 def test_the_file_is_read_as_scikit_learn_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = digits._table()
-    monkeypatch.setattr(digits, "find_spec", lambda _: None)  # where another version keeps it elsewhere
-    assert np.array_equal(digits._table(), found)
+    found = embedded._digits_table()
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)  # where another version keeps it elsewhere
+    assert np.array_equal(embedded._digits_table(), found)
     assert found.shape == (1797, 65)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coterie.data import Dataset
-from coterie.data.fingerprint import WHOLE, fingerprint
+from coterie.data.dataset import WHOLE, fingerprint
 
 
 def data(*shape: int, whole_numbers: bool = False) -> Dataset:

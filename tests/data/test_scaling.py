@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from coterie.data import Dataset, load
-from coterie.data.images import normalise
-from coterie.data.scaling import rescaled
+from coterie.data.dataset import rescaled
 from coterie.errors import CoterieError
 from coterie.partition import Iid
 from coterie.runs.experiment import Experiment
+from support import normalise
 
 
 def pictures(pixels: np.ndarray, name: str = "cifar10") -> Dataset:

@@ -14,7 +14,7 @@ import torch
 
 from coterie import protocol, resume
 from coterie.cli import main
-from coterie.data.fingerprint import fingerprint
+from coterie.data.dataset import fingerprint
 from coterie.runs.about import effective
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment

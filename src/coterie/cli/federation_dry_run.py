@@ -11,7 +11,7 @@ DRY_RUN = "dry-run"
 
 def dry_run_command(agreement: Path, name: str, data: Path, label: str | None, own: Path) -> None:
     """Train a round on the site's data, send nothing, and show the messages."""
-    from coterie.data.dataset import DEFAULT_LABEL
+    from coterie.data.loading import DEFAULT_LABEL
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.dryrun import dry_run
     from coterie.deployment.sitedata import load_site_data

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.cli.merge import read_sets
-from coterie.data.dataset import DEFAULT_LABEL
-from coterie.data.own import load_own
+from coterie.data.loading import DEFAULT_LABEL, load_own
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import AGREEMENT, write_folder
 from coterie.errors import require

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from coterie.core.task.quality import calibration_errors, quality_of, recalls
-from coterie.data.labels import Classes
+from coterie.data.arrays import Classes
 from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.report.terminal import plain_table, print_result

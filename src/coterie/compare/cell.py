@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from coterie.data.load import placed
+from coterie.data.loading import placed
 from coterie.errors import require
 from coterie.files import silence
 from coterie.partition import FromFile, Partition

@@ -21,7 +21,7 @@ from coterie.compare.node import carry_out, versions
 from coterie.compare.parcels import Inbox, Outbox
 from coterie.compare.pool import Run, Watcher, take_in, task_of
 from coterie.compare.worker import Message
-from coterie.data.locate import DATA
+from coterie.data.archives import DATA
 from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote.queue import DEATHS
 from coterie.engines.remote.worker import described

@@ -7,14 +7,14 @@
 
 from typing import TYPE_CHECKING
 
+from coterie.data.catalogue import DATASETS as DATASETS
+from coterie.data.catalogue import KnownDataset as KnownDataset
 from coterie.data.dataset import Dataset as Dataset
-from coterie.data.load import load as load
-from coterie.data.registry import DATASETS as DATASETS
-from coterie.data.registry import KnownDataset as KnownDataset
+from coterie.data.loading import load as load
+from coterie.data.loading import load_own as load_own
 from coterie.registry import on_first_use
 
 if TYPE_CHECKING:
     from coterie.data.arrays import from_arrays as from_arrays
-    from coterie.data.own import load_own as load_own
 
 __getattr__ = on_first_use(__name__, __file__)

@@ -1,21 +1,23 @@
-"""What a data set is to Coterie: resident tensors, addressed by index."""
+"""What a data set is to Coterie: resident tensors, addressed by index; a part of one, another scale, a digest."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie.core.pixels import Inputs
+from coterie.core.pixels import Inputs, Pixels, PixelScale, some, whole
 from coterie.core.task import Classification, Task
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
+from coterie.rng import numpy_stream
 from coterie.typed import EXAMPLE, TypedOptions
 
-DEFAULT_LABEL = "label"
-"""The column of a table that holds the labels, unless another is named."""
+Ints = npt.NDArray[np.int64]
 FROM_ARRAYS = "torch.as_tensor(array) (ct.from_arrays takes arrays and lists as they are)"
 
 
@@ -88,10 +90,10 @@ class Dataset(Displayed, metaclass=TypedOptions):
 
     def with_task(self, task: str | Task) -> Dataset:
         """The same with a task's own loss and metrics; another kind of task is refused, a mere name changes nothing."""
-        wanted = task if isinstance(task, str) else task.name
+        name = task if isinstance(task, str) else task.name
         require(
-            wanted in ("", self.of_task.name),
-            f"task = {wanted}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
+            name in ("", self.of_task.name),
+            f"task = {name}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
         )
         return self if isinstance(task, str) else replace(self, task=task)
 
@@ -117,3 +119,141 @@ def require_finite(inputs: Tensor, name: str) -> None:
     if not bool(torch.isfinite(inputs.sum())) and not bool(torch.isfinite(inputs).all()):
         first = int(torch.nonzero(~torch.isfinite(inputs).reshape(len(inputs), -1).all(1))[0])
         raise CoterieError(f"data '{name}': sample {first} holds NaN or infinite values; remove or fill it")
+
+
+def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """A share of a data set's samples, drawn at random from every class, of training and test samples alike.
+
+    >>> whole = Dataset("toy", torch.zeros(60, 1), torch.arange(60) % 3, classes=3, train_size=30)
+    >>> half = part_of(whole, 0.5, seed=0)
+    >>> len(half), half.train_size, torch.bincount(half.labels).tolist()
+    (30, 15, [10, 10, 10])
+    """
+    require(0 < share <= 1, f"share = {share:g}: must be above 0 and at most 1")
+    if share == 1:
+        return dataset
+    stream = numpy_stream(seed, "data:share")
+    chosen: list[np.ndarray] = []
+    for begin, end in ((0, dataset.train_size), (dataset.train_size, len(dataset))):
+        labels = dataset.labels[begin:end].numpy()
+        kinds = range(dataset.classes) if dataset.classes else [None]
+        for kind in kinds:
+            samples = np.arange(begin, end) if kind is None else begin + np.flatnonzero(labels == kind)
+            chosen.append(stream.permutation(samples)[: round(share * len(samples))])
+    index = torch.from_numpy(np.sort(np.concatenate(chosen)))
+    require(len(index) > 0, f"share = {share:g}: leaves no samples of data '{dataset.name}'")
+    return replace(
+        dataset,
+        inputs=some(dataset.inputs, index),
+        labels=dataset.labels[index],
+        owners=None if dataset.owners is None else dataset.owners[index],
+        train_size=int((index < dataset.train_size).sum()),
+    )
+
+
+PIECE = 512
+"""Images at a time, so that temporaries stay small."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The means and standard deviations of the channels, for pixels from 0 to 1."""
+
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
+PUBLISHED = {"cifar10": Channels((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))}
+"""FL-bench's constants (commit 9382b2c), by data set."""
+
+
+def rescaled(dataset: Dataset, scale: str) -> Dataset:
+    """A data set on another scale: `published`, or as it is.
+
+    Loaded images are x = (p / 255 − 0.5) / 0.5 of pixels p from 0 to 255. Published, they are (p − mean) / deviation:
+    an affine map of x, by channel, or another scale of the pixels themselves. The others stay as they were loaded.
+
+    >>> black = Dataset("cifar10", torch.full((1, 3, 32, 32), -1.0), torch.tensor([0]), classes=10)
+    >>> round(float(rescaled(black, "published").inputs[0, 0, 0, 0]), 4)  # (0 - 0.4914) / 0.2023
+    -2.4291
+    >>> rescaled(black, "") is black
+    True
+    """
+    if not scale:
+        return dataset
+    if dataset.name not in PUBLISHED:
+        known = ", ".join(PUBLISHED)
+        raise CoterieError(f"scale = {scale}: data '{dataset.name}' has no published scale ({known} has); leave it out")
+    channels, inputs = PUBLISHED[dataset.name], dataset.inputs
+    fits = inputs.ndim == 4 and inputs.shape[1] == len(channels.means)
+    require(
+        fits and (isinstance(inputs, Pixels) or float(inputs.abs().max()) <= 1),
+        f"scale = {scale}: data '{dataset.name}' must be images of 3 channels, scaled to -1 .. 1; leave it out",
+    )
+    if isinstance(inputs, Pixels):
+        return replace(dataset, inputs=replace(inputs, scale=PixelScale(1.0, channels.means, channels.deviations)))
+    means, deviations = (torch.tensor(values)[:, None, None] for values in (channels.means, channels.deviations))
+    result = torch.empty_like(inputs)
+    for begin in range(0, len(inputs), PIECE):
+        # Pixels are whole numbers: rounded, they are what the program read, and so is each step after it.
+        pixels = ((inputs[begin : begin + PIECE] + 1) * 127.5).round_()
+        torch.div(pixels.sub_(means), deviations, out=result[begin : begin + PIECE])
+    return replace(dataset, inputs=result)
+
+
+AT_ONCE = 1 << 16
+WHOLE = 64
+"""So many samples, evenly spread, are hashed number by number."""
+
+
+def fingerprint(data: Dataset) -> dict[str, str]:
+    """SHA-256 of all labels, and of the inputs: of a checksum of every sample, and of some samples whole.
+
+    An input that changes in any number changes its checksum, and so does another order of the samples. Hashing all
+    numbers would take seconds; numbers that swap places within a sample are noticed in the samples that are hashed
+    whole alone.
+
+    >>> toy = Dataset("toy", torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
+    >>> {part: len(digest) for part, digest in fingerprint(toy).items()}
+    {'labels': 64, 'inputs': 64}
+    """
+    if isinstance(data.inputs, Pixels):
+        inputs = _of_inputs(data.inputs.kept, f"{data.inputs.scale} ")
+    else:
+        inputs = _of_inputs(data.inputs)
+    labels = hashlib.sha256(f"{data.labels.dtype} {len(data)}\n".encode() + _plain(data.labels))
+    return {"labels": labels.hexdigest(), "inputs": inputs}
+
+
+def older_fingerprint(data: Dataset) -> dict[str, str]:
+    """The same as versions told it that kept images as the numbers that models take."""
+    return fingerprint(replace(data, inputs=whole(data.inputs)))
+
+
+def _of_inputs(inputs: Tensor, scale: str = "") -> str:
+    flat = inputs.reshape(len(inputs), -1)
+    spread = torch.linspace(0, len(inputs) - 1, min(WHOLE, len(inputs))).long()
+    digest = hashlib.sha256(f"{scale}{inputs.dtype} {tuple(inputs.shape)}\n".encode())
+    for part in flat.split(AT_ONCE):
+        digest.update(_plain(_checksums(part)))
+    digest.update(_plain(flat[spread]))
+    return digest.hexdigest()
+
+
+def _checksums(flat: Tensor) -> Tensor:
+    """A number for every sample `[N, n]`, the sum of its bits read as whole numbers: `[N]`, int64.
+
+    Such sums wrap around and do not depend on the order in which they are taken, so every machine gets the same.
+    """
+    if flat.dtype == torch.int64:
+        return flat.sum(1)
+    if flat.dtype == torch.uint8:
+        return (flat.view(torch.int64) if flat.shape[1] % 8 == 0 else flat).sum(1, dtype=torch.int64)
+    bits = flat.contiguous().view(torch.int32)
+    # Two numbers at a time, where that can be: half the work.
+    return bits.view(torch.int64).sum(1) if flat.shape[1] % 2 == 0 else bits.sum(1, dtype=torch.int64)
+
+
+def _plain(tensor: Tensor) -> bytes:
+    array = tensor.contiguous().numpy()
+    return np.asarray(array, array.dtype.newbyteorder("<")).tobytes()

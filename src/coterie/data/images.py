@@ -1,26 +1,40 @@
-"""Encoded images to uint8 arrays `[N, channels, height, width]`, and those to normalised tensors."""
+"""Images: encoded ones and folders of them decoded to arrays `[N, channels, height, width]`, which are kept on disk.
+
+An entry of the cache is a folder `<name>-<key>` with `images.npy`, `labels.npy`, where needed `owners.npy`, and
+`entry.json` with the names and a CRC-32 of each array. The key covers the size and the modification time
+of every source file. Entries may be deleted at any time; a damaged one is rebuilt.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
+import os
+import shutil
 import struct
+import tempfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
-from torch import Tensor
 
-from coterie.data.progress import Advance, progress_bar
-from coterie.errors import CoterieError
+from coterie.core.task import Task
+from coterie.data.archives import MOST_IMAGE_BYTES, Advance, progress_bar, read_limited, readable, user_cache
+from coterie.data.arrays import Classes, from_arrays
+from coterie.data.dataset import Dataset, Ints
+from coterie.errors import CoterieError, require
+from coterie.files import expanded
 
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """The encodings that are accepted: no others, because some of Pillow's decoders start other programs."""
@@ -166,18 +180,173 @@ def _decoded_batches(items: Iterable[tuple[str, bytes]], spec: ImageSpec, advanc
             yield done
 
 
-def normalise(pixels: Bytes) -> Tensor:
-    """Pixels 0..255 as float32 in [−1, 1]: (x / 255 − 0.5) / 0.5, the same shape.
+def decoded_folder() -> Path | None:
+    """Where decoded images are kept: `COTERIE_CACHE`, else `coterie/decoded` in the user's cache."""
+    if chosen := os.environ.get("COTERIE_CACHE", ""):
+        return expanded(chosen)
+    cache = user_cache()
+    return None if cache is None else cache / "coterie" / "decoded"
 
-    >>> normalise(np.array([0, 51, 255], dtype=np.uint8)).tolist()
-    [-1.0, -0.6000000238418579, 1.0]
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Files of a data set in one of its layouts, how to read them, and the size they are read at."""
+
+    files: tuple[Path, ...]
+    read: Callable[[], Decoded]
+    spec: ImageSpec
+
+    def decoded(self, name: str) -> Decoded:
+        """The images from the cache, or from the files and then into the cache."""
+        cache = decoded_folder()
+        if cache is None:
+            return self.read()
+        entry = cache / cache_key(name, self.files, str(self.spec.shape))
+        decoded = read_entry(entry)
+        if decoded is None:
+            decoded = self.read()
+            write_entry(entry, decoded)
+        return decoded
+
+
+VERSION = 1
+"""Part of the key: raised when decoding changes, so that old entries are no longer used."""
+
+
+def cache_key(name: str, files: Iterable[Path], variant: str) -> str:
+    """The entry's folder name: the data set, and a digest of its files' names, sizes and times.
+
+    `variant` distinguishes ways to decode the same files, such as the size of the images.
     """
-    result = torch.empty(pixels.shape, dtype=torch.float32)
-    values = result.numpy()
-    # Piece by piece and in place: each piece stays in the processor's cache, and there is no large temporary.
-    for begin in range(0, len(pixels), BATCH):
-        piece = values[begin : begin + BATCH]
-        np.divide(pixels[begin : begin + BATCH], np.float32(255), out=piece)
-        piece -= np.float32(0.5)
-        piece /= np.float32(0.5)
-    return result
+    facts = [str(VERSION), variant]
+    for file in files:
+        state = file.stat()
+        facts.append(f"{file.resolve()}|{state.st_size}|{state.st_mtime_ns}")
+    return f"{name}-{hashlib.sha256(chr(10).join(facts).encode()).hexdigest()[:16]}"
+
+
+def read_entry(folder: Path) -> Decoded | None:
+    """The entry in `folder`, or None if there is none or it is not exactly what was written."""
+    try:
+        facts = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+        images = _read_array(folder, "images", facts)
+        labels = _read_array(folder, "labels", facts)
+        owners = _read_array(folder, "owners", facts) if "owners" in facts["checksums"] else None
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+            return None
+        return Decoded(
+            images,
+            np.array(labels),
+            int(facts["train_size"]),
+            tuple(facts["class_names"]),
+            None if owners is None else np.array(owners),
+            tuple(facts["owner_names"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def write_entry(folder: Path, decoded: Decoded) -> None:
+    """Write the entry whole or not at all; a cache that cannot be written to is simply not used."""
+    scratch: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name + ".", suffix=".part"))
+        arrays: dict[str, npt.NDArray[Any]] = {"images": decoded.images, "labels": decoded.labels}
+        if decoded.owners is not None:
+            arrays["owners"] = decoded.owners
+        for kind, array in arrays.items():
+            np.save(scratch / f"{kind}.npy", array, allow_pickle=False)
+        facts = {
+            "train_size": decoded.train_size,
+            "class_names": decoded.class_names,
+            "owner_names": decoded.owner_names,
+            "checksums": {kind: _checksum(array) for kind, array in arrays.items()},
+        }
+        (scratch / "entry.json").write_text(json.dumps(facts), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        # Fails where another process has just written the same entry: then that one stays.
+        scratch.rename(folder)
+    except OSError:
+        pass
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _read_array(folder: Path, kind: str, facts: dict[str, dict[str, int]]) -> npt.NDArray[Any]:
+    # Mapped, not read: images stay in the file, and all processes of the machine share what is there.
+    array: npt.NDArray[Any] = np.load(folder / f"{kind}.npy", mmap_mode="r", allow_pickle=False)
+    if _checksum(array) != facts["checksums"][kind]:
+        raise ValueError(f"{kind}.npy is damaged")
+    return array
+
+
+def _checksum(array: npt.NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)
+
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+TEST_FOLDERS = ("test", "valid", "val")
+
+Sample = tuple[str, Path]
+"""A class name and an image file."""
+
+
+def load_folder(
+    path: Path,
+    *,
+    size: tuple[int, int] | None = None,
+    name: str = "own",
+    progress: bool = True,
+    classes: Classes | None = None,
+    task: str | Task = "",
+) -> Dataset:
+    """`path/<class>/*`, or `path/train/<class>/*` and `path/test/<class>/*` (or `valid`, `val`).
+
+    Classes are numbered in the sorted order of their folders, or as `classes` says. Images are grey if all of them
+    are, else RGB. They are resized to `size` (height, width); without it, to the first image's size where sizes differ.
+    """
+    train_folder = path / "train"
+    if not train_folder.is_dir():
+        samples = class_images(path)
+        images = decode_files([file for _, file in samples], size, name, progress)
+        return from_arrays(images, [label for label, _ in samples], classes=classes, name=name, task=task)
+    test_folder = next((path / split for split in TEST_FOLDERS if (path / split).is_dir()), None)
+    train = class_images(train_folder)
+    test = class_images(test_folder) if test_folder is not None else []
+    known = {label for label, _ in (train if classes is None else train + test)}
+    for label, file in test:
+        require(label in known, f"{file.parent}: class '{label}' has test images but no folder in {train_folder}")
+    images = decode_files([file for _, file in train + test], size, name, progress)
+    border = len(train)
+    labels = [label for label, _ in train + test]
+    split = (images[border:], labels[border:]) if test else None
+    return from_arrays(images[:border], labels[:border], test=split, classes=classes, name=name, task=task)
+
+
+def class_images(folder: Path) -> list[Sample]:
+    """All images of all class folders, sorted by class and path; an empty class is an error."""
+    classes = sorted(sub for sub in folder.iterdir() if sub.is_dir() and not sub.name.startswith("."))
+    require(bool(classes), f"{folder} is empty: it needs one sub-folder of images per class")
+    samples: list[Sample] = []
+    for sub in classes:
+        files = sorted(file for file in sub.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+        require(bool(files), f"{sub} holds no images ({', '.join(IMAGE_SUFFIXES)})")
+        samples += [(sub.name, file) for file in files]
+    return samples
+
+
+def decode_files(files: list[Path], size: tuple[int, int] | None, name: str, progress: bool) -> Bytes:
+    """Image files as uint8 `[N, channels, height, width]`."""
+
+    def encoded() -> Iterator[tuple[str, bytes]]:
+        for file in files:
+            yield str(file), _file_content(file)
+
+    return decode_own(encoded, size, name, progress)
+
+
+def _file_content(file: Path) -> bytes:
+    with readable(file), file.open("rb") as stream:
+        return read_limited(stream, MOST_IMAGE_BYTES, str(file))

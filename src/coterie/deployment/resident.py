@@ -15,7 +15,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.data.dataset import DEFAULT_LABEL
+from coterie.data.loading import DEFAULT_LABEL
 from coterie.deployment import channel
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.extension import accepted_terms

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from coterie.core.pixels import whole
 from coterie.data import Dataset, load_own
-from coterie.data.dataset import DEFAULT_LABEL
-from coterie.data.labels import Classes
+from coterie.data.arrays import Classes
+from coterie.data.loading import DEFAULT_LABEL
 from coterie.data.tables import feature_names, holds_images, table_splits
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require

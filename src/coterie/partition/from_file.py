@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from coterie.data.archives import data_folder
 from coterie.data.dataset import Dataset
-from coterie.data.locate import data_folder
 from coterie.errors import CoterieError, require
 from coterie.files import expanded, resolved
 from coterie.partition.npz import SUFFIX, is_partition_file, labels_sha256

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coterie.compare.pool import Run
 from coterie.data import DATASETS
-from coterie.data.scaling import PUBLISHED
+from coterie.data.dataset import PUBLISHED
 from coterie.errors import CoterieError
 from coterie.options import option_fields
 from coterie.reproduce.paper import PaperColumn, PaperRow, PaperTable

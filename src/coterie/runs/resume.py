@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.core.pixels import Pixels
-from coterie.data.fingerprint import fingerprint, older_fingerprint
+from coterie.data.dataset import fingerprint, older_fingerprint
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
 from coterie.runs.about import described_model

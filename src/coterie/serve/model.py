@@ -23,8 +23,8 @@ from coterie.core.layout import Layout
 from coterie.core.pixels import whole
 from coterie.core.slots import Slot
 from coterie.data import Dataset
+from coterie.data.archives import progress_bar
 from coterie.data.arrays import Array, require_unmasked, to_inputs
-from coterie.data.progress import progress_bar
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.sitedata import fitted
 from coterie.deployment.store import FINAL, Store, require_readable

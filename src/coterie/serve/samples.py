@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.data.arrays import Array, read_npz, to_inputs
-from coterie.data.dataset import DEFAULT_LABEL
-from coterie.data.folder import SUFFIXES, class_images, decode_files
-from coterie.data.labels import Classes
-from coterie.data.readers.hub import declared_names
+from coterie.data.arrays import Array, Classes, read_npz, to_inputs
+from coterie.data.images import IMAGE_SUFFIXES, class_images, decode_files
+from coterie.data.loading import DEFAULT_LABEL
 from coterie.data.tables import (
     DEFAULT_CLIENT,
     TABLE_SUFFIXES,
     TableSplits,
+    declared_names,
     feature_arrays,
     holds_images,
     label_column,
@@ -99,7 +98,7 @@ def _table(path: Path, size: tuple[int, int] | None, label: str, progress: bool)
 
 def _files(folder: Path) -> list[tuple[str | None, Path]]:
     """The images that lie in the folder itself, else those in folders named after their classes."""
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if files:
         return [(None, file) for file in files]
     require(

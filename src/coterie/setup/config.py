@@ -19,7 +19,7 @@ from torch import nn
 
 from coterie import options
 from coterie.data import Dataset
-from coterie.data.load import placed
+from coterie.data.loading import placed
 from coterie.errors import CoterieError, require
 from coterie.files import resolved
 from coterie.methods import METHODS, Method

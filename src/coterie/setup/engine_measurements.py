@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from coterie.core.machine import machine
-from coterie.data.locate import user_cache
+from coterie.data.archives import user_cache
 from coterie.files import write_whole
 from coterie.processes import cores
 from coterie.setup.prepared import Prepared

@@ -21,9 +21,7 @@ from coterie.core.pixels import as_memory
 from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
-from coterie.data.fingerprint import fingerprint
-from coterie.data.scaling import rescaled
-from coterie.data.share import part_of
+from coterie.data.dataset import fingerprint, part_of, rescaled
 from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require

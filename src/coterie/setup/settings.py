@@ -55,7 +55,7 @@ class Settings(RunOptions):
     batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
     apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
     `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
-    as a paper's authors did (`coterie.data.scaling`). `engine="auto"` and `memory="auto"` are chosen before the first
+    as a paper's authors did (`coterie.data.dataset`). `engine="auto"` and `memory="auto"` are chosen before the first
     round: by trials, except that short runs take `serial`, and other devices than the processor, such as `cuda`, take
     `stacked`. `device="auto"` is the best one here, which is what the run then records. `workers` counts the processes
     of engines `processes` and `adaptive` and the actors of engine `ray`; `ray_address` is that of a Ray cluster (empty:

@@ -20,7 +20,7 @@ from tests.fuzz.trial import Case, Target, must, refused
 from coterie.core.pixels import whole
 from coterie.data import load
 from coterie.data.archives import tar_members
-from coterie.data.readers.idx import read_idx
+from coterie.data.layouts import read_idx
 
 SAMPLES = 12
 

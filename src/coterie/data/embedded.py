@@ -1,10 +1,4 @@
-"""The embedded data set: 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn.
-
-They are 14 copies of one form, one after the other: the labels repeat the form's sequence of 130 digits, of which
-five copies lack a few (one label, 3 for 8 at sample 385, is another than the form's). Copies differ as handwriting
-does (a test measures it), so each counts as an owner of its samples. Nobody recorded who filled them in: they are
-forms, and no more is known of them.
-"""
+"""The data sets that come with scikit-learn: handwritten digits, and patients with diabetes."""
 
 from __future__ import annotations
 
@@ -16,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from coterie.core.task import Regression
+from coterie.data.catalogue import KnownDataset
 from coterie.data.dataset import Dataset
-from coterie.data.registry import KnownDataset
 
+DIGIT_NAMES = tuple("0123456789")
 SHAPE = (8, 8)
 HIGHEST = 16
 """Pixels count inked dots: 0..16."""
@@ -26,7 +22,7 @@ FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 154
 """The first sample of each form."""
 
 
-def _table() -> npt.NDArray[np.float64]:
+def _digits_table() -> npt.NDArray[np.float64]:
     """The pixels of every sample, then its label: `[N, 65]`.
 
     The file is read where scikit-learn keeps it: to import scikit-learn for it takes longer than a short run.
@@ -50,7 +46,7 @@ def load_digits() -> Dataset:
     >>> len(data), data.shape, data.classes, data.owner_names[:2]
     (1797, (1, 8, 8), 10, ('form-0', 'form-1'))
     """
-    table = _table()
+    table = _digits_table()
     pixels = table[:, :-1].astype(np.float32).reshape(-1, 1, *SHAPE)
     labels = table[:, -1].astype(np.int64)
     forms = np.searchsorted(FORM_STARTS, np.arange(len(labels)), side="right") - 1
@@ -61,14 +57,47 @@ def load_digits() -> Dataset:
         classes=10,
         owners=torch.from_numpy(forms.astype(np.int64)),
         owner_names=tuple(f"form-{form}" for form in range(len(FORM_STARTS))),
-        class_names=tuple("0123456789"),
+        class_names=DIGIT_NAMES,
     )
+
+
+def load_diabetes() -> Dataset:
+    """Ten measurements of each patient, and how far the disease has progressed a year later (25 to 346 points).
+
+    Features and target are standardised over all 442 patients: mean 0, standard deviation 1. There is no official
+    test split.
+
+    >>> data = load_diabetes()
+    >>> len(data), data.shape, data.of_task.name
+    (442, (10,), 'regression')
+    """
+    from sklearn.datasets import load_diabetes as load_bunch  # slow to import, and needed for this set only
+
+    bunch = load_bunch(scaled=False)
+    inputs, target = np.asarray(bunch.data, np.float64), np.asarray(bunch.target, np.float64)
+    return Dataset(
+        "diabetes",
+        torch.from_numpy(_standardised(inputs).astype(np.float32)),
+        torch.from_numpy(_standardised(target).astype(np.float32)),
+        task=Regression(),
+    )
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    scaled: np.ndarray = (values - values.mean(0)) / values.std(0)
+    return scaled
 
 
 DIGITS = KnownDataset(
     "digits",
     "1,797 handwritten digits, 8 × 8, on 14 forms (the owners), embedded: no files needed",
     10,
-    tuple("0123456789"),
+    DIGIT_NAMES,
     make=load_digits,
+)
+DIABETES = KnownDataset(
+    "diabetes",
+    "442 patients, 10 measurements, embedded; regression: progression after a year, standardised",
+    0,
+    make=load_diabetes,
 )

@@ -1,34 +1,25 @@
-"""The data sets that Coterie knows by name, and how each is found, fetched, decoded and kept."""
+"""The data sets that Coterie knows by name, and how each is found, fetched or made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from coterie.core.pixels import Pixels
-from coterie.data.cache import cache_key, read_entry, write_entry
+from coterie.data.archives import Remote, data_folder, download
 from coterie.data.dataset import Dataset
-from coterie.data.download import Remote, download
-from coterie.data.images import Decoded, ImageSpec
-from coterie.data.locate import data_folder, decoded_folder
 from coterie.errors import CoterieError, require
 from coterie.registry import Registry
 
+if TYPE_CHECKING:
+    from coterie.data.images import ImageFiles
 
-@dataclass(frozen=True)
-class Found:
-    """Files of a data set in one of its layouts, how to read them, and the size they are read at."""
-
-    files: tuple[Path, ...]
-    read: Callable[[], Decoded]
-    spec: ImageSpec
-
-
-Find = Callable[[Path, bool], Found | None]
-"""Looks into a folder (the flag: show progress when reading); None where no layout is complete."""
+    Find = Callable[[Path, bool], ImageFiles | None]
+    """Looks into a folder (the flag: show progress when reading); None where no layout is complete."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +48,12 @@ class KnownDataset:
             except CoterieError:
                 raise
             except (Exception, SystemExit) as error:  # whatever somebody's function may raise
-                told = " ".join(f"{type(error).__name__}: {error}".split())
-                raise CoterieError(f"data '{self.name}': cannot be made ({told})") from error
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                raise CoterieError(f"data '{self.name}': cannot be made ({reason})") from error
             require(isinstance(made, Dataset), f"data '{self.name}': made {type(made).__name__}, no coterie.Dataset")
             return made
         assert self.find is not None
-        decoded = _decode_once(self.name, self._found(self.find, data_folder(self.name, root), progress))
+        decoded = self._image_files(self.find, data_folder(self.name, root), progress).decoded(self.name)
         names = decoded.class_names or self.class_names
         return Dataset(
             self.name,
@@ -85,51 +76,38 @@ class KnownDataset:
         fetch = f"; 'coterie run --data {self.name} --rounds 1' fetches them" if self.remotes else ""
         return f"place {self.files} in {folder}{fetch}"
 
-    def _found(self, find: Find, folder: Path, progress: bool) -> Found:
-        found = find(folder, progress)
-        if found is None:
-            place = f"place {self.files} in {folder}"
-            if not self.remotes:
-                raise CoterieError(f"data '{self.name}': no files found; {place}")
-            for remote in self.remotes:
-                if not (folder / remote.file).is_file():
-                    try:
-                        download(remote, folder, progress)
-                    except CoterieError as error:
-                        raise CoterieError(f"data '{self.name}': {error}; {place}") from error
-            found = find(folder, progress)
-            if found is None:
-                raise CoterieError(f"data '{self.name}': the files in {folder} are incomplete; {place}")
-        return found
+    def _image_files(self, find: Find, folder: Path, progress: bool) -> ImageFiles:
+        """The files as they lie in a folder, or as they are fetched into it."""
+        if files := find(folder, progress):
+            return files
+        place = f"place {self.files} in {folder}"
+        if not self.remotes:
+            raise CoterieError(f"data '{self.name}': no files found; {place}")
+        for remote in self.remotes:
+            if not (folder / remote.file).is_file():
+                try:
+                    download(remote, folder, progress)
+                except CoterieError as error:
+                    raise CoterieError(f"data '{self.name}': {error}; {place}") from error
+        if files := find(folder, progress):
+            return files
+        raise CoterieError(f"data '{self.name}': the files in {folder} are incomplete; {place}")
 
 
-def _decode_once(name: str, found: Found) -> Decoded:
-    """The decoded images from the cache, or from the files and then into the cache."""
-    cache = decoded_folder()
-    if cache is None:
-        return found.read()
-    entry = cache / cache_key(name, found.files, str(found.spec.shape))
-    decoded = read_entry(entry)
-    if decoded is None:
-        decoded = found.read()
-        write_entry(entry, decoded)
-    return decoded
-
-
-def _own_data(name: str, found: object) -> KnownDataset:
-    if isinstance(found, KnownDataset):
-        return replace(found, name=name)
-    if not callable(found):
+def _known_dataset(name: str, thing: object) -> KnownDataset:
+    if isinstance(thing, KnownDataset):
+        return replace(thing, name=name)
+    if not callable(thing):
         raise CoterieError(f"data '{name}': must be a function that returns a coterie.Dataset, or a KnownDataset")
-    return KnownDataset(name, (found.__doc__ or "").strip().partition("\n")[0], make=found)
+    return KnownDataset(name, (thing.__doc__ or "").strip().partition("\n")[0], make=thing)
 
 
 DATASETS: Registry[KnownDataset] = Registry(
     "data set",
     "coterie.datasets",
     {
-        "digits": "coterie.data.readers.digits:DIGITS",
-        "diabetes": "coterie.data.readers.diabetes:DIABETES",
+        "digits": "coterie.data.embedded:DIGITS",
+        "diabetes": "coterie.data.embedded:DIABETES",
         "mnist": "coterie.data.published:MNIST",
         "fashion_mnist": "coterie.data.published:FASHION_MNIST",
         "cifar10": "coterie.data.published:CIFAR10",
@@ -139,6 +117,6 @@ DATASETS: Registry[KnownDataset] = Registry(
         "tiny_imagenet": "coterie.data.published:TINY_IMAGENET",
         "domainnet": "coterie.data.published:DOMAINNET",
     },
-    _own_data,
+    _known_dataset,
 )
 """Every data set by name: a `KnownDataset`, which a function that returns a `Dataset` is made into."""

@@ -1,1 +1,0 @@
-"""Readers of the published layouts: each turns files into decoded images, none writes anything."""

@@ -24,7 +24,6 @@ LAYERS = (
         "devices",
         "display",
         "interrupts",
-        "one_core",
         "processes",
         "typed",
         "version",

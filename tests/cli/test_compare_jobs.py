@@ -21,10 +21,11 @@ from cli_tools import SMALL, Answer, assert_same_run, call
 
 from coterie.compare import pool as parallel
 from coterie.compare import running as comparing
-from coterie.compare.pool import CannotStartError, Run, obstacle, run_in_parallel
+from coterie.compare.pool import Run, obstacle, run_in_parallel
 from coterie.compare.table import compare
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg
+from coterie.processes import CannotStartError
 from coterie.report.terminal import ComparisonProgress
 from coterie.runs.experiment import Experiment
 from coterie.setup.cost import expected_seconds

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.compare import engine_choice
-from coterie.compare.engine_choice import OneEngine
+from coterie.compare import running
+from coterie.compare.running import OneEngine
 from coterie.compare.table import compare
 from coterie.partition import Iid
 from coterie.runs.directory import RunDirectory
@@ -30,8 +30,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Way] | None]:
         told.append(ways)
         return Choice(STACKED, "it was told so")
 
-    monkeypatch.setattr(engine_choice, "choose", choose)
-    monkeypatch.setattr(engine_choice, "cores", lambda: 2)
+    monkeypatch.setattr(running, "choose", choose)
+    monkeypatch.setattr(running, "cores", lambda: 2)
     monkeypatch.setattr("coterie.setup.ways.cores", lambda: 2)
     return told
 

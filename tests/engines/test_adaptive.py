@@ -16,8 +16,8 @@ import torch
 from coterie.core.federation import Federation
 from coterie.engines import Processes, Serial, adaptive
 from coterie.engines.adaptive import Contest
-from coterie.engines.processes.shared import shared_memory_lacks
-from coterie.engines.remote.queue import WorkersFailError
+from coterie.engines.remote import WorkersFailError
+from coterie.engines.shared_memory import shared_memory_lacks
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.processes import guards_itself
@@ -167,7 +167,7 @@ def test_workers_are_not_started_where_they_would_not_do(
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr(adaptive, what, lambda *_: gives)
-    monkeypatch.setattr("coterie.engines.processes.pool._start", never)
+    monkeypatch.setattr("coterie.processes.WorkerProcesses.start", never)
     with caplog.at_level(logging.INFO, logger="coterie"):
         assert same(tiny(engine="adaptive", workers=2).run(), in_one_process())
     assert any(told in one.getMessage() for one in caplog.records)
@@ -177,7 +177,7 @@ def test_a_run_with_little_to_do_starts_no_workers(monkeypatch: pytest.MonkeyPat
     def never(*_: object) -> NoReturn:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("coterie.engines.processes.pool._start", never)
+    monkeypatch.setattr("coterie.processes.WorkerProcesses.start", never)
     ticks = itertools.count()  # every piece of work takes a hundredth of a second, however busy the machine
     monkeypatch.setattr(adaptive, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 100))
     assert same(tiny(engine="adaptive", workers=2).run(), in_one_process())

@@ -15,7 +15,7 @@ from coterie.client.model import MountedModel
 from coterie.client.private import PrivateSteps
 from coterie.client.problem import Problem
 from coterie.engines.base import Engine
-from coterie.engines.processes.engine import Processes
+from coterie.engines.processes import Processes
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.engine import Stacked
 from coterie.methods import METHODS, Method

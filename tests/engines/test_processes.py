@@ -22,12 +22,10 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.steps import plain_steps
 from coterie.client.trainer import Trainer
 from coterie.core.federation import Federation
-from coterie.engines import Engine, Processes, Serial, Work
-from coterie.engines.processes.pool import ProcessPool, raised_here
-from coterie.engines.remote import queue
-from coterie.engines.remote.engine import position_names
-from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Failed
+from coterie.engines import Engine, Processes, Serial, Work, remote
+from coterie.engines.processes import ProcessPool
+from coterie.engines.remote import Pace, TaskQueue, position_names, raised_here
+from coterie.engines.worker import Call, Done, Failed
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
@@ -82,7 +80,7 @@ def pool() -> Iterator[ProcessPool]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client is a task of its own, however fast this machine happens to be."""
     for shortest in ("TASK_SECONDS", "SHORTEST"):
-        monkeypatch.setattr(queue, shortest, 0.0)
+        monkeypatch.setattr(remote, shortest, 0.0)
 
 
 def experiment(method: Method | str, model: str = "norm", **options: Any) -> Experiment:
@@ -255,7 +253,7 @@ def test_mistakes_of_the_users_stay_such() -> None:
 def test_a_client_that_kills_its_workers_is_given_up(
     pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of a worker
+    monkeypatch.setattr(remote, "DEATHS", 1)  # each further death would cost the start of a worker
     alone(monkeypatch)
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
@@ -309,7 +307,7 @@ SCRIPT = """
 import time
 import torch
 from coterie.data import Dataset
-from coterie.engines.processes.pool import ProcessPool
+from coterie.engines.processes import ProcessPool
 from coterie.runs.experiment import Experiment
 from coterie.setup.settings import make_rule
 from coterie.methods import FedAvg
@@ -326,7 +324,7 @@ deal = ProcessPool._deal
 
 def tell(pool, queue):
     deal(pool, queue)
-    print(*[member.process.pid for member in pool._members if member.stage == "busy"], flush=True)
+    print(*[member.process.pid for member in pool.members if member.stage == "busy"], flush=True)
 
 def main():
     ProcessPool._deal = tell

@@ -32,16 +32,15 @@ from coterie.client.steps import plain_steps
 from coterie.client.trainer import Trainer
 from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation
-from coterie.engines import RayCluster, Serial, Work
+from coterie.engines import RayCluster, Serial, Work, remote
 from coterie.engines.ray import pool as pools
 from coterie.engines.ray import session as sessions
 from coterie.engines.ray.actor import Arrived, arrays_of, with_arrays
 from coterie.engines.ray.engine import homes_by_size
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import LOCAL_ONLY, LOOPBACK, RaySession, import_ray
-from coterie.engines.remote import queue
-from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Positions
+from coterie.engines.remote import Pace, TaskQueue
+from coterie.engines.worker import Call, Positions
 from coterie.errors import CoterieError, PassingError
 from coterie.methods import FedAvg, FedPer
 from coterie.partition import Iid
@@ -286,7 +285,7 @@ class Doomed:
 
 @pytest.mark.parametrize("begun", [1, 2])
 def test_the_client_that_a_lost_actor_was_at_is_blamed(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "DEATHS", 1)
+    monkeypatch.setattr(remote, "DEATHS", 1)
     book = TaskQueue([30, 20, 10], lambda task: f"client {task[0]}", Pace(), workers=1)
     cargo: Any = SimpleNamespace(job=None, data=None, number=1, news=lambda *_: None, blocks=lambda *_: {})
     doomed: Any = Doomed(begun)
@@ -329,7 +328,7 @@ def is_dead(actor: Any) -> bool:
 def test_errors_of_the_work_are_raised_here_and_end_the_actors(
     pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "DEATHS", 1)  # each further death would cost the start of an actor
+    monkeypatch.setattr(remote, "DEATHS", 1)  # each further death would cost the start of an actor
     alone(monkeypatch)
     left = tmp_path / "left"
     left.write_bytes(b"xxx")
@@ -672,7 +671,7 @@ def test_actors_that_find_no_room_are_waited_for_aloud(
     pool = ActorPool(session, 1)
     member = pools._ActorState(0, handle=None)
     member.answers.append(ray.put(None))
-    pool._members.append(member)
+    pool.members.append(member)
     monkeypatch.setattr(ray, "wait", lambda references, **_: (time.sleep(0.01) or [], references))
     with caplog.at_level("WARNING", logger="coterie"), pytest.raises(PassingError, match=r"no actor could start withi"):
         pool._heard()

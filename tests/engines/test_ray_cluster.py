@@ -152,7 +152,7 @@ def test_data_are_placed_once_a_node(cluster: NodesHere) -> None:
 
 def _arrived(pool: ActorPool | None) -> int:
     assert pool is not None
-    return sum(member.stage == "idle" for member in pool._members)
+    return sum(member.stage == "idle" for member in pool.members)
 
 
 def _store_use(engine: RayCluster) -> list[int]:

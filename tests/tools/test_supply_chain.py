@@ -109,7 +109,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 # The workers of an engine are this user's own processes, which multiprocessing and Ray start.
-PICKLING = {"engines/remote/worker.py", "engines/processes/pool.py", "engines/ray/pool.py", "engines/ray/engine.py"}
+PICKLING = {"engines/worker.py", "engines/processes.py", "engines/ray/pool.py", "engines/ray/engine.py"}
 
 
 def test_nothing_is_unpickled_and_no_archive_is_extracted() -> None:

@@ -19,12 +19,11 @@ from typing import Any
 from coterie.compare.cell import kept_summary
 from coterie.compare.node import carry_out, versions
 from coterie.compare.parcels import Inbox, Outbox
-from coterie.compare.pool import Run, Watcher, take_in, task_of
-from coterie.compare.worker import Message
+from coterie.compare.pool import Message, Run, Watcher, take_in, task_of
 from coterie.data.archives import DATA
 from coterie.engines.ray.session import RaySession, fetched
-from coterie.engines.remote.queue import DEATHS
-from coterie.engines.remote.worker import described
+from coterie.engines.remote import DEATHS
+from coterie.engines.worker import described
 from coterie.errors import CoterieError, PassingError, require
 from coterie.files import LockedError, locked
 from coterie.runs.directory import RunDirectory

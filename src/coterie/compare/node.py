@@ -17,9 +17,9 @@ from uuid import uuid4
 import torch
 
 from coterie.compare.parcels import Inbox, Outbox
-from coterie.compare.worker import Message, Tell, answer, failure, warnings_told
+from coterie.compare.pool import Message, Tell, answer, failure, warnings_told
 from coterie.files import LockedError, locked
-from coterie.one_core import use_one_core
+from coterie.processes import use_one_core
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.runs.kept import CHECKPOINT

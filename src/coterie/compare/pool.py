@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
-import sys
 import tomllib
-from collections.abc import Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.compare.cell import Summary, perform
-from coterie.compare.worker import Message, send, serve
-from coterie.engines.processes.pool import UNGUARDED
+from coterie.engines import ENGINES
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.partition import PARTITIONS
-from coterie.processes import interrupts_held_back
+from coterie.processes import (
+    GUARD,
+    UNGUARDED,
+    CannotStartError,
+    WorkerProcess,
+    WorkerProcesses,
+    depend_on_parent,
+    ending,
+    use_one_core,
+)
 from coterie.registry import Registry, reference_to
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
@@ -36,7 +42,10 @@ from coterie.setup.config import complete, to_toml
 
 log = logging.getLogger("coterie")
 
-GUARD = "put what the script does under 'if __name__ == \"__main__\":'"
+Message = dict[str, Any]
+"""Plain values: they travel as JSON."""
+Tell = Callable[[Message], None]
+"""Sends a message to the main process."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,10 @@ class Watcher(Protocol):
         ...
 
 
-class CannotStartError(Exception):
-    """No worker process could start, and no run has begun; the message says why."""
+@dataclass(eq=False)
+class _Runner(WorkerProcess):
+    """A worker process, and the run that it is at."""
 
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: Connection
     run: Run | None = None
 
 
@@ -108,14 +113,16 @@ def obstacle(experiment: Experiment) -> str | None:
     >>> obstacle(Experiment(engine="processes"))
     "engine 'processes' shares the cores out by itself"
     """
-    if experiment.engine not in ("auto", "serial", "stacked"):
-        return f"engine '{experiment.engine}' shares the cores out by itself"
-    own = "it uses Python objects of its own (data, model, partition or method)"
-    method, rule, model = type(experiment.method), type(experiment.partition), experiment.model
-    known = _known_everywhere(METHODS, method, METHODS.name_of(method))
-    known = known and _known_everywhere(PARTITIONS, rule, PARTITIONS.name_of(rule))
+    method, rule, model, engine = type(experiment.method), type(experiment.partition), experiment.model, None
+    if experiment.engine != "auto":
+        engine = ENGINES.find(experiment.engine)
+        if engine.has_workers:
+            return f"engine '{experiment.engine}' shares the cores out by itself"
+    own = "it uses Python objects of its own (data, model, partition, method or engine)"
+    known = _known_everywhere(METHODS, method) and _known_everywhere(PARTITIONS, rule)
+    known = known and (engine is None or _known_everywhere(ENGINES, engine))
     if isinstance(model, str):
-        known = known and _known_everywhere(MODELS, MODELS[model].build, model)
+        known = known and _known_everywhere(MODELS, MODELS.find(model).build, model)
     if not known:
         return own
     try:
@@ -125,8 +132,9 @@ def obstacle(experiment: Experiment) -> str | None:
     return None if repeated == experiment else own
 
 
-def _known_everywhere(registry: Registry[Any], thing: object, name: str | None) -> bool:
+def _known_everywhere(registry: Registry[Any], thing: object, name: str | None = None) -> bool:
     """Whether a worker finds something too: what was only added to a registry exists in this process alone."""
+    name = name or registry.name_of(thing)
     built_in = getattr(thing, "__module__", "").startswith("coterie.")
     return built_in or reference_to(thing) is not None or (name is not None and registry.origin(name) is not None)
 
@@ -161,21 +169,21 @@ def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
     says so; otherwise the others go on.
     """
     waiting = list(reversed(runs))
-    workers: list[_Worker] = []
+    workers = WorkerProcesses("coterie run", serve, _Runner)
     ready = False
     try:
-        while len(workers) < min(jobs, len(runs)):
-            workers.append(_start())
-        while workers:
-            for worker in _heard(workers):
-                message = _received(worker)
+        for _ in range(min(jobs, len(runs))):
+            workers.start()
+        while workers.members:
+            for worker in workers.heard():
+                message = worker.said(_received)
                 if message is None:
-                    workers.remove(worker)
-                    failed, reason = worker.run, _bury(worker)
-                    if failed is not None:
-                        watcher.failed(failed, CoterieError(f"{failed}: {reason}"))
-                        workers += [_start()] if waiting else []
-                    elif not workers and waiting:
+                    reason = _reason(workers.bury(worker), worker.run)
+                    if worker.run is not None:
+                        watcher.failed(worker.run, CoterieError(f"{worker.run}: {reason}"))
+                        if waiting:
+                            workers.start()
+                    elif not workers.members and waiting:
                         raise CoterieError(f"jobs = {jobs}: {reason}") if ready else CannotStartError(reason)
                     continue
                 ready = True
@@ -184,47 +192,24 @@ def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
                 if worker.run is None and waiting:
                     _deal(worker, waiting.pop(), watcher)
                 elif worker.run is None:
-                    workers.remove(worker)
-                    _stop([worker])
+                    workers.end([worker])
     finally:
-        _stop(workers)
+        workers.stop()
 
 
-def _start() -> _Worker:
-    main = getattr(sys.modules["__main__"], "__file__", None)
-    if main is not None and getattr(sys.modules["__main__"], "__spec__", None) is None and not Path(main).is_file():
-        raise CannotStartError(f"they import the main script, and {main} is no file")
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), name="coterie run", daemon=True)
-    try:
-        with interrupts_held_back():
-            process.start()
-    except AssertionError as error:  # multiprocessing's own check of daemonic processes
-        ours.close()
-        raise CannotStartError(str(error)) from None
-    finally:
-        theirs.close()
-    return _Worker(process, ours)
-
-
-def _heard(workers: Sequence[_Worker]) -> list[_Worker]:
-    """Wait until something happens; the workers that said something or died."""
-    handles: list[Connection | int] = [worker.connection for worker in workers]
-    handles += [worker.process.sentinel for worker in workers]
-    happened = wait(handles)
-    return [worker for worker in workers if worker.connection in happened or worker.process.sentinel in happened]
-
-
-def _received(worker: _Worker) -> Message | None:
-    """What a worker said; nothing if it is dead and has no last words."""
-    try:
-        if not worker.connection.poll():
-            return None
-        message: Message = json.loads(worker.connection.recv_bytes())
-    except (EOFError, OSError):
-        return None
+def _received(connection: Connection) -> Message:
+    message: Message = json.loads(connection.recv_bytes())
     return message
+
+
+def _reason(code: int | None, run: Run | None) -> str:
+    """Why a worker process is dead, and what would help."""
+    if run is not None:
+        hint = "; is there enough memory for several runs at once? jobs=1 needs the least" if code == -9 else ""
+        return f"its worker process died ({ending(code)}){hint}"
+    if code == UNGUARDED:
+        return f"they import the script: {GUARD}"
+    return f"a worker process died without a run ({ending(code)})"
 
 
 def take_in(run: Run, message: Message, watcher: Watcher) -> bool:
@@ -256,42 +241,83 @@ def task_of(run: Run) -> Message:
     return {"config": config, "out": out, "until": run.until, "listeners": run.listeners}
 
 
-def _deal(worker: _Worker, run: Run, watcher: Watcher) -> None:
+def _deal(worker: _Runner, run: Run, watcher: Watcher) -> None:
     worker.run = run
     watcher.begun(run)
     with suppress(OSError):  # it has died, which will be noticed
         send(worker.connection, task_of(run))
 
 
-def _bury(worker: _Worker) -> str:
-    """Let go of a dead worker, and say how it ended."""
-    worker.process.join(5)
-    code = worker.process.exitcode
-    _stop([worker])
-    ending = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    if worker.run is not None:
-        hint = "; is there enough memory for several runs at once? jobs=1 needs the least" if code == -9 else ""
-        return f"its worker process died ({ending}){hint}"
-    if code == UNGUARDED:
-        return f"they import the script: {GUARD}"
-    return f"a worker process died without a run ({ending})"
+def serve(connection: Connection) -> None:
+    """A worker process: does one run after the other until the main process hangs up or is gone."""
+    depend_on_parent()
+    use_one_core()
+
+    def tell(message: Message) -> None:
+        send(connection, message)
+
+    try:
+        with warnings_told(tell):
+            tell({"ready": True})
+            while True:
+                task = json.loads(connection.recv_bytes())
+                tell(answer(task, tell))
+    except (EOFError, OSError):
+        return
 
 
-def _stop(workers: list[_Worker]) -> None:
-    """End workers, busy or not: they own nothing."""
-    for worker in workers:
-        worker.process.terminate()
-    for worker in workers:
-        worker.process.join(5)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.connection.close()
-        worker.process.close()
-    workers.clear()
+def answer(task: Message, tell: Tell, listeners: Sequence[Listener] = ()) -> Message:
+    """Do the run of a task, tell of its rounds, and give the last message there is about it."""
+    try:
+        experiment = experiment_from(tomllib.loads(task["config"]))
+        directory = None if task["out"] is None else Path(task["out"])
+        heard = [_Messenger(tell), *listeners, *task["listeners"]]
+        return {"summary": perform(experiment, directory, heard, task["until"], task.get("identity"))}
+    except Exception as error:
+        return failure(error)
 
 
-def leave_if_imported_by_a_worker() -> None:
-    """End a worker process whose import of an unguarded main script has come to start runs by itself."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(UNGUARDED)
+def failure(error: Exception) -> Message:
+    """What is told of an error that is being handled: mistakes are the user's to mend and need no traceback."""
+    if isinstance(error, CoterieError | OSError):
+        return {"mistake": " ".join(str(error).split())}
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"error": text, "details": traceback.format_exc()}
+
+
+class _Messenger(Listener):
+    """Sends the rounds to the main process."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def round(self, report: RoundReport) -> None:
+        received = None if report.received is None else report.received.mean
+        self._tell({"round": report.round, "received": received})
+
+
+@contextmanager
+def warnings_told(tell: Tell) -> Iterator[None]:
+    """While inside, what is logged as a warning is told to the main process, and to nobody here."""
+    handler, propagated = _Warnings(tell), log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagated
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, tell: Tell) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell({"warning": record.getMessage()})
+
+
+def send(connection: Connection, message: Message) -> None:
+    """Send a message to the other side."""
+    connection.send_bytes(json.dumps(message).encode())

@@ -15,14 +15,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coterie.compare.engine_choice import SEVERAL, OneEngine
-from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
-from coterie.compare.running import Collector, CommonGround, checked, perform_all, require_jobs, require_names
+from coterie.compare.pool import Run, Watcher
+from coterie.compare.running import (
+    SEVERAL,
+    Collector,
+    CommonGround,
+    OneEngine,
+    checked,
+    perform_all,
+    require_jobs,
+    require_names,
+)
 from coterie.compare.table import run_folder
 from coterie.core.scale import Scale
 from coterie.errors import require
 from coterie.files import PARTIAL, write_whole
 from coterie.partition import Rule
+from coterie.processes import leave_if_imported_by_a_worker
 from coterie.rounds.evaluate import mean_over_clients
 from coterie.runs.directory import RunDirectory, is_unbegun
 from coterie.runs.experiment import Experiment

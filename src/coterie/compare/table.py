@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from coterie.compare.cell import Summary, require_same_run
 from coterie.compare.columns import USUAL, Column, chosen_columns
 from coterie.compare.differing import differing, settings_note
-from coterie.compare.engine_choice import SEVERAL, OneEngine
 from coterie.compare.grid import Grid
-from coterie.compare.pool import Run, Watcher, leave_if_imported_by_a_worker
+from coterie.compare.pool import Run, Watcher
 from coterie.compare.running import (
+    SEVERAL,
     Collector,
     CommonGround,
     Heard,
+    OneEngine,
     checked,
     perform_all,
     require_jobs,
@@ -30,6 +31,7 @@ from coterie.core.scale import Scale
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.files import PARTIAL, UNFIT, require_format, write_whole
+from coterie.processes import leave_if_imported_by_a_worker
 from coterie.registry import later
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment

@@ -26,7 +26,7 @@ from coterie.deployment.sitedata import data_stamp, load_site_data
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
 from coterie.devices import PROCESSOR
-from coterie.one_core import keep_freed_memory
+from coterie.processes import keep_freed_memory
 
 log = logging.getLogger("coterie")
 

@@ -16,7 +16,7 @@ from coterie.registry import Registry, deferred, on_first_use, subclasses_of
 
 if TYPE_CHECKING:  # the engines: each has the name of its file or folder
     from coterie.engines.adaptive import Adaptive as Adaptive
-    from coterie.engines.processes.engine import Processes as Processes
+    from coterie.engines.processes import Processes as Processes
     from coterie.engines.ray.engine import RayCluster as RayCluster
     from coterie.engines.serial import Serial as Serial
     from coterie.engines.stacked.engine import Stacked as Stacked

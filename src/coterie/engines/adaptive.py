@@ -16,10 +16,10 @@ from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.core.federation import Federation
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
-from coterie.engines.processes.engine import Processes
-from coterie.engines.processes.shared import shared_memory_lacks
-from coterie.engines.remote.queue import WorkersFailError
+from coterie.engines.processes import Processes
+from coterie.engines.remote import WorkersFailError
 from coterie.engines.serial import Serial
+from coterie.engines.shared_memory import shared_memory_lacks
 from coterie.methods.base import Method
 from coterie.processes import main_can_be_imported
 
@@ -101,6 +101,7 @@ class Adaptive(Engine):
     """
 
     name = "adaptive"
+    has_workers: ClassVar[bool] = True
     main_threads: ClassVar[int] = 1
 
     def __init__(self, problem: Problem, method: Method, seed: int, workers: int = 0) -> None:

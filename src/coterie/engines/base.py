@@ -80,6 +80,8 @@ class Engine(ABC):
     uses_device: ClassVar[bool] = False
     # Whether rows may lie on that device too: it takes them from the federation, and puts them there, by itself.
     rows_on_device: ClassVar[bool] = False
+    # Whether it shares the cores out among workers of its own.
+    has_workers: ClassVar[bool] = False
     # PyTorch threads of the main process unless the run says otherwise; 0: PyTorch's choice.
     main_threads: ClassVar[int] = 0
     # How many threads of the main process may mix rows while nobody trains.

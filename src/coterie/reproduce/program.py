@@ -8,9 +8,9 @@ from pathlib import Path
 
 from coterie.compare.cell import Summary
 from coterie.compare.cluster import run_on_cluster
-from coterie.compare.pool import CannotStartError, Run, Watcher, run_in_parallel, run_one_by_one
+from coterie.compare.pool import Run, Watcher, run_in_parallel, run_one_by_one
 from coterie.files import write_whole
-from coterie.processes import cores
+from coterie.processes import CannotStartError, cores
 from coterie.reproduce.cells import TableCell
 from coterie.reproduce.figure import drawn
 from coterie.reproduce.page import findings_in, page_of

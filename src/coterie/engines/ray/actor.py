@@ -24,7 +24,7 @@ from coterie.core.pixels import Inputs, Pixels, some
 from coterie.core.slots import Slot
 from coterie.devices import named
 from coterie.engines.ray.session import note
-from coterie.engines.remote.worker import (
+from coterie.engines.worker import (
     Call,
     Done,
     Failed,
@@ -36,7 +36,7 @@ from coterie.engines.remote.worker import (
     without_tensors,
 )
 from coterie.methods.base import Method
-from coterie.one_core import use_one_core
+from coterie.processes import use_one_core
 from coterie.registry import PluginFile
 
 Array = NDArray[Any]

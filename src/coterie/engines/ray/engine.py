@@ -16,9 +16,8 @@ from coterie.engines.base import EngineOptions, Work, empty_rows
 from coterie.engines.ray.actor import Rows, arrays_of
 from coterie.engines.ray.pool import ActorPool, Cargo
 from coterie.engines.ray.session import RaySession
-from coterie.engines.remote.engine import RemoteEngine, position_names
-from coterie.engines.remote.queue import Pace, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Positions
+from coterie.engines.remote import Pace, RemoteEngine, TaskQueue, position_names
+from coterie.engines.worker import Call, Done, Positions
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.processes import cores

@@ -15,13 +15,11 @@ import torch
 
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
-from coterie.engines.processes.pool import WAY_OUT, cannot_import, raised_here
-from coterie.engines.processes.shared import Changes
 from coterie.engines.ray.actor import Actor, Array, Arrived, Block, News, Rows, job_without_data
 from coterie.engines.ray.session import RaySession
-from coterie.engines.remote.engine import packed
-from coterie.engines.remote.queue import DEATHS, TaskQueue
-from coterie.engines.remote.worker import Call, Done, Positions, Refused, described
+from coterie.engines.remote import DEATHS, WAY_OUT, TaskQueue, cannot_import, packed, raised_here
+from coterie.engines.shared_memory import Changes
+from coterie.engines.worker import Call, Done, Positions, Refused, described
 from coterie.errors import CoterieError, PassingError
 from coterie.methods.base import Method
 from coterie.registry import FILES

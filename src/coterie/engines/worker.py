@@ -30,8 +30,7 @@ from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows
 from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
-from coterie.one_core import use_one_core
-from coterie.processes import depend_on_parent
+from coterie.processes import depend_on_parent, use_one_core
 from coterie.registry import PluginFile
 
 

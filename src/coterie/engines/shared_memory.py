@@ -17,9 +17,8 @@ from torch import Tensor
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.pixels import Inputs
-from coterie.engines.processes.pool import cannot_import
-from coterie.engines.remote.queue import WorkersFailError
-from coterie.engines.remote.worker import Job, described, without_tensors
+from coterie.engines.remote import WorkersFailError, cannot_import
+from coterie.engines.worker import Job, described, without_tensors
 from coterie.methods.base import Method
 
 

@@ -13,7 +13,7 @@ import pytest
 CHURN = """
 import resource
 import torch
-from coterie.one_core import use_one_core
+from coterie.processes import use_one_core
 
 def churn(turns):
     for _ in range(turns):
@@ -26,7 +26,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 churn(15)
 print(torch.get_num_threads(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-ASKED = "from coterie.one_core import keep_freed_memory; print(keep_freed_memory())"
+ASKED = "from coterie.processes import keep_freed_memory; print(keep_freed_memory())"
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told anything")
 

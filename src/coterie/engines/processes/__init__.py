@@ -1,1 +1,0 @@
-"""Worker processes of this machine that share data and rows."""

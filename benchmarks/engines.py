@@ -32,7 +32,7 @@ from coterie.partition import Dirichlet, Iid
 from coterie.rounds.round import Rounds
 from coterie.rounds.sampling import draw_cohort
 from coterie.runs.experiment import Experiment
-from coterie.setup.choose_engine import with_choice
+from coterie.setup.engine_choice import with_choice
 from coterie.setup.prepared import Prepared
 
 LR = 0.01

@@ -37,7 +37,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         pytest.fail("this run is long enough to have its engine chosen by trial: name engine= and memory=")
 
-    monkeypatch.setattr("coterie.setup.choose_engine.measure", refuse)
+    monkeypatch.setattr("coterie.setup.trials.measure", refuse)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from tests.cli.cli_tools import SMALL, call
 
 from coterie.engines import ENGINES
-from coterie.setup import choose_engine as auto
-from coterie.setup.ways import Way
+from coterie.setup import engine_choice as auto
+from coterie.setup.workload import Way
 
 FOUND = {Way("adaptive", 1, "contiguous"): 0.5, Way("stacked", 1, "contiguous"): 0.25}
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,8 @@ from coterie.methods import METHODS, FedAvg
 from coterie.processes import CannotStartError
 from coterie.report.terminal import ComparisonProgress
 from coterie.runs.experiment import Experiment
-from coterie.setup.cost import expected_seconds
+from coterie.setup.workload import expected_seconds
+from plugins import ENGINE
 from support import PATIENCE, eventually, tiny, without_times
 
 pytestmark = pytest.mark.processes
@@ -310,6 +312,41 @@ def test_results_are_those_of_one_job_bit_for_bit(
             assert Path("one", run, "config.toml").read_bytes() == Path("both", run, "config.toml").read_bytes()
 
 
+def test_runs_with_an_engine_from_a_file_take_place_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud.py").write_text(ENGINE, encoding="utf-8")
+    usual = ("compare", "local", "fedavg", "--seeds", "3", "--clients", "4", "--rounds", "2", "--epochs", "1")
+    own = call(capsys, *usual, "--engine", "./loud.py:Loud", "--jobs", "2", "--out", "own", "--json")
+    assert own.code == 0, own.err
+    assert_no_workers()
+    plain = call(capsys, *usual, "--engine", "serial", "--threads", "1", "--jobs", "1", "--out", "plain", "--json")
+    assert without_times(own.json["runs"]) == without_times(plain.json["runs"])
+    for method in ("local", "fedavg"):
+        config = tomllib.loads(Path("own", f"{method}-s3", "config.toml").read_text(encoding="utf-8"))
+        assert config["engine"] == f"{tmp_path / 'loud.py'}:Loud"
+
+
+def test_engines_with_workers_of_their_own_run_alone(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN_ENGINES, encoding="utf-8")
+    assert obstacle(Experiment(engine=f"{file}:Plain")) is None
+    why = obstacle(Experiment(engine=f"{file}:Crowd"))
+    assert why == f"engine '{file}:Crowd' shares the cores out by itself"
+
+
+OWN_ENGINES = """
+from coterie.engines import Processes, Serial
+
+
+class Plain(Serial):
+    name = "plain"
+
+
+class Crowd(Processes):
+    name = "crowd"
+"""
 COMMAND = "compare local fedavg --clients 4 --epochs 1 --record-every 0 --seeds 0 1 --jobs 2"
 
 

@@ -24,7 +24,7 @@ from coterie.engines.stacked.stack import Ground, PaddedIndices, Stack
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedPer, FedTC, Method
 from coterie.runs.experiment import Experiment
-from coterie.setup.choose_engine import with_choice
+from coterie.setup.engine_choice import with_choice
 from coterie.testing.toys import PlainNet, seeded
 from support import rows_of, tiny, warnings_in
 

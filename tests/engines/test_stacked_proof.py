@@ -22,7 +22,7 @@ from coterie.engines.stacked.stack import Ground
 from coterie.models import MODELS
 from coterie.runs.experiment import Experiment
 from coterie.setup.trials import measure
-from coterie.setup.ways import ways_of
+from coterie.setup.workload import ways_of
 from coterie.testing.toys import seeded, toy_partition
 from odd_models import (
     ODD_MODELS,

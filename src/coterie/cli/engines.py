@@ -12,9 +12,8 @@ from coterie.cli.listing import first_line
 from coterie.cli.merge import one_experiment
 from coterie.engines import ENGINES
 from coterie.report.terminal import plain_table, print_result
-from coterie.setup.choose_engine import Choice, choose
 from coterie.setup.config import Config
-from coterie.setup.engine_measurements import Measurements, workload_of
+from coterie.setup.engine_choice import Choice, Measurements, choose, workload_of
 
 
 def engines_command(method: str | None, file: Path | None, given: Config, sets: Sequence[str], json: bool) -> None:

@@ -18,11 +18,10 @@ from coterie.rounds.listeners import made_listeners
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.runs.kept import CONFIG
-from coterie.setup.choose_engine import as_chosen, choose
 from coterie.setup.config import Config, complete
-from coterie.setup.cost import expected_seconds
+from coterie.setup.engine_choice import as_chosen, choose
 from coterie.setup.identity import Identity, differences, spoken
-from coterie.setup.ways import Way, ways_beside_others
+from coterie.setup.workload import Way, expected_seconds, ways_beside_others
 
 log = logging.getLogger("coterie")
 

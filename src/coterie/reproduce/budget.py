@@ -11,7 +11,7 @@ from coterie.compare.cell import finished
 from coterie.reproduce.cells import TableCell
 from coterie.rounds.listeners import StopAfter
 from coterie.runs.directory import RunDirectory
-from coterie.setup.cost import expected_seconds
+from coterie.setup.workload import expected_seconds
 
 log = logging.getLogger("coterie")
 

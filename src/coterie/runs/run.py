@@ -14,7 +14,7 @@ from coterie.engines import ENGINES, Engine
 from coterie.errors import require, said
 from coterie.runs.about import about_run, effective, session
 from coterie.runs.lock import alone
-from coterie.setup.choose_engine import Reconsider, with_choice
+from coterie.setup.engine_choice import Reconsider, with_choice
 from coterie.setup.config import complete, method_name
 from coterie.runs.directory import LOG, RunDirectory, refuse_existing
 from coterie.runs.history import History, Line, plain_number, plain_numbers
@@ -28,7 +28,7 @@ from coterie.runs.remembered import RememberedRun
 from coterie.runs.result import Result
 from coterie.setup.settings import Settings
 from coterie.runs.summary import summary_of
-from coterie.setup.ways import fitting_threads
+from coterie.setup.workload import fitting_threads
 from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.rounds.evaluate import Evaluation, Finished

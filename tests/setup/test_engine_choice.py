@@ -19,15 +19,21 @@ from coterie.rounds.listeners import Outcome
 from coterie.rounds.report import RoundReport
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
-from coterie.setup import choose_engine as auto
+from coterie.setup import engine_choice as auto
 from coterie.setup import trials
-from coterie.setup.choose_engine import Reconsider, choose, plain_way, with_choice
-from coterie.setup.cores_together import Offer
-from coterie.setup.engine_measurements import ENOUGH, LIFE, Measurements, workload_of
+from coterie.setup.engine_choice import (
+    ENOUGH,
+    LIFE,
+    Measurements,
+    Reconsider,
+    choose,
+    plain_way,
+    with_choice,
+    workload_of,
+)
 from coterie.setup.prepared import Prepared
-from coterie.setup.trial_pieces import MOST_EPOCHS, Piece, Round
-from coterie.setup.trials import Rates, _foreseen, measure, typical
-from coterie.setup.ways import Way, ways_beside_others, ways_of
+from coterie.setup.trials import Offer, Rates, _foreseen, measure, typical
+from coterie.setup.workload import MOST_EPOCHS, Piece, Round, Way, ways_beside_others, ways_of
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import final_rows, tiny
 
@@ -43,7 +49,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.setup.ways.cores", lambda: 2)
+    monkeypatch.setattr("coterie.setup.workload.cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
@@ -60,7 +66,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, seconds: dict[Way, float]) -> list[Se
         asked.append(ways)
         return seconds
 
-    monkeypatch.setattr(auto, "measure", measured)
+    monkeypatch.setattr(trials, "measure", measured)
     return asked
 
 
@@ -101,7 +107,7 @@ def test_the_memory_format_is_open_where_the_engine_is_named(engine: str, thread
 
 
 def test_a_short_run_is_serial_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(auto, "measure", never)
+    monkeypatch.setattr(trials, "measure", never)
     monkeypatch.setattr(auto, "Measurements", never)
     found = tiny().run(tmp_path / "run")
     config = RunDirectory.open(tmp_path / "run").config()
@@ -156,7 +162,7 @@ def test_a_trial_that_fails_is_no_reason_not_to_run(monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> NoReturn:
         raise RuntimeError("two clients are too few")
 
-    monkeypatch.setattr(auto, "measure", fail)
+    monkeypatch.setattr(trials, "measure", fail)
     choice = choose(long().prepare())
     assert choice.way.engine in ("adaptive", "serial")
     assert choice.why == "nothing could be measured (RuntimeError: two clients are too few)"
@@ -180,7 +186,7 @@ def test_measurements_are_kept_not_verdicts(monkeypatch: pytest.MonkeyPatch, tmp
     assert [one["seconds"][str(STACKED)] for one in own] == [2.0, 1.0, 1.0]
     assert "serial" not in json.dumps([list(one) for one in own])
     # With three of them nothing is measured any more …
-    monkeypatch.setattr(auto, "measure", never)
+    monkeypatch.setattr(trials, "measure", never)
     assert choose(prepared).way == STACKED
     assert "measured 3 times" in choose(prepared).why
     # … until they are a day old.

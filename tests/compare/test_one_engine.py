@@ -13,9 +13,9 @@ from coterie.compare.table import compare
 from coterie.partition import Iid
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
-from coterie.setup.choose_engine import Choice
+from coterie.setup.engine_choice import Choice
 from coterie.setup.prepared import Prepared
-from coterie.setup.ways import Way
+from coterie.setup.workload import Way
 from support import tiny
 
 STACKED = Way("stacked", 1, "contiguous")
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Way] | None]:
 
     monkeypatch.setattr(running, "choose", choose)
     monkeypatch.setattr(running, "cores", lambda: 2)
-    monkeypatch.setattr("coterie.setup.ways.cores", lambda: 2)
+    monkeypatch.setattr("coterie.setup.workload.cores", lambda: 2)
     return told
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
-import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from coterie.errors import CoterieError, unknown
 from coterie.registry import Registry, absolute, is_reference, short_name
+from coterie.typed import TEXT, fitting
 
 T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 BY_RULE = "the rule's"
-MOST_WHOLE = 2**63 - 1
-"""The largest whole number that tensors hold."""
-MOST = 3.4e38
-"""The largest number that float32 holds: weights are of that kind, and what is reckoned with them."""
 
 
 def setting(default: Any, help: str, group: str, *names: str, shown: str | None = None) -> Any:
@@ -143,118 +136,4 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
     ...
     coterie.errors.CoterieError: lr = 'inf': must be a number, finite and at most 3.4e38
     """
-    for candidate in _alternatives(wanted):
-        try:
-            return _READERS[candidate](value) if candidate in _READERS else _literal(value, candidate)
-        except (ValueError, TypeError):
-            continue
-    beyond = bounds(_alternatives(wanted)) if _is_beyond(value) else ""
-    raise CoterieError(f"{option} = {value!r}: must be {_spoken(wanted)}{beyond}")
-
-
-def bounds(kinds: Iterable[Any]) -> str:
-    """What a number must be besides being one, in words; nothing if no number is wanted.
-
-    >>> bounds([int, None]), bounds([int, float]), bounds([str])
-    (', below 2**63', ', finite and at most 3.4e38', '')
-    """
-    kinds = set(kinds)
-    if float in kinds:
-        return ", finite and at most 3.4e38"
-    return ", below 2**63" if int in kinds else ""
-
-
-def is_held(value: float) -> bool:
-    """Whether tensors can hold a number: it is finite, and not beyond their range.
-
-    >>> is_held(1e30), is_held(2**63), is_held(float("nan")), is_held(1e308)
-    (True, False, False, False)
-    """
-    if isinstance(value, int):
-        return -MOST_WHOLE <= value <= MOST_WHOLE
-    return math.isfinite(value) and abs(value) <= MOST
-
-
-def _is_beyond(value: Any) -> bool:
-    """Whether a value is a number, but none that tensors hold."""
-    for read in (int, float):
-        try:
-            return not is_held(read(value))
-        except (ValueError, TypeError, OverflowError):
-            continue
-    return False
-
-
-def _alternatives(wanted: Any) -> list[Any]:
-    if get_origin(wanted) in (typing.Union, types.UnionType):
-        # Strings take anything, so they come last.
-        return sorted(get_args(wanted), key=lambda one: (one is str, one is float))
-    return [wanted]
-
-
-def _int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError
-    return _held(int(value))
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    try:
-        return _held(float(value))
-    except OverflowError:  # whole numbers in TOML have any length, and no float holds the longest
-        raise ValueError from None
-
-
-def _held(value: N) -> N:
-    if not is_held(value):
-        raise ValueError
-    return value
-
-
-_WORDS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    try:
-        return _WORDS[str(value).lower()]
-    except KeyError:
-        raise ValueError from None
-
-
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-def _none(value: Any) -> None:
-    if value is not None and str(value).lower() != "none":
-        raise ValueError
-
-
-_READERS: dict[Any, Any] = {int: _int, float: _float, bool: _bool, str: _str, type(None): _none}
-
-
-def _literal(value: Any, wanted: Any) -> Any:
-    if value in get_args(wanted):
-        return value
-    raise ValueError
-
-
-def _spoken(wanted: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    spoken = [names.get(one) or "one of " + ", ".join(map(str, get_args(one))) for one in _alternatives(wanted)]
-    return " or ".join(spoken)
+    return fitting(option, value, wanted, said_in=TEXT)

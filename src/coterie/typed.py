@@ -1,8 +1,8 @@
-"""Arguments checked against their annotations where Python users hand them in: a wrong type is one line, not a trace.
+"""How a value fits an annotation, and how to say it if it does not: a wrong type is one line, not a trace.
 
-What a command line or a file says is text, and `coterie.options` reads it. What Python says has types already: nothing
-is guessed here. Numbers of NumPy become plain ones, whole numbers stand for others where they say the same, classes are
-looked for as they are annotated, and annotations that nobody can check let everything pass.
+What Python says has types already, and nothing is guessed: numbers of NumPy become plain ones, whole numbers stand for
+others where they say the same, classes are looked for as they are annotated, and annotations that nobody can check let
+everything pass. What a command line or a file says is text, which is read first (`coterie.options`).
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
+import math
 import types
 import typing
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from coterie.errors import CoterieError, unknown
-from coterie.options import bounds, is_held
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MOST_WHOLE = 2**63 - 1
+"""The largest whole number that tensors hold."""
+MOST = 3.4e38
+"""The largest number that float32 holds: weights are of that kind, and what is reckoned with them."""
 LONGEST = 60
 """Letters of a value in a message."""
 EXAMPLE = "example"
@@ -33,7 +37,37 @@ _NOT_LISTS = (str, bytes, Mapping)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
+@dataclass(frozen=True)
+class Language:
+    """How values are said: what reads a text as the value of a kind, and the words for what is said otherwise there."""
+
+    readers: Mapping[Any, Callable[[Any], Any]]
+    words: Mapping[Any, str]
+
+
+def _truth_in(value: Any) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    return value if isinstance(value, bool) else words[str(value).lower()]
+
+
+def _nothing_in(value: Any) -> None:
+    _require(value, value is None or str(value).lower() == "none")
+
+
+PYTHON = Language({}, {bool: "True or False", type(None): "None"})
+TEXT = Language(
+    {
+        int: lambda value: int(value) if isinstance(value, str) else value,
+        float: lambda value: float(value) if isinstance(value, str) else value,
+        bool: _truth_in,
+        type(None): _nothing_in,
+    },
+    {bool: "true or false", type(None): "none"},
+)
+"""A command line or a file: TOML has types of its own, a command line has none."""
+
+
+def fitting(option: str, value: Any, wanted: Any, example: str = "", said_in: Language = PYTHON) -> Any:
     """`value` as what is wanted there, if it is that; otherwise an error that says what it must be.
 
     >>> import numpy as np
@@ -49,15 +83,49 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "") -> Any:
     coterie.errors.CoterieError: lr = inf: must be a number, finite and at most 3.4e38
     """
     try:
-        return _any_of(value, wanted)
+        return _any_of(value, wanted, said_in)
     except _UnfitError:
         pass  # said below, with what would fit
-    words = [word for one in _alternatives(wanted) if get_origin(one) is typing.Literal for word in get_args(one)]
-    if words and isinstance(value, str):
+    text = said_in is TEXT
+    kinds = _alternatives(wanted)
+    words = [word for one in kinds if get_origin(one) is typing.Literal for word in get_args(one)]
+    if words and isinstance(value, str) and not text:
         raise unknown(option, value, words)
     such = f", such as {example}" if example else ""
-    beyond = bounds(_alternatives(wanted)) if isinstance(value, int | float) and not is_held(value) else ""
-    raise CoterieError(f"{option} = {shown(value)}: must be {spoken(wanted)}{beyond}{such}")
+    beyond = bounds(kinds) if (text or not isinstance(value, str)) and _is_beyond(value) else ""
+    told = repr(value) if text else shown(value)
+    raise CoterieError(f"{option} = {told}: must be {spoken(wanted, said_in)}{beyond}{such}")
+
+
+def bounds(kinds: Iterable[Any]) -> str:
+    """What a number must be besides being one, in words; nothing if no number is wanted.
+
+    >>> bounds([int, None]), bounds([int, float]), bounds([str])
+    (', below 2**63', ', finite and at most 3.4e38', '')
+    """
+    kinds = set(kinds)
+    if float in kinds:
+        return ", finite and at most 3.4e38"
+    return ", below 2**63" if int in kinds else ""
+
+
+def is_held(value: float) -> bool:
+    """Whether tensors can hold a number: it is finite, and not beyond their range.
+
+    >>> is_held(1e30), is_held(2**63), is_held(float("nan")), is_held(1e308)
+    (True, False, False, False)
+    """
+    if isinstance(value, int):
+        return -MOST_WHOLE <= value <= MOST_WHOLE
+    return math.isfinite(value) and abs(value) <= MOST
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether a value is a number, or the text of one, but none that tensors hold."""
+    for read in (int, float) if isinstance(value, int | float | str) else ():
+        with suppress(ValueError, OverflowError):
+            return not is_held(read(value))
+    return False
 
 
 def shown(value: object) -> str:
@@ -77,13 +145,13 @@ def shown(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def spoken(wanted: Any) -> str:
+def spoken(wanted: Any, said_in: Language = PYTHON) -> str:
     """An annotation in words.
 
     >>> spoken(int | None), spoken(Sequence[str]), spoken(Mapping[str, float])
     ('a whole number or None', 'a list, each of it text', 'a table of names, each with a number')
     """
-    words = list(dict.fromkeys(map(_word, _alternatives(wanted))))
+    words = list(dict.fromkeys(_word(one, said_in) for one in _alternatives(wanted)))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -222,10 +290,15 @@ def _alternatives(wanted: Any) -> list[Any]:
     return [wanted]
 
 
-def _as(value: Any, wanted: Any) -> Any:
+def _as(value: Any, wanted: Any, said_in: Language) -> Any:
     """The value as one of the alternatives; an error if it is none."""
     if wanted is Any:
         return value
+    if wanted in said_in.readers:
+        try:
+            value = said_in.readers[wanted](value)
+        except (ValueError, KeyError):
+            raise _UnfitError from None
     if wanted in _PLAIN:
         return _PLAIN[wanted](value)
     origin, inner = get_origin(wanted), get_args(wanted)
@@ -236,11 +309,11 @@ def _as(value: Any, wanted: Any) -> Any:
     if origin is collections.abc.Callable:
         return _require(value, callable(value))
     if origin in (collections.abc.Sequence, list):
-        return _elements(value, inner[0])
+        return _elements(value, inner[0], said_in)
     if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return _elements(_require(value, isinstance(value, list | tuple)), inner[0])
+        return _elements(_require(value, isinstance(value, list | tuple)), inner[0], said_in)
     if origin is collections.abc.Mapping:
-        return _entries(value, *inner)
+        return _entries(value, inner[0], inner[1], said_in)
     if isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False):
         return _require(value, isinstance(value, wanted))
     return value  # an annotation that nobody can check
@@ -252,25 +325,29 @@ def _require(value: Any, fits: bool) -> Any:
     return value
 
 
-def _elements(value: Any, inner: Any) -> tuple[Any, ...]:
+def _elements(value: Any, inner: Any, said_in: Language) -> tuple[Any, ...]:
     _require(value, isinstance(value, Iterable) and not isinstance(value, _NOT_LISTS))
     try:
         elements = iter(value)
     except TypeError:  # a tensor or an array of no dimension has the method, but it fails
         raise _UnfitError from None
-    return tuple(_any_of(one, inner) for one in elements)
+    return tuple(_any_of(one, inner, said_in) for one in elements)
 
 
-def _entries(value: Any, key: Any, inner: Any) -> dict[Any, Any]:
+def _entries(value: Any, key: Any, inner: Any, said_in: Language) -> dict[Any, Any]:
     _require(value, isinstance(value, Mapping))
-    return {_any_of(name, key): _any_of(one, inner) for name, one in value.items()}
+    return {_any_of(name, key, said_in): _any_of(one, inner, said_in) for name, one in value.items()}
 
 
-def _any_of(value: Any, wanted: Any) -> Any:
-    # Where both may be, 1 is a whole number and 1.0 is not.
-    for candidate in sorted(_alternatives(wanted), key=lambda one: one is not type(value)):
+def _any_of(value: Any, wanted: Any, said_in: Language) -> Any:
+    def later(kind: Any) -> tuple[bool, bool]:
+        if said_in is TEXT:  # strings take anything, so they come last
+            return kind is str, kind is float
+        return kind is not type(value), False  # where both may be, 1 is a whole number and 1.0 is not
+
+    for candidate in sorted(_alternatives(wanted), key=later):
         try:
-            return _as(value, candidate)
+            return _as(value, candidate, said_in)
         except _UnfitError:
             continue
     raise _UnfitError
@@ -305,13 +382,13 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
     str: _text,
     type(None): _nothing,
 }
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+_WORDS = {int: "a whole number", float: "a number", str: "text"}
 
 
-def _word(wanted: Any) -> str:
+def _word(wanted: Any, said_in: Language) -> str:
     """One alternative in words."""
-    if wanted in _WORDS:
-        return _WORDS[wanted]
+    if word := _WORDS.get(wanted) or said_in.words.get(wanted):
+        return word
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, inner))}"
@@ -322,8 +399,8 @@ def _word(wanted: Any) -> str:
     if origin is tuple and inner[0] is Any:
         return "a tuple"
     if origin in (collections.abc.Sequence, list, tuple):
-        return "a list" if inner[0] is Any else f"a list, each of it {spoken(inner[0])}"
+        return "a list" if inner[0] is Any else f"a list, each of it {spoken(inner[0], said_in)}"
     if origin is collections.abc.Mapping:
-        return f"a table of names, each with {spoken(inner[1])}"
+        return f"a table of names, each with {spoken(inner[1], said_in)}"
     name = getattr(wanted, "__name__", str(wanted))
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

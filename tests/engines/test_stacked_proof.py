@@ -15,9 +15,8 @@ from coterie.client.recipe import Phase
 from coterie.core.layout import Layout
 from coterie.data import Dataset
 from coterie.engines import Stacked
-from coterie.engines.stacked.hidden import change, hidden_state
 from coterie.engines.stacked.phase import StackedPhase
-from coterie.engines.stacked.proof import not_alike
+from coterie.engines.stacked.proof import change, hidden_state, not_alike
 from coterie.engines.stacked.stack import Ground
 from coterie.models import MODELS
 from coterie.runs.experiment import Experiment

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coterie.compare.cell import Summary
-from coterie.compare.cluster import run_on_cluster
 from coterie.compare.pool import Run, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError, require
 from coterie.processes import CannotStartError, cores
@@ -137,6 +136,8 @@ def perform_all(
     # The longest first: a long run that began last would keep the others waiting.
     longest_first = sorted(runs, key=lambda run: seconds.get(run.name, 0.0), reverse=True)
     if cluster:
+        from coterie.compare.cluster import run_on_cluster
+
         run_on_cluster(longest_first, cluster, jobs, watcher)
         return
     if jobs > 1:

@@ -13,10 +13,11 @@ HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "PIL", "p
 
 
 def loaded(code: str, folder: Path) -> set[str]:
-    """The packages that a new Python has loaded after some code."""
-    text = f"import sys, json\n{code}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    """The packages that a new Python has loaded after some code, and the modules of ours."""
+    text = f"import sys, json\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, cwd=folder)
-    return set(json.loads(told.stdout.splitlines()[-1]))
+    names = json.loads(told.stdout.splitlines()[-1])
+    return {name if name.startswith("coterie.") else name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,10 @@ def test_a_run_on_digits_loads_what_it_needs_and_no_more(tmp_path: Path) -> None
     found = loaded(code, tmp_path)
     assert "torch" in found
     assert not found & {"sklearn", "pandas", "matplotlib", "ray", "flwr"}
+    # Of what lists name, a run loads what it uses.
+    assert {name for name in found if name.startswith("coterie.methods.")} == {
+        "coterie.methods.base",
+        "coterie.methods.fedavg",
+    }
+    others = {"partition": ("iid", "dominant", "owners"), "models": ("cnn", "resnet"), "data": ("published", "own")}
+    assert not found & {f"coterie.{folder}.{name}" for folder, names in others.items() for name in names}

@@ -4,7 +4,15 @@
 ['alexnet_small', 'cnn', 'lenet5', 'mlp', 'mobilenet_v2', 'resnet10', 'resnet18', 'resnet8']
 """
 
-from coterie.models.registry import MODELS, ModelSpec, build, own_model
-from coterie.models.weights import load_weights
+from typing import TYPE_CHECKING
 
-__all__ = ["MODELS", "ModelSpec", "build", "load_weights", "own_model"]
+from coterie.models.registry import MODELS as MODELS
+from coterie.models.registry import ModelSpec as ModelSpec
+from coterie.models.registry import build as build
+from coterie.models.registry import own_model as own_model
+from coterie.registry import on_first_use
+
+if TYPE_CHECKING:
+    from coterie.models.weights import load_weights as load_weights
+
+__getattr__ = on_first_use(__name__, __file__)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.pixels import Inputs, Pixels, PixelScale, some, whole
-from coterie.core.task import Classification, Task
+from coterie.core.task import Classification, Task, as_task
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.rng import numpy_stream
@@ -89,13 +89,15 @@ class Dataset(Displayed, metaclass=TypedOptions):
         return self.task
 
     def with_task(self, task: str | Task) -> Dataset:
-        """The same with a task's own loss and metrics; another kind of task is refused, a mere name changes nothing."""
-        name = task if isinstance(task, str) else task.name
+        """The same with a task's own loss and metrics; another kind of task is refused, and its own changes nothing."""
+        if task in ("", self.of_task.name):
+            return self
+        given = as_task(task)
         require(
-            name in ("", self.of_task.name),
-            f"task = {name}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
+            given.name == self.of_task.name,
+            f"task = {given.name}: the task of data '{self.name}' is {self.of_task.name}; leave task out",
         )
-        return self if isinstance(task, str) else replace(self, task=task)
+        return replace(self, task=given)
 
     def __len__(self) -> int:
         """The number of samples."""

@@ -32,7 +32,7 @@ from coterie.setup.settings import Settings, rule_options
 
 Config = dict[str, Any]
 
-REFERENCES = ("method", "data", "partition", "model", "engine", "attack", "defence", "presence")
+REFERENCES = ("method", "data", "partition", "model", "engine", "task", "attack", "defence", "presence")
 """The keys whose values may name something in a file."""
 WHAT = REFERENCES[:4]
 """What is run; all else is how."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from coterie.deployment.as_run import lines_with, partition_of, renumbered
 from coterie.deployment.server import Report
 from coterie.errors import CoterieError
 from coterie.report import report
-from coterie.report.watching import Watch
 from coterie.rounds.evaluate import MOMENTS
 from coterie.runs.opened import OpenedRun
 from coterie.testing.together import SITES, agreed, simulated
@@ -65,12 +63,6 @@ def test_a_report_and_a_watcher_take_it(tmp_path: Path) -> None:
     opened(tmp_path)
     page = report(tmp_path / "server", tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(site in page for site in SITES)
-    watch = Watch(tmp_path)
-    while watch.read_on():
-        pass
-    (found,) = json.loads(watch.overview())["runs"]
-    assert (found["name"], found["method"], found["done"], found["state"]) == ("server", "fedper", 4, "finished")
-    assert json.loads(watch.details("server") or "")["clients"] == list(SITES)
 
 
 def test_what_the_server_does_not_know_is_not_made_up(tmp_path: Path) -> None:

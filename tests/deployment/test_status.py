@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_a_site_before_its_first_round(tmp_path: Path) -> None:
         status, kind, page = asked(server, "/")
         assert (status, kind) == (200, "text/html; charset=utf-8")
         assert "default-src 'none'" in page
+        assert "connect-src 'self'" in page
         assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
@@ -78,11 +80,13 @@ def test_a_site_that_is_not_connected_is_not_healthy(tmp_path: Path) -> None:
 
 def test_nothing_can_be_changed_and_nobody_else_is_answered(tmp_path: Path) -> None:
     with served(site_status(tmp_path)) as server:
-        for method in ("POST", "PUT", "DELETE"):
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
             assert asked(server, "/status", method)[0] == 405
         assert asked(server, "/journal.jsonl")[0] == 404
         assert asked(server, "/../journal.jsonl")[0] == 404
-        assert asked(server, "/status", host="evil.example")[0] == 403
+        for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", "127.0.0.1:1"):
+            assert asked(server, "/status", host=host)[0] == 403
+        assert asked(server, "/status", host=f"localhost:{server.server_port}")[0] == 200
         assert server.server_address[0] == "127.0.0.1"
     with served(site_status(tmp_path), "0.0.0.0") as server:
         assert asked(server, "/health", host="monitor.example")[0] == 200, "its owner let others in"
@@ -94,11 +98,19 @@ def test_addresses_that_are_none_are_refused(text: str) -> None:
         status_address(text)
 
 
+def test_answers_are_not_kept_and_not_shared_with_other_pages(tmp_path: Path) -> None:
+    with served(site_status(tmp_path)) as server, urllib.request.urlopen(f"{server.address}status") as answer:
+        assert answer.headers["Access-Control-Allow-Origin"] is None
+        assert answer.headers["Cache-Control"] == "no-store"
+
+
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     """A supervisor may try again: exit code 1."""
-    with served(site_status(tmp_path)) as server, pytest.raises(PassingError, match=r"cannot be used on 127\.0\.0\.1"):  # noqa: SIM117
-        with served_status(site_status(tmp_path), ("127.0.0.1", server.server_port)):
-            pass
+    with served(site_status(tmp_path)) as server:
+        for port in (server.server_port, 99999):
+            with pytest.raises(PassingError, match=rf"port = {port}: cannot be used on 127\.0\.0\.1"):  # noqa: SIM117
+                with served_status(site_status(tmp_path), ("127.0.0.1", port)):
+                    pass
 
 
 def test_names_cannot_break_out_of_a_label() -> None:
@@ -141,6 +153,11 @@ def test_what_the_server_tells(trial: Trial) -> None:
     assert content["status"]["state"] == "finished"
     assert content["run"]["clients"] == list(SITES)
     assert content["run"]["learning"]["rounds"] == [3]
+    weights = trial.folder / "server" / "mixes" / "00003.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(b"just being written")
+    assert server_status(trial).content()["run"]["learning"] is None
+    weights.write_bytes(whole)
     last = trial.lines[-1]
     for place, one in enumerate(content["sites"]):
         assert (one["name"], one["here"], one["last_round"]) == (SITES[place], True, 3)

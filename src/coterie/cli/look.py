@@ -167,19 +167,6 @@ def pack(
 
 
 @app.command(group=LOOK)
-def watch(
-    folder: Annotated[Path, Parameter(help="A folder with runs in it or below.")] = Path("runs"),
-    /,
-    *,
-    port: Annotated[int | None, option("The port on 127.0.0.1.", "any that is free", OUTPUT)] = None,
-) -> None:
-    """Follow running and finished runs on a page that this machine alone can open."""
-    from coterie.cli.watch import watch_command
-
-    watch_command(folder, port or 0)
-
-
-@app.command(group=LOOK)
 def predict(
     model: Annotated[
         Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")

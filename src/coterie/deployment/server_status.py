@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import threading
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from coterie.deployment.as_run import SET_ASIDE, UNANSWERED
 from coterie.deployment.check import FederationFacts
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.prometheus import Gauge
 from coterie.errors import CoterieError
-from coterie.report.watching import WatchedRun
+from coterie.report.learning import learning_matrix, most_personal
+from coterie.report.onerun import whole_numbers
+from coterie.runs.directory import LOG, RunDirectory
 from coterie.runs.kept import ABOUT, CONFIG, ROUNDS
 from coterie.version import VERSION
 
+# Bytes and lines of the log's end that the page shows.
+LOG_END, LOG_LINES = 16_384, 40
 STATES = ("waiting", "running", "finished", "failed")
 TOLD = {
     "asked": "Rounds in which a site was asked.",
@@ -41,8 +47,6 @@ class FederationStatus:
     ended: Callable[[], str | None]
     days_left: Callable[[], int | None]
     script = "server.js"
-    _run: WatchedRun | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def title(self) -> str:
@@ -138,14 +142,31 @@ class FederationStatus:
         return found
 
     def _details(self) -> Mapping[str, Any] | None:
-        """Curves, who learned from whom and the end of the log, as whoever watches runs reads them."""
-        with self._lock:
-            try:
-                if self._run is None and (self.folder / CONFIG).is_file():
-                    self._run = WatchedRun.of(self.facts.name, self.folder)
-                return None if self._run is None else self._run.details()
-            except (CoterieError, ValueError, OSError):
-                return None  # just being written
+        """Who learned from whom in the last recorded round, and the end of the log; nothing before a run begins."""
+        if not (self.folder / CONFIG).is_file():
+            return None
+        return {"clients": self.facts.sites, "learning": self._learning(), "log": self._log()}
+
+    def _learning(self) -> Mapping[str, Any] | None:
+        directory = RunDirectory(self.folder)
+        try:
+            recorded = directory.recorded_rounds()
+            if not recorded:
+                return None
+            mixes = directory.mixes(recorded[-1])
+            mix, weights = most_personal(mixes), whole_numbers(learning_matrix(mixes, len(self.facts.sites)))
+        except (CoterieError, SafetensorError, KeyError, IndexError, ValueError, OSError):
+            return None  # just being written
+        return {"group": mix.group, "target": mix.target, "rounds": [recorded[-1]], "weights": [weights]}
+
+    def _log(self) -> list[str]:
+        try:
+            with (self.folder / LOG).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_END))
+                return file.read(LOG_END).decode(errors="replace").splitlines()[-LOG_LINES:]
+        except OSError:
+            return []
 
     def _status(self) -> dict[str, Any]:
         return self._json(STATUS)

@@ -12,7 +12,7 @@ from pathlib import Path
 from coterie.cli import main
 from coterie.cli.commands import next_free
 from coterie.errors import CoterieError
-from coterie.report.pictures import require_matplotlib
+from coterie.report.charts import require_plots
 
 METHODS = "local fedavg fedper pfedcs fedrema fedcac pfedsim fedtc"
 # A client holds two of the ten digits, and three others hold the same two. A quarter of its samples is for
@@ -49,7 +49,7 @@ rows are alike: everybody learns the same mean, in which larger clients weigh mo
 def demo() -> int:
     """Compare the methods, draw who learned from whom, and explain both; gives the exit code."""
     try:
-        require_matplotlib()
+        require_plots()
     except CoterieError as problem:
         print(f"coterie: error: {problem}", file=sys.stderr)
         return 2

@@ -9,7 +9,21 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "PIL", "pyarrow", "ray", "flwr", "sympy"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "quickjs",
+    "vl_convert",
+    "PIL",
+    "pyarrow",
+    "ray",
+    "flwr",
+    "sympy",
+}
 
 
 def loaded(code: str, folder: Path) -> set[str]:
@@ -38,7 +52,7 @@ def test_a_run_on_digits_loads_what_it_needs_and_no_more(tmp_path: Path) -> None
     code = "import coterie.cli; assert coterie.cli.main(['run', 'fedavg', '--rounds', '1', '--epochs', '1']) == 0"
     found = loaded(code, tmp_path)
     assert "torch" in found
-    assert not found & {"sklearn", "pandas", "matplotlib", "ray", "flwr"}
+    assert not found & {"sklearn", "pandas", "matplotlib", "quickjs", "ray", "flwr"}
     # Of what lists name, a run loads what it uses.
     assert {name for name in found if name.startswith("coterie.methods.")} == {
         "coterie.methods.base",

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "coterie"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The packages of extras, which somebody who installs the library alone does not have.
 OF_EXTRAS = (
-    *("matplotlib", "tensorboard", "wandb", "opacus", "onnx", "onnxscript", "optuna", "ray"),
+    *("matplotlib", "quickjs", "vl_convert", "tensorboard", "wandb", "opacus", "onnx", "onnxscript", "optuna", "ray"),
     *("flwr", "cryptography", "h11", "zensical", "latex2mathml", "pytest", "nbclient"),
 )
 

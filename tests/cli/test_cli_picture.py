@@ -49,13 +49,13 @@ def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert answer.err.count("\n") == 1
 
 
-def test_missing_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(capsys, "run", "fedavg", *SMALL, "--out", "it").code == 0
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "quickjs", None)
     answer = call(capsys, "picture", "it")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
-        'coterie: error: pictures need matplotlib, which is not installed: pip install "coterie[plots]"\n'
+        'coterie: error: pictures need an extra that is not installed: pip install "coterie[plots]"\n'
     )
     # The demo says so before it trains, not after.
     assert demo.demo() == 2

@@ -61,7 +61,7 @@ def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatc
         assert (answer.code, answer.out) == (2, "")
         assert message in answer.err
         assert answer.err.count("\n") == 1
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     answer = call(capsys, "report", "it", "--figures", "drawn")
     assert answer.code == 2
     assert 'pip install "coterie[plots]"' in answer.err

@@ -19,7 +19,7 @@ from coterie.loggers.contents import as_image, client_order, matrices, scalars
 from coterie.loggers.tensorboard import TensorBoard
 from coterie.loggers.wandb import WandB
 from coterie.report.learning import learning_matrix
-from coterie.report.pictures import ABSENT
+from coterie.report.html import light_colours
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
 from coterie.runs.result import Result
@@ -241,7 +241,9 @@ def test_rounds_that_were_not_tested_have_costs_alone() -> None:
 def test_images_have_a_colour_for_who_took_no_part() -> None:
     image = as_image(np.full((3, 3), np.nan), [2, 1, 0])
     assert image.shape == (240, 240, 3)
-    assert {tuple(pixel) for pixel in image.reshape(-1, 3).tolist()} == {tuple(bytes.fromhex(ABSENT[1:]))}
+    assert {tuple(pixel) for pixel in image.reshape(-1, 3).tolist()} == {
+        tuple(bytes.fromhex(light_colours()["absent"][1:]))
+    }
     many = as_image(np.eye(500), range(500))
     assert many.shape == (500, 500, 3)
 

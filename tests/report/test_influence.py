@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from coterie.partition import Dirichlet
-from coterie.report.figures_influence import influence_figure
+from coterie.report.charts import run_figures
+from coterie.report.html import light_colours
 from coterie.report.learning import influence, learning_matrix
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
@@ -33,8 +35,14 @@ def test_the_report_tells_the_hostile_from_the_honest(tmp_path: Path) -> None:
     track = next(one for one in content["learning"] if one["group"] == "classifier")
     matrices = [learning_matrix([m for m in found.mixes(round) if m.group == "classifier"], 5) for round in (1, 2, 3)]
     np.testing.assert_allclose(track["influence"], np.mean([influence(one) for one in matrices], axis=0), atol=1e-4)
-    figure = influence_figure(content)
-    assert figure is not None
-    drawn = sorted(bar.get_width() for bar in figure.axes[0].patches)
-    np.testing.assert_allclose(drawn, sorted(content["learning"][0]["influence"]))
-    assert influence_figure({**content, "learning": []}) is None
+    figure = ElementTree.fromstring(run_figures(content, ["influence"])["influence"].svg)
+    bars = [one for one in figure.iter("{http://www.w3.org/2000/svg}rect") if one.get("data-influence")]
+    shown = [(float(one.get("data-influence") or "nan"), one.get("fill")) for one in bars[:5]]
+    hostile, tracks = set(content["hostile"]), content["learning"]
+    colours = light_colours()
+    assert shown == [
+        (pytest.approx(tracks[0]["influence"][k], abs=1e-4), colours["s1" if k in hostile else "s0"])
+        for k in content["order"]
+    ]
+    assert len(bars) == 5 * len(tracks)
+    assert run_figures({**content, "learning": []}, ["influence"]) == {}

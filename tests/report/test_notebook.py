@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -16,15 +17,16 @@ import torch
 
 import coterie as ct
 from coterie.compare.table import Comparison
+from coterie.display import Figure
+from coterie.report.cards import BLUE, bars, curves
 from coterie.report.learning import learning_matrix
-from coterie.report.sparks import BLUE, bars, curves
 from coterie.runs.packed import pack
 from coterie.runs.remembered import RememberedMixes
 from coterie.runs.result import Result
 from listening import power_cut
 from support import tiny
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("quickjs")
 HOSTILE = "<script>alert('x')</script>"
 
 
@@ -145,18 +147,25 @@ def test_pictures_of_numbers_that_are_none() -> None:
     assert curves([(BLUE, ([1], [0.5]))]).count("<circle") == 1
 
 
+def parts(figure: Figure, name: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(figure.svg).iter(f"{{http://www.w3.org/2000/svg}}{name}"))
+
+
 @pytest.mark.thorough
 def test_figures_of_a_run_are_those_of_its_report(result: Result, kept: Path, tmp_path: Path) -> None:
     pack([kept], tmp_path / "one.zip")
     for run in (result, ct.open_run(kept), ct.open_run(tmp_path / "one.zip")):
         for what in ("curves", "clients", "learning", "graph", "bytes"):
-            assert run.plot(what).axes
-        image = run.plot_mixing(2).axes[1].images[0].get_array()
-        wanted = learning_matrix(run.mixes(2), clients=4)
-        assert sorted(np.ravel(image)) == pytest.approx(sorted(np.ravel(wanted)))
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    figure: Any = result.plot()
-    assert figure._repr_png_().startswith(b"\x89PNG")
+            assert parts(run.plot(what), "text")
+        cells = [
+            float(one.get("data-value") or "nan") for one in parts(run.plot_mixing(2), "rect") if one.get("data-cell")
+        ]
+        assert sorted(cells) == pytest.approx(sorted(np.ravel(learning_matrix(run.mixes(2), clients=4))), abs=1e-4)
+    figure = result.plot()
+    assert figure._repr_svg_().startswith("<svg")
+    assert figure.save(tmp_path / "deep" / "it.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ct.CoterieError, match=r"it\.txt: must end in \.png, \.pdf, \.svg"):
+        figure.save(tmp_path / "it.txt")
 
 
 def test_figures_that_there_are_not(result: Result) -> None:
@@ -175,12 +184,18 @@ def test_the_figures_of_a_comparison(comparison: Comparison) -> None:
         warnings.simplefilter("error")
         kept = comparison.plot()
         heard = replace(comparison, folder=None).plot()
-    assert [len(kept.axes), len(heard.axes)] == [2, 1]
-    ours, theirs = (figure.axes[0].lines for figure in (kept, heard))
-    assert [line.get_label() for line in ours] == [line.get_label() for line in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert np.allclose(np.asarray(one.get_ydata()), np.asarray(other.get_ydata()), atol=1e-3)
-    assert Comparison.load(comparison.folder or Path()).plot("gains").axes
+    titles = [
+        ["".join(one.itertext()) for one in parts(figure, "text") if one.get("font-weight")] for figure in (kept, heard)
+    ]
+    assert titles == [
+        ["Accuracy as received, before local training", "Accuracy right after local training"],
+        titles[0][:1],
+    ]
+    ours, theirs = (
+        [one.get("d") for one in parts(figure, "path") if one.get("stroke-width") == "2.4"] for figure in (kept, heard)
+    )
+    assert ours[:2] == theirs
+    assert parts(Comparison.load(comparison.folder or Path()).plot("gains"), "circle")
     with pytest.raises(ct.CoterieError, match="against-bytes: needs the runs themselves; keep them"):
         replace(comparison, folder=None).plot("against-bytes")
 

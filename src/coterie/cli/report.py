@@ -19,9 +19,9 @@ def report_command(paths: Sequence[Path], out: Path, figures: Path | None) -> No
     require(bool(paths), "report needs RUN")
     require(out.suffix.lower() in SUFFIXES, f"out = {out}: must end in {' or '.join(SUFFIXES)}")
     if figures is not None:
-        from coterie.report.pictures import require_matplotlib
+        from coterie.report.charts import require_plots
 
-        require_matplotlib()
+        require_plots()
     content = report_content(paths)
     for note in content["notes"]:
         print(f"coterie: warning: {note}", file=sys.stderr)
@@ -29,7 +29,7 @@ def report_command(paths: Sequence[Path], out: Path, figures: Path | None) -> No
     write_whole(out, page(content).encode())
     print_result(f"The report is kept in {out}")
     if figures is not None:
-        from coterie.report.figures import write_figures
+        from coterie.report.charts import write_figures
 
         written = write_figures(content, figures)
         print_result(f"{len(written)} figures are kept in {figures}")

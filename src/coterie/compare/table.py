@@ -41,8 +41,9 @@ from coterie.setup.config import Config, complete
 from coterie.typed import fitting, typed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from coterie.display import Figure
 
 COMPARISON = "comparison.json"
 FORMAT = 1
@@ -51,7 +52,7 @@ MOST_NAMED = 6
 TUNING = "tuning"
 """The folder of a comparison that holds the runs by which its settings were chosen."""
 
-plot_comparison: Callable[..., Figure] = later("coterie.report.plots:plot_comparison")
+plot_comparison: Callable[..., Figure] = later("coterie.report.charts:plot_comparison")
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,11 +139,10 @@ class Comparison(Displayed):
 
     @typed
     def plot(self, what: str = "methods") -> Figure:
-        """A figure of matplotlib: the `methods`, by their curves.
+        """A figure as reports have it: the `methods`, by their curves.
 
         Of runs that are kept there are also `against-bytes`, `against-seconds` and `gains`, which shows each client
-        against training alone if `local` is among the methods. It needs the extra `plots`, no display, and nothing of
-        `pyplot`.
+        against training alone if `local` is among the methods. It needs the extra `plots`, and no display.
         """
         return plot_comparison(self, what)
 

@@ -18,11 +18,10 @@ from urllib.parse import urlsplit
 
 from coterie.deployment.prometheus import KIND, Gauge, prometheus_text
 from coterie.errors import CoterieError, PassingError, require
-from coterie.report.html import html_page
+from coterie.report.html import CHARTS, html_page
 
 HOST, OFF = "127.0.0.1", "off"
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
-SCRIPTS = ("kit.js", "scheme.js", "curves.js", "clients.js", "quality.js", "learning.js", "standing.js")
 
 
 class StatusSource(Protocol):
@@ -127,7 +126,7 @@ class StatusServer(ReadOnlyServer):
 
     def __init__(self, source: StatusSource, host: str = HOST, port: int = 0) -> None:
         self._source = source
-        self._page = html_page({"title": source.title}, (*SCRIPTS, source.script), "; connect-src 'self'")
+        self._page = html_page({"title": source.title}, (*CHARTS, "standing.js", source.script), "; connect-src 'self'")
         pages = {
             "/": lambda: Reply(self._page, HTML),
             "/status": lambda: Reply(json.dumps(source.content(), allow_nan=False), JSON),

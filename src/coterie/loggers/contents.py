@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.core.exchange import Applied
+from coterie.report.html import light_colours
 from coterie.report.learning import Floats, label_order, learning_matrix
 from coterie.report.onerun import MOST_CLIENTS
-from coterie.report.pictures import ABSENT, GAMMA, WEIGHTS
 from coterie.rounds.evaluate import MOMENTS, Evaluation, mean_over_clients
 from coterie.rounds.listeners import Start
 from coterie.rounds.report import RoundReport
@@ -81,13 +81,9 @@ def as_image(matrix: Floats, order: Sequence[int]) -> Pixels:
     """
     shown = matrix[np.ix_(order, order)]
     top = float(np.nan_to_num(shown).max()) or 1.0
-    place = np.nan_to_num(shown / top) ** GAMMA * (len(WEIGHTS) - 1)
-    ladder = np.array([_rgb(colour) for colour in WEIGHTS], np.float64)
-    channels = [np.interp(place, np.arange(len(WEIGHTS)), ladder[:, channel]) for channel in range(3)]
-    colours = np.where(np.isnan(shown)[..., None], _rgb(ABSENT), np.stack(channels, axis=-1))
+    place = np.sqrt(np.nan_to_num(shown / top))
+    *ladder, absent = ([*bytes.fromhex(light_colours()[name][1:])] for name in ("w0", "w1", "w2", "absent"))
+    channels = [np.interp(place, np.linspace(0, 1, len(ladder)), channel) for channel in zip(*ladder, strict=True)]
+    colours = np.where(np.isnan(shown)[..., None], absent, np.stack(channels, axis=-1))
     pixels = max(-(-SIDE // len(shown)), 1)
     return np.round(colours).astype(np.uint8).repeat(pixels, axis=0).repeat(pixels, axis=1)
-
-
-def _rgb(colour: str) -> list[int]:
-    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]

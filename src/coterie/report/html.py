@@ -6,7 +6,9 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -14,12 +16,17 @@ from typing import Any
 ASSETS = files("coterie.report") / "assets"
 
 
+# In the order in which they need each other.
+CHARTS = ("kit.js", "curves.js", "clients.js", "quality.js", "learning.js", "graph.js", "several.js", "search.js")
+"""The scripts that draw figures; pages and files have them in common."""
+
+
 def html_page(content: Mapping[str, Any], scripts: Sequence[str], more_policy: str = "") -> str:
     """The page of a content. Its own style and scripts are the only ones that a browser will run."""
-    style = _asset("style.css")
-    script = "'use strict';\n(() => {\n" + "\n".join(map(_asset, scripts)) + "})();\n"
+    style = asset("style.css")
+    script = "'use strict';\n(() => {\n" + "\n".join(map(asset, scripts)) + "})();\n"
     own = f"script-src {_digest(script)}; style-src {_digest(style)}"
-    return Template(_asset("page.html")).substitute(
+    return Template(asset("page.html")).substitute(
         title=html.escape(f"{content['title']} – Coterie"),
         policy=f"default-src 'none'; {own}{more_policy}",
         style=style,
@@ -38,7 +45,18 @@ def embedded(content: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _asset(name: str) -> str:
+@cache
+def light_colours() -> dict[str, str]:
+    """The colours of pages on light ground, by name.
+
+    >>> light_colours()["w2"]
+    '#08306b'
+    """
+    return dict(re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}),", asset("style.css")))
+
+
+def asset(name: str) -> str:
+    """The text of a file that pages are made of."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 

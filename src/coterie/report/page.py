@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.errors import CoterieError
 from coterie.files import write_whole
-from coterie.report.html import html_page
+from coterie.report.html import CHARTS, html_page
 from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import RunRecord, read_run, run_folders
 from coterie.report.rounding import Content
@@ -15,21 +15,6 @@ from coterie.report.searching import search_content
 from coterie.report.severalruns import several_content
 from coterie.typed import typed
 from coterie.version import VERSION
-
-# In the order in which they need each other.
-SCRIPTS = (
-    "kit.js",
-    "scheme.js",
-    "curves.js",
-    "clients.js",
-    "quality.js",
-    "learning.js",
-    "graph.js",
-    "influence.js",
-    "several.js",
-    "search.js",
-    "main.js",
-)
 
 
 @typed
@@ -85,4 +70,4 @@ def _folders(paths: Sequence[Path], notes: list[str]) -> Iterator[Path]:
 
 def page(content: Content) -> str:
     """The page of a report's content."""
-    return html_page(content, SCRIPTS)
+    return html_page(content, (*CHARTS, "main.js"))

@@ -1,58 +1,38 @@
-"""The picture of who learned from whom. It needs matplotlib, which the extra `plots` brings."""
+"""The picture of who learned from whom in one round of a run. It needs the extra `plots`."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.core.exchange import Applied
+from coterie.display import Figure, required_format
 from coterie.errors import CoterieError, require
-from coterie.files import write_whole
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
 from coterie.partition.npz import is_partition_file
 from coterie.registry import short_name
+from coterie.report.charts import drawn, require_plots
 from coterie.report.learning import (
     Floats,
-    class_shares,
     label_order,
     learn_differently,
     learning_matrix,
     most_personal,
 )
+from coterie.report.onerun import ABSENT, PARTS
 from coterie.rounds.report import RoundReport
 from coterie.runs.about import About, described_clients, described_data
 from coterie.runs.kept import KeptRun
 from coterie.runs.opened import kept_run
 from coterie.setup.config import Config, complete
 from coterie.setup.prepared import Prepared
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-FORMATS = (".png", ".pdf", ".svg")
-DPI = 150
-# Inches: the square matrix, the gap between it and its neighbours, the space for the title and the colour bar.
-MATRIX, GAP, ABOVE, BAR, BESIDE_BAR = 5.6, 0.12, 0.9, 0.16, 0.62
-# Points: names as large as their rows allow; those that would be too small to read are thinned out.
-SMALLEST, LARGEST = 4.5, 9.0
-LONGEST_NAME = 16
-# With more clients or classes than this, lines between cells would cover them.
-MOST_WITH_LINES = 40
-# The colour follows the root of the weight: on a plain scale, what clients take from themselves hides the rest.
-GAMMA = 0.5
-# One hue from white to dark: the order of weights survives every kind of colour blindness, and grey print.
-WEIGHTS, SHARES = ("#ffffff", "#c3d9ee", "#6aaed6", "#2070b4", "#08306b"), ("#ffffff", "#111111")
-INK, FAINT, LINES, ABSENT = "#222222", "#666666", "#ececec", "#f2e9db"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,16 +83,6 @@ class Learning:
             about=f"{what}\n{data['name']}, {len(clients)} clients, {_spoken_partition(config)}",
         )
 
-    def ordered(self, order: Sequence[int]) -> Learning:
-        """The same with the clients in another order."""
-        rows = list(order)
-        return replace(
-            self,
-            matrix=self.matrix[np.ix_(rows, rows)],
-            counts=self.counts[rows],
-            names=tuple(self.names[client] for client in rows),
-        )
-
 
 def picture(source: str | Path | Learning, path: str | Path, round: int | None = None) -> Path:
     """Draw who learned from whom in a round of a run directory (or a `Learning`) into a .png, .pdf or .svg file.
@@ -120,81 +90,28 @@ def picture(source: str | Path | Learning, path: str | Path, round: int | None =
     Rows learn, columns are learned from. Clients with the same classes stand next to each other, so a method
     that finds them draws dark blocks along the diagonal. `round` is as for `Learning.of_run`.
     """
-    target = Path(path)
-    require(target.suffix.lower() in FORMATS, f"out = {target}: must end in {', '.join(FORMATS)}")
-    require_matplotlib()
-    learning = source if isinstance(source, Learning) else Learning.of_run(source, round)
-    figure = draw(learning)
-    content = io.BytesIO()
-    figure.savefig(content, format=target.suffix.lower()[1:], dpi=DPI)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, content.getvalue())
-    return target
+    target = required_format(Path(path))
+    require_plots()
+    return draw(source if isinstance(source, Learning) else Learning.of_run(source, round)).save(target)
 
 
-def require_matplotlib() -> None:
-    """An error that says how to get matplotlib if it is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise CoterieError('pictures need matplotlib, which is not installed: pip install "coterie[plots]"') from None
+def plot_mixing(kept: KeptRun, round: int | None) -> Figure:
+    """Who learned from whom in a round."""
+    require_plots()
+    return draw(Learning.of_run(kept, round))
 
 
 def draw(learning: Learning) -> Figure:
-    """The picture as a figure of its own, which touches nothing global in matplotlib."""
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-
-    from coterie.report.canvas import ShownFigure
-
-    shown = learning.ordered(label_order(learning.counts))
-    names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in shown.names]
-    clients, classes = shown.counts.shape
-    # The room that the names need, and that of the axis labels beside them.
-    longest = max(map(len, names)) * _points(clients) * 0.6 / 72
-    left, below = 0.5 + longest, 0.4 + longest
-    strip = MATRIX * min(max(classes / 38, 0.2), 0.45) + GAP if classes else 0.0
-    width, height = left + strip + MATRIX + GAP + BAR + BESIDE_BAR, ABOVE + MATRIX + below
-    figure = ShownFigure(figsize=(width, height), facecolor="white")
-
-    def axes(start: float, across: float) -> Axes:
-        return figure.add_axes((start / width, below / height, across / width, MATRIX / height))
-
-    beside = axes(left, strip - GAP) if classes else None
-    matrix, bar = axes(left + strip, MATRIX), axes(left + strip + MATRIX + GAP, BAR)
-    first = beside or matrix
-
-    if beside is not None:
-        greys = LinearSegmentedColormap.from_list("shares", SHARES)
-        beside.imshow(class_shares(shown.counts), cmap=greys, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        _name_places(beside.xaxis, shown.classes if max(map(len, shown.classes)) <= 3 else [""] * classes, strip - GAP)
-        beside.set_xlabel("classes held", color=INK)
-
-    colours = LinearSegmentedColormap.from_list("weights", WEIGHTS).with_extremes(bad=ABSENT)
-    scale = PowerNorm(GAMMA, vmin=0, vmax=float(np.nanmax(shown.matrix)))
-    image = matrix.imshow(shown.matrix, cmap=colours, norm=scale, aspect="auto", interpolation="nearest")
-    _name_places(matrix.xaxis, names)
-    matrix.yaxis.set_ticks([])
-    _name_places(first.yaxis, names)
-    first.set_ylabel("learns", color=INK)
-    matrix.set_xlabel("from", color=INK)
-
-    weights = figure.colorbar(image, cax=bar)
-    weights.set_label("weight (the colour follows its square root)", color=INK)
-    weights.outline.set_visible(False)
-    bar.tick_params(colors=FAINT, labelcolor=INK, labelsize=LARGEST - 1, length=2)
-    for place in dict.fromkeys((first, matrix)):
-        place.spines[:].set_color("#bbbbbb")
-        _lines(place)
-    if np.isnan(shown.matrix).any():
-        from matplotlib.patches import Patch
-
-        absent, corner = Patch(facecolor=ABSENT, label="took no part"), (matrix.get_position().x1, 1 - 0.38 / height)
-        figure.legend(
-            handles=[absent], loc="upper right", bbox_to_anchor=corner, borderpad=0, frameon=False, fontsize=LARGEST
-        )
-    figure.text(left / width, 1 - 0.18 / height, learning.title, va="top", color=INK, fontsize=13, weight="bold")
-    figure.text(left / width, 1 - 0.44 / height, learning.about, va="top", color=FAINT, fontsize=LARGEST)
-    return figure
+    """The picture: the matrix beside the classes that clients hold, in an order that shows groups."""
+    parts = np.where(np.isnan(learning.matrix), ABSENT, np.nan_to_num(learning.matrix) * PARTS)
+    content = {
+        "clients": learning.names,
+        "classes": learning.classes,
+        "counts": learning.counts.tolist(),
+        "order": label_order(learning.counts),
+        "learning": [{"rounds": [learning.round], "weights": [parts.reshape(-1).tolist()]}],
+    }
+    return drawn(content, ["mixing"], [learning.title, *learning.about.splitlines()])["mixing"]
 
 
 def _recorded_round(directory: KeptRun, config: Config, round: int | None) -> int:
@@ -232,28 +149,3 @@ def _spoken_partition(config: Config) -> str:
         return Path(rule).name
     seed = config.get("partition_seed", config["seed"])
     return rule + (f" ({options})" if options else "") + f", seed {seed}"
-
-
-def _points(places: int, inches: float = MATRIX) -> float:
-    """The size of letters that fits so many places into a length."""
-    return min(max(inches * 72 / places * 0.75, SMALLEST), LARGEST)
-
-
-def _name_places(axis: Axis, names: Sequence[str], inches: float = MATRIX) -> None:
-    """Put a name at every row or column, or at every n-th where there is no room for all."""
-    size = _points(len(names), inches)
-    every = int(np.ceil(len(names) * size * 1.05 / (inches * 72)))
-    axis.set_ticks(range(0, len(names), every), list(names[::every]))
-    # Names below columns stand upright unless they fit into their column.
-    upright = axis is axis.axes.xaxis and max(map(len, names)) * size * 0.65 > inches * 72 * every / len(names)
-    axis.set_tick_params(length=0, labelsize=size, labelcolor=INK, labelrotation=90 if upright else 0)
-
-
-def _lines(axes: Axes) -> None:
-    """Hairlines between cells, where there are not too many."""
-    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        cells = round(abs(limits[1] - limits[0]))
-        if cells <= MOST_WITH_LINES:
-            axis.set_ticks(np.arange(1, cells) - 0.5, minor=True)
-            axis.grid(which="minor", color=LINES, linewidth=0.6)
-    axes.tick_params(which="minor", length=0)

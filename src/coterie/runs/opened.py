@@ -33,7 +33,7 @@ from coterie.rounds.evaluate import MOMENTS, Moment
 from coterie.typed import typed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from coterie.display import Figure
     from pandas import DataFrame
 
 Status = Literal["finished", "stopped", "unfinished"]

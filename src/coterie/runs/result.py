@@ -35,7 +35,7 @@ from coterie.rounds.evaluate import MOMENTS, Floats
 from coterie.typed import fitting, shown, typed
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from coterie.display import Figure
     from pandas import DataFrame
 
 Inputs = Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -72,8 +72,8 @@ class AtMoments:
         return shown if self.stored.mean == self.trained.mean else f"{shown}\n  stored: {self.stored}"
 
 
-plot_run: Callable[..., Figure] = later("coterie.report.plots:plot_run")
-plot_mixing: Callable[..., Figure] = later("coterie.report.plots:plot_mixing")
+plot_run: Callable[..., Figure] = later("coterie.report.charts:plot_run")
+plot_mixing: Callable[..., Figure] = later("coterie.report.pictures:plot_mixing")
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,16 +112,16 @@ class Result(Displayed):
 
     @typed
     def plot(self, what: str = "curves") -> Figure:
-        """A figure of matplotlib: the `curves`, or another that reports have.
+        """A figure as reports have it: the `curves`, or another.
 
-        These are `clients`, `partition`, `learning`, `graph`, `agreement`, `bytes` and `seconds`. It needs the extra
-        `plots`, no display, and nothing of `pyplot`.
+        These are `training`, `clients`, `partition`, `recall`, `ranking`, `calibration`, `learning`, `graph`,
+        `influence`, `agreement`, `bytes` and `seconds`. It needs the extra `plots`, and no display.
         """
         return plot_run(self.kept, what)
 
     @typed
     def plot_mixing(self, round: int | None = None) -> Figure:
-        """Who learned from whom in a round, beside the classes that clients hold, as a figure of matplotlib.
+        """Who learned from whom in a round, beside the classes that clients hold, as a figure.
 
         By default it is the last round in which clients chose whom to learn from.
         """

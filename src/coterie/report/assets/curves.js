@@ -119,17 +119,20 @@ function stacked(width, height, { rounds, layers, yTitle, yText, told }) {
   svg.append(glass);
   return svg;
 }
-function costs(parent, run) {
-  const { rounds, bytes: sent, seconds: taken, total_bytes: allBytes, total_seconds: allSeconds } = run.cost;
-  const colours = [0, 4, 5].map(seriesColour);
-  const panel = (title, parts, yTitle, text, how) => {
-    const layers = Object.entries(parts).map(([label, values], i) => ({ label, values, colour: colours[i] }));
-    figure(parent, { title, legend: layers.map((one) => [areaMark(one.colour, 0.85), one.label]), how: `How to read: the height is the round’s sum. ${how}` },
-      (width) => stacked(width, 230, { rounds, layers, yTitle, yText: text, told: text }));
-  };
-  if (allBytes) panel(`Bytes per round: ${bytes(allBytes)} in all`, sent, 'bytes, all clients of the round', bytes, 'What a network would carry: the clients’ uploads, and what the server sends them.');
+function costPanel(parent, run, title, parts, yTitle, text, how) {
+  const layers = Object.entries(parts).map(([label, values], i) => ({ label, values, colour: seriesColour([0, 4, 5][i]) }));
+  figure(parent, { title, legend: layers.map((one) => [areaMark(one.colour, 0.85), one.label]), how: `How to read: the height is the round’s sum. ${how}` },
+    (width) => stacked(width, 230, { rounds: run.cost.rounds, layers, yTitle, yText: text, told: text }));
+}
+function bytesMoved(parent, run) {
+  const { bytes: sent, total_bytes: total } = run.cost;
+  if (total) costPanel(parent, run, `Bytes per round: ${bytes(total)} in all`, sent, 'bytes, all clients of the round', bytes, 'What a network would carry: the clients’ uploads, and what the server sends them.');
   else parent.append(make('div', { class: 'card' }, 'Nothing travelled: there are no bytes to show.'));
+}
+function secondsTaken(parent, run) {
+  const { rounds, seconds: taken, total_seconds: total } = run.cost;
+  if (!rounds.length) return;
   const [unit, size] = timeUnit(Math.max(...rounds.map((_, i) => Object.values(taken).reduce((sum, one) => sum + one[i], 0))));
   const scaled = Object.fromEntries(Object.entries(taken).map(([name, values]) => [name, values.map((value) => value / size)]));
-  panel(`${capital(unit)} per round, by activity: ${seconds(allSeconds)} in all`, scaled, unit, plainNumber, 'Measured on the machine of the run, on which clients may have trained one after the other.');
+  costPanel(parent, run, `${capital(unit)} per round, by activity: ${seconds(total)} in all`, scaled, unit, plainNumber, 'Measured on the machine of the run, on which clients may have trained one after the other.');
 }

@@ -1,4 +1,4 @@
-// The same as a graph: clients that learn much from each other are drawn together.
+// Who learns from whom as a graph, in which clients that learn much from each other are drawn together, and who has influence.
 
 const SOURCES = 3;
 
@@ -26,13 +26,14 @@ function settle(places, pull, steps, heat) {
   }
 }
 
-function graph(parent, run, value) {
+function graph(parent, run, at) {
   const clients = run.clients.length;
+  const value = (i, j) => weightOf(at.track, at.t, clients, i, j);
   const places = run.order.map(() => [0, 0]);
-  run.order.forEach((k, at) => { places[k] = [Math.cos((2 * Math.PI * at) / clients) * 0.6, Math.sin((2 * Math.PI * at) / clients) * 0.6]; });
+  run.order.forEach((k, place) => { places[k] = [Math.cos((2 * Math.PI * place) / clients) * 0.6, Math.sin((2 * Math.PI * place) / clients) * 0.6]; });
   let fresh = true;
   return figure(parent, {
-    title: 'The same as a graph: who pulls whom',
+    title: 'As a graph: who pulls whom',
     how: `How to read: an arrow leads from a client to one that learns from it, as thick as the weight; the ${SOURCES} largest sources of each client are drawn. Clients that learn much from each other stand together${run.counts ? '; rings show their classes' : ''}.`,
   }, (width) => {
     const everyone = [...run.clients.keys()];
@@ -82,8 +83,8 @@ function ring(counts, radius) {
     const fill = classColour(c, counts.length);
     if (count === sum) return draw('circle', { r: radius, fill });
     if (!count) return '';
-    const at = (angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(radius * Math.sin(angle)).toFixed(2)}`;
-    return draw('path', { d: `M0 0L${at(from)}A${radius} ${radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${at(to)}Z`, fill });
+    const point = (angle) => `${(radius * Math.cos(angle)).toFixed(2)} ${(radius * Math.sin(angle)).toFixed(2)}`;
+    return draw('path', { d: `M0 0L${point(from)}A${radius} ${radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to)}Z`, fill });
   });
 }
 /** A bent arrow between two circles: there and back do not lie on each other. */
@@ -102,4 +103,34 @@ function arrow([x1, y1], [x2, y2], radius, strength, tell) {
     draw('path', { d: `M${x1} ${y1}Q${mx} ${my} ${bx} ${by}`, fill: 'none', stroke: 'var(--accent)', 'stroke-width': 0.6 + 4 * strength }),
     draw('path', { d: `M${ex} ${ey}L${bx - vy * head * 0.6} ${by + vx * head * 0.6}L${bx + vy * head * 0.6} ${by - vx * head * 0.6}Z`, fill: 'var(--accent)' }));
   return tipped(group, tell);
+}
+
+/** Who gains influence: every client's column weight in W, hostile clients told apart. */
+function influenceBars(parent, run, at) {
+  const hostile = new Set(run.hostile);
+  const colour = (k) => (hostile.has(k) ? 'var(--s1)' : 'var(--s0)');
+  return figure(parent, {
+    title: 'Who has influence: a client’s share of what the others learn',
+    legend: hostile.size ? [[areaMark('var(--s0)'), 'honest'], [areaMark('var(--s1)'), 'hostile']] : [],
+    how: 'How to read: the bar of client j is the mean, over all learners, of its weight in the mixes of others: the sum of its column of W without itself, divided by the learners, averaged over the recorded rounds. The dashed line is the mean over clients. Whoever is chosen by many stands out.',
+  }, (width) => {
+    const names = run.order.map((k) => run.clients[k]);
+    const values = run.order.map((k) => at.track.influence[k] || 0);
+    const row = names.length > 60 ? 9 : 17;
+    const left = nameRoom(names) + 4;
+    const most = Math.max(...values, 1e-9);
+    const px = (value) => left + (value / most) * (width - left - 60);
+    const svg = canvas(width, names.length * row + 42);
+    run.order.forEach((k, place) => {
+      const y = place * row;
+      const bar = draw('rect', { x: left, y: y + 1, width: Math.max(px(values[place]) - left, 0.5), height: row - 2, rx: 2, fill: colour(k), 'data-influence': values[place] });
+      svg.append(tipped(bar, () => `client ${names[place]}${hostile.has(k) ? ' (hostile)' : ''}: ${(100 * values[place]).toFixed(2)} % of what the others learn`));
+      if (row > 10 || place % 3 === 0) svg.append(draw('text', { class: 'name', x: left - 6, y: y + row / 2 + 4, 'text-anchor': 'end' }, shortened(names[place], 16)));
+    });
+    const mean = values.reduce((a, b) => a + b, 0) / values.length;
+    svg.append(draw('line', { x1: px(mean), x2: px(mean), y1: 0, y2: names.length * row, stroke: 'var(--soft)', 'stroke-dasharray': '4 3' }));
+    svg.append(draw('text', { x: px(mean), y: names.length * row + 16, 'text-anchor': 'middle' }, `mean ${(100 * mean).toFixed(1)} %`));
+    svg.append(draw('text', { x: (left + width) / 2, y: names.length * row + 36, 'text-anchor': 'middle' }, `share of the others’ ${at.track.group}, into ${at.track.target}`));
+    return svg;
+  });
 }

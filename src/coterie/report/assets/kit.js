@@ -18,14 +18,15 @@ const seriesColour = (index) => `var(--s${index % SERIES})`;
 const seriesDash = (index) => ['', '6 4', '2 3'][Math.floor(index / SERIES) % 3];
 function classColour(index, classes) {
   if (classes <= 10) return `var(--c${index})`;
-  return `color-mix(in oklch, var(--ramp1) ${Math.round((100 * index) / (classes - 1))}%, var(--ramp0))`;
+  return along(['--ramp0', '--ramp1', '--ramp2'], index / (classes - 1));
+}
+/** A colour between three, at a place from 0 to 1. In sRGB, which whoever draws without a browser can mix too. */
+function along([low, middle, high], place) {
+  const [from, to, part] = place < 0.5 ? [low, middle, 2 * place] : [middle, high, 2 * place - 1];
+  return `color-mix(in srgb, var(${to}) ${Math.round(100 * part)}%, var(${from}))`;
 }
 /** The colour of a share of the largest weight; it follows the square root, or what clients take from themselves hides the rest. */
-function heatColour(share) {
-  const place = Math.sqrt(Math.max(0, Math.min(1, share)));
-  const [from, to, part] = place < 0.5 ? ['--w0', '--w1', 2 * place] : ['--w1', '--w2', 2 * place - 1];
-  return `color-mix(in oklab, var(${to}) ${Math.round(100 * part)}%, var(${from}))`;
-}
+const heatColour = (share) => along(['--w0', '--w1', '--w2'], Math.sqrt(Math.max(0, Math.min(1, share))));
 
 const known = (value) => value !== null && value !== undefined;
 function score(metric, value) {
@@ -146,4 +147,16 @@ function band(xs, low, high) {
   const there = xs.map((_, i) => i).filter((i) => known(low[i]) && known(high[i]));
   if (!there.length) return '';
   return `${path(there.map((i) => [xs[i], high[i]]))}${path(there.reverse().map((i) => [xs[i], low[i]])).replace('M', 'L')}Z`;
+}
+
+/** The switch between light and dark, which begins with what the visitor's system prefers. */
+function schemeSwitch() {
+  const root = document.documentElement;
+  const button = make('button', { type: 'button', id: 'scheme' });
+  const dark = () => (root.dataset.scheme ? root.dataset.scheme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches);
+  const say = () => { button.textContent = dark() ? '☀ light' : '☾ dark'; };
+  button.addEventListener('click', () => { root.dataset.scheme = dark() ? 'light' : 'dark'; say(); });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', say);
+  say();
+  return button;
 }

@@ -41,7 +41,11 @@ function oneRun(parent, run) {
   runQuality(section(parent, 'The finished models'), run);
   parent.append(make('h2', {}, 'Who learns from whom'));
   learning(parent, run);
-  if (run.cost.rounds.length) costs(section(parent, 'What it cost'), run);
+  if (run.cost.rounds.length) {
+    const cost = section(parent, 'What it cost');
+    bytesMoved(cost, run);
+    secondsTaken(cost, run);
+  }
   parent.append(make('h2', {}, 'How it was run'));
   listed(parent, 'How clients were tested', run.tested, 'card');
   listed(parent, 'Notes on the partition', run.notes, 'card');
@@ -57,7 +61,8 @@ if (content.search) {
 }
 if (content.comparison) {
   comparisonTable(place, content.comparison);
-  several(section(place, 'The methods compared'), content.comparison);
+  const compared = section(place, 'The methods compared');
+  for (const part of [methodCurves, againstBytes, againstSeconds]) part(compared, content.comparison);
   gains(section(place, 'Who gained, who lost'), content.comparison);
   methodsQuality(section(place, 'The finished models compared'), content.comparison);
 }

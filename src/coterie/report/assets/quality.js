@@ -51,37 +51,49 @@ function reliabilityPlot(width, curves, most = 400) {
   return svg;
 }
 
+function recallGrid(parent, run) {
+  const { quality } = run;
+  if (!quality.recall) return;
+  const names = run.order.map((k) => run.clients[k]);
+  figure(parent, {
+    title: 'Recall: which classes each client’s model recognises', wide: true,
+    legend: [[areaMark('var(--absent)'), 'no test samples of the class']],
+    how: `${RECALL} Numbers are per cent. A low number in a row of high ones is a class that the client’s model gave up.`,
+  }, (width) => shareGrid(width, {
+    rows: names, columns: quality.classes, columnTitle: 'class',
+    value: (i, j) => quality.recall[run.order[i]][j],
+    tell: (i, j, found) => `client ${names[i]}, class ${quality.classes[j]}: ${known(found) ? `${percent(found)} of ${quality.support[run.order[i]][j]} test samples recognised` : 'no test samples'}`,
+  }));
+}
+function ranking(parent, run) {
+  if (run.quality.why) return;
+  figure(parent, {
+    title: 'Ranking and calibration of each client’s model',
+    legend: [[dotMark('var(--s0)'), 'AUC, further right is better'], [areaMark('var(--s1)', 0.7), 'ECE, shorter is better']],
+    how: 'How to read: AUC is the chance that a sample of a class is given a higher probability for it than one of another class (one against the rest, mean over the client’s classes): 100 % is perfect, 50 % is guessing; a client with a single class has none. ECE is how far confidence and share of right predictions lie apart.',
+  }, (width) => rankingRows(width, run, run.order.map((k) => run.clients[k])));
+}
+/** The curve of all clients together, or of the one that is `chosen`. */
+function calibration(parent, run, chosen = () => run.quality.together) {
+  if (run.quality.why) return undefined;
+  return figure(parent, {
+    title: `Calibration: what confidence is worth (ECE of all clients together: ${percent(run.quality.together.error)})`,
+    how: `How to read: predictions in ten bins by their confidence, the highest probability; a dot’s area is the bin’s share of the test samples. ${RELIABLE}`,
+  }, (width) => reliabilityPlot(width, [{ label: 'test samples', ...chosen(), colour: 'var(--s0)' }]));
+}
 function runQuality(parent, run) {
   const { quality } = run;
   if (quality.why) {
     parent.append(make('div', { class: 'card' }, `Classes recognised, AUC and calibration are not shown: ${quality.why}.`));
     return;
   }
-  const names = run.order.map((k) => run.clients[k]);
-  if (quality.recall) {
-    figure(parent, {
-      title: 'Recall: which classes each client’s model recognises', wide: true,
-      legend: [[areaMark('var(--absent)'), 'no test samples of the class']],
-      how: `${RECALL} Numbers are per cent. A low number in a row of high ones is a class that the client’s model gave up.`,
-    }, (width) => shareGrid(width, {
-      rows: names, columns: quality.classes, columnTitle: 'class',
-      value: (i, j) => quality.recall[run.order[i]][j],
-      tell: (i, j, found) => `client ${names[i]}, class ${quality.classes[j]}: ${known(found) ? `${percent(found)} of ${quality.support[run.order[i]][j]} test samples recognised` : 'no test samples'}`,
-    }));
-  }
-  figure(parent, {
-    title: 'Ranking and calibration of each client’s model',
-    legend: [[dotMark('var(--s0)'), 'AUC, further right is better'], [areaMark('var(--s1)', 0.7), 'ECE, shorter is better']],
-    how: 'How to read: AUC is the chance that a sample of a class is given a higher probability for it than one of another class (one against the rest, mean over the client’s classes): 100 % is perfect, 50 % is guessing; a client with a single class has none. ECE is how far confidence and share of right predictions lie apart.',
-  }, (width) => rankingRows(width, run, names));
-  const chosen = { curve: quality.together };
-  const shown = figure(parent, {
-    title: `Calibration: what confidence is worth (ECE of all clients together: ${percent(quality.together.error)})`,
-    how: `How to read: predictions in ten bins by their confidence, the highest probability; a dot’s area is the bin’s share of the test samples. ${RELIABLE}`,
-  }, (width) => reliabilityPlot(width, [{ label: 'test samples', ...chosen.curve, colour: 'var(--s0)' }]));
-  if (quality.clients && names.length > 1) {
+  recallGrid(parent, run);
+  ranking(parent, run);
+  let curve = quality.together;
+  const shown = calibration(parent, run, () => curve);
+  if (quality.clients && run.clients.length > 1) {
     const choose = make('select', { 'aria-label': 'whose calibration' }, make('option', { value: -1 }, 'all clients together'), ...run.order.map((k) => make('option', { value: k }, `client ${run.clients[k]}: ECE ${percent(quality.ece[k])}`)));
-    choose.addEventListener('change', () => { chosen.curve = Number(choose.value) < 0 ? quality.together : quality.clients[Number(choose.value)]; shown.redraw(); });
+    choose.addEventListener('change', () => { curve = Number(choose.value) < 0 ? quality.together : quality.clients[Number(choose.value)]; shown.redraw(); });
     parent.lastElementChild.querySelector('.legend').append(choose);
   }
 }
@@ -143,12 +155,9 @@ function methodDots(parent, methods, what, title, how) {
     return svg;
   });
 }
-function methodsQuality(parent, { quality }) {
-  if (quality.why) {
-    parent.append(make('div', { class: 'card' }, `Classes recognised, AUC and calibration are not compared: ${quality.why}.`));
-    return;
-  }
+function methodRecalls(parent, { quality }) {
   const { methods, classes } = quality;
+  if (quality.why) return;
   figure(parent, {
     title: 'Recall of each class, all clients’ test samples together', wide: true,
     legend: [[areaMark('var(--absent)'), 'no test samples of the class']],
@@ -158,11 +167,21 @@ function methodsQuality(parent, { quality }) {
     value: (i, j) => methods[i].recall[j],
     tell: (i, j, found) => `${methods[i].title}, class ${classes[j]}: ${percent(found)} recognised`,
   }));
+}
+function methodRankings(parent, { quality: { methods } }) {
   methodDots(parent, methods, 'auc', 'AUC of each client’s model', 'How to read: a dot is a client (of one seed); the bar is the mean. One class against the rest, mean over the client’s classes: 100 % is perfect, 50 % is guessing.');
   methodDots(parent, methods, 'ece', 'Calibration error (ECE) of each client’s model', 'How to read: a dot is a client (of one seed); the bar is the mean. How far confidence and share of right predictions lie apart: further left is better.');
+}
+function methodCalibrations(parent, { quality }) {
+  const { methods } = quality;
+  if (quality.why) return;
   figure(parent, {
     title: 'Calibration: what confidence is worth', wide: true,
     legend: methods.map((one, i) => [lineMark(seriesColour(i), seriesDash(i)), `${one.title}: ECE ${percent(one.error)}`]),
     how: `How to read: predictions of all clients and seeds in ten bins by their confidence; a dot’s area is the bin’s share. ${RELIABLE}`,
   }, (width) => reliabilityPlot(width, methods.map((one, i) => ({ label: one.title, ...one, colour: seriesColour(i), dash: seriesDash(i) }))));
+}
+function methodsQuality(parent, comparison) {
+  if (comparison.quality.why) parent.append(make('div', { class: 'card' }, `Classes recognised, AUC and calibration are not compared: ${comparison.quality.why}.`));
+  for (const part of [methodRecalls, methodRankings, methodCalibrations]) part(parent, comparison);
 }

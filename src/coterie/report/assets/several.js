@@ -1,32 +1,33 @@
 // Several runs together: curves of the methods, the table, accuracy against what it cost, who gained and who lost.
 
-function several(parent, comparison) {
-  const { metric, methods } = comparison;
-  const name = capital(metric.name);
+/** The methods' means at a moment, over what they have spent: `what` is rounds, or bytes or seconds in units of a size. */
+function methodLines(parent, { metric, methods }, { title, moment, what, xTitle, xText, how, size = 1 }) {
   const look = methods.map((_, i) => ({ colour: seriesColour(i), dash: seriesDash(i) }));
-  const marks = methods.map((one, i) => [lineMark(look[i].colour, look[i].dash), one.title]);
-  const seeds = methods.some((one) => one.seeds.length > 1) ? ' Bands: the standard deviation over the seeds.' : '';
-  const better = metric.higher ? 'Higher' : 'Lower';
-  const panel = (title, moment, what, xTitle, xText, how, size = 1) => {
-    const there = methods.map((one, i) => [one.curves[moment], i]).filter(([one]) => one && one.rounds.length);
-    if (!there.length) return;
-    const around = (one, sign) => one.mean.map((value, i) => value + sign * (one.std ? one.std[i] : 0));
-    const y = scoreRange(metric, there.flatMap(([one]) => [...around(one, 1), ...around(one, -1)]));
-    figure(parent, { title, legend: marks, how: `How to read: ${how}` }, (width) => lines(width, 300, {
-      series: there.map(([one, i]) => ({
-        label: methods[i].title, xs: one[what].map((value) => value / size), ys: one.mean, ...look[i],
-        bands: one.std && what === 'rounds' ? [[around(one, -1), around(one, 1), 0.16]] : [],
-      })),
-      y, xTitle, xText, yTitle: titled(metric), yText: plainScore(metric),
-    }));
-  };
-  for (const moment of Object.keys(MOMENTS)) {
-    panel(`${name} ${MOMENTS[moment]}`, moment, 'rounds', 'round', undefined, `the mean over clients, averaged over seeds. ${better} is better.${seeds}`);
+  const there = methods.map((one, i) => [one.curves[moment], i]).filter(([one]) => one && one.rounds.length);
+  if (!there.length) return;
+  const around = (one, sign) => one.mean.map((value, i) => value + sign * (one.std ? one.std[i] : 0));
+  const y = scoreRange(metric, there.flatMap(([one]) => [...around(one, 1), ...around(one, -1)]));
+  figure(parent, { title: `${capital(metric.name)} ${title}`, legend: methods.map((one, i) => [lineMark(look[i].colour, look[i].dash), one.title]), how: `How to read: ${how}` }, (width) => lines(width, 300, {
+    series: there.map(([one, i]) => ({
+      label: methods[i].title, xs: one[what].map((value) => value / size), ys: one.mean, ...look[i],
+      bands: one.std && what === 'rounds' ? [[around(one, -1), around(one, 1), 0.16]] : [],
+    })),
+    y, xTitle, xText, yTitle: titled(metric), yText: plainScore(metric),
+  }));
+}
+function methodCurves(parent, comparison) {
+  const seeds = comparison.methods.some((one) => one.curves.received && one.curves.received.std) ? ' Bands: the standard deviation over the seeds.' : '';
+  const better = comparison.metric.higher ? 'Higher' : 'Lower';
+  for (const [moment, title] of Object.entries(MOMENTS)) {
+    methodLines(parent, comparison, { title, moment, what: 'rounds', xTitle: 'round', how: `the mean over clients, averaged over seeds. ${better} is better.${seeds}` });
   }
-  panel(`${name} as received, against bytes`, 'received', 'bytes', 'bytes up and down so far, all clients', bytes, 'how far a method has come when a network would have carried so much. Further left for the same height is cheaper.');
-  const most = Math.max(...methods.flatMap((one) => one.curves.received.seconds));
-  const [unit, size] = timeUnit(most);
-  panel(`${name} as received, against time`, 'received', 'seconds', `${unit} of computation so far`, plainNumber, 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.', size);
+}
+function againstBytes(parent, comparison) {
+  methodLines(parent, comparison, { title: 'as received, against bytes', moment: 'received', what: 'bytes', xTitle: 'bytes up and down so far, all clients', xText: bytes, how: 'how far a method has come when a network would have carried so much. Further left for the same height is cheaper.' });
+}
+function againstSeconds(parent, comparison) {
+  const [unit, size] = timeUnit(Math.max(...comparison.methods.flatMap((one) => (one.curves.received ? one.curves.received.seconds : []))));
+  methodLines(parent, comparison, { title: 'as received, against time', moment: 'received', what: 'seconds', xTitle: `${unit} of computation so far`, xText: plainNumber, size, how: 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.' });
 }
 
 const UNITS = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };

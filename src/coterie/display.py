@@ -42,7 +42,7 @@ class Figure:
         return self.svg
 
     def save(self, path: str | Path) -> Path:
-        """Write it into a .png, .pdf or .svg file; the same numbers give the same bytes."""
+        """Write it into a .png, .pdf or .svg file; the same numbers give the same bytes, in a .pdf in any order."""
         target = required_format(Path(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, FORMATS[target.suffix.lower()](self.svg))

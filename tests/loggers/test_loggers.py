@@ -18,8 +18,8 @@ from coterie.cli import main
 from coterie.loggers.contents import as_image, client_order, matrices, scalars
 from coterie.loggers.tensorboard import TensorBoard
 from coterie.loggers.wandb import WandB
-from coterie.report.learning import learning_matrix
 from coterie.report.html import light_colours
+from coterie.report.learning import learning_matrix
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
 from coterie.runs.result import Result

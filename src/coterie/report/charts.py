@@ -83,6 +83,7 @@ def plot_run(kept: KeptRun, what: str) -> Figure:
         **dict.fromkeys(OF_WEIGHTS, content.get("why_no_learning")),
         **dict.fromkeys(QUALITY_OF_A_RUN, content.get("quality", {}).get("why")),
         "partition": content.get("why"),
+        "bytes": "nothing travelled" if content["cost"]["rounds"] else "",
     }
     return _only(what, run_figures(content, [what]), reasons.get(what))
 

@@ -72,7 +72,7 @@ function classesText(run, k) {
 /** Clients × classes, a bubble's area is the number of samples. */
 function bubbles(parent, run) {
   if (run.counts === null) return;
-  const most = Math.max(...run.counts.flat(), 1);
+  const most = highest(run.counts.flat(), 1);
   figure(parent, {
     title: 'The partition: who holds how many samples of which class',
     wide: true,

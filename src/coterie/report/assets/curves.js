@@ -99,7 +99,7 @@ function trainingCurve(parent, run) {
 /** Layers that add up, over rounds: bytes up and down, seconds by activity. */
 function stacked(width, height, { rounds, layers, yTitle, yText, told }) {
   const totals = rounds.map((_, i) => layers.reduce((sum, one) => sum + one.values[i], 0));
-  const frame = axes(width, height, { x: [rounds[0] - 0.5, rounds[rounds.length - 1] + 0.5], y: [0, Math.max(...totals) * 1.05 || 1], xTitle: 'round', yTitle, yText, left: 60 });
+  const frame = axes(width, height, { x: [rounds[0] - 0.5, rounds[rounds.length - 1] + 0.5], y: [0, highest(totals) * 1.05 || 1], xTitle: 'round', yTitle, yText, left: 60 });
   const { svg, px, py } = frame;
   const edges = (values) => rounds.flatMap((round, i) => [[px(round - 0.5), py(values[i])], [px(round + 0.5), py(values[i])]]);
   let below = rounds.map(() => 0);
@@ -132,7 +132,7 @@ function bytesMoved(parent, run) {
 function secondsTaken(parent, run) {
   const { rounds, seconds: taken, total_seconds: total } = run.cost;
   if (!rounds.length) return;
-  const [unit, size] = timeUnit(Math.max(...rounds.map((_, i) => Object.values(taken).reduce((sum, one) => sum + one[i], 0))));
+  const [unit, size] = timeUnit(highest(rounds.map((_, i) => Object.values(taken).reduce((sum, one) => sum + one[i], 0))));
   const scaled = Object.fromEntries(Object.entries(taken).map(([name, values]) => [name, values.map((value) => value / size)]));
   costPanel(parent, run, `${capital(unit)} per round, by activity: ${seconds(total)} in all`, scaled, unit, plainNumber, 'Measured on the machine of the run, on which clients may have trained one after the other.');
 }

@@ -38,7 +38,7 @@ function graph(parent, run, at) {
   }, (width) => {
     const everyone = [...run.clients.keys()];
     const others = everyone.flatMap((i) => everyone.filter((j) => j !== i).map((j) => ({ i, j, weight: value(i, j) || 0 })));
-    const most = Math.max(...others.map((one) => one.weight), 1e-9);
+    const most = highest(others.map((one) => one.weight), 1e-9);
     const both = (i, j) => (value(i, j) || 0) + (value(j, i) || 0);
     const pairs = others.map((one) => both(one.i, one.j));
     const [low, high] = pairs.length ? extent(pairs) : [0, 0];

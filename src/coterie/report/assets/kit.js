@@ -46,10 +46,12 @@ const plainNumber = (value) => String(Number(value.toPrecision(3)));
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const shortened = (name, most) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
+/** The largest of values, of which there may be more than a function takes arguments. */
+const highest = (values, least = -Infinity) => values.reduce((most, value) => Math.max(most, value), least);
 function extent(values, pad = 0) {
   const numbers = values.filter(known);
   if (!numbers.length) return [0, 1];
-  const low = Math.min(...numbers), high = Math.max(...numbers);
+  const low = -highest(numbers.map((value) => -value)), high = highest(numbers);
   const room = (high - low || Math.abs(high) || 1) * pad;
   return [low - room, high + room];
 }

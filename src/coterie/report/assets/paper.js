@@ -101,7 +101,9 @@ function sheet(figures, heading) {
     let x = margin;
     for (const { width, head, plot } of row) {
       head.setAttribute('transform', `translate(${x} ${y})`);
-      all.append(head, draw('g', { transform: `translate(${x} ${y + top})` }, ...plot.children));
+      const inside = draw('g', { transform: `translate(${x} ${y + top})` });
+      inside.children = plot.children;
+      all.append(head, inside);
       x += width + gap;
     }
     right = Math.max(right, x - gap);

@@ -26,7 +26,7 @@ function againstBytes(parent, comparison) {
   methodLines(parent, comparison, { title: 'as received, against bytes', moment: 'received', what: 'bytes', xTitle: 'bytes up and down so far, all clients', xText: bytes, how: 'how far a method has come when a network would have carried so much. Further left for the same height is cheaper.' });
 }
 function againstSeconds(parent, comparison) {
-  const [unit, size] = timeUnit(Math.max(...comparison.methods.flatMap((one) => (one.curves.received ? one.curves.received.seconds : []))));
+  const [unit, size] = timeUnit(highest(comparison.methods.flatMap((one) => (one.curves.received ? one.curves.received.seconds : []))));
   methodLines(parent, comparison, { title: 'as received, against time', moment: 'received', what: 'seconds', xTitle: `${unit} of computation so far`, xText: plainNumber, size, how: 'how far a method has come after so much computing on the machine of the run. Runs that shared their machine with others took longer.' });
 }
 

@@ -26,7 +26,8 @@ def test_report_of_a_run_and_of_a_comparison(capsys: pytest.CaptureFixture[str])
     assert call(capsys, "report", "cmp", "--out", "new/all.html").code == 0
     assert Path("new/all.html").read_bytes() == first
     answer = call(capsys, "report", "cmp/local-s1", "--figures", "drawn")
-    assert answer.out == "The report is kept in report.html\n27 figures are kept in drawn\n"
+    # Of Local there is nothing that travelled to draw, and nobody learned from others.
+    assert answer.out == "The report is kept in report.html\n24 figures are kept in drawn\n"
     assert Path("drawn/curves.svg").is_file()
 
 

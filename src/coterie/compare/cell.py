@@ -14,7 +14,7 @@ from coterie.data.loading import placed
 from coterie.errors import require
 from coterie.files import silence
 from coterie.partition import FromFile, Partition
-from coterie.partition.npz import is_partition_file
+from coterie.partition.partition import is_partition_file
 from coterie.rounds.listeners import GivenListener, StopAfter
 from coterie.runs.directory import RunDirectory, clear_unbegun
 from coterie.runs.experiment import Experiment

@@ -27,7 +27,7 @@ from coterie.methods import METHODS, Method
 from coterie.models import MODELS
 from coterie.models.norms import with_group_norm
 from coterie.models.registry import is_built_in
-from coterie.partition.split import Split
+from coterie.partition.rule import Split
 from coterie.registry import is_reference, reference_to
 from coterie.rounds.sampling import cohort_size
 from coterie.setup.config import method_name, read_toml, to_toml

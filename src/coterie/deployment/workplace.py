@@ -20,7 +20,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.devices import PROCESSOR
 from coterie.errors import require
-from coterie.partition.split import Split
+from coterie.partition.rule import Split
 from coterie.rounds.privacy import check_privacy
 
 

@@ -19,21 +19,21 @@ from coterie.errors import require
 from coterie.partition.from_file import FromFile as FromFile
 from coterie.partition.partition import Partition as Partition
 from coterie.partition.rule import Rule as Rule
-from coterie.partition.split import Split as Split
+from coterie.partition.rule import Split as Split
 from coterie.registry import Registry, deferred, on_first_use, subclasses_of
 
 if TYPE_CHECKING:  # the rules: a class's name, in small letters, is the rule's
+    from coterie.partition.chosen_classes import Dominant as Dominant
+    from coterie.partition.chosen_classes import Pathological as Pathological
     from coterie.partition.dirichlet import Dirichlet as Dirichlet
-    from coterie.partition.dominant import Dominant as Dominant
-    from coterie.partition.extended import ExtendedDirichlet as ExtendedDirichlet
-    from coterie.partition.iid import Iid as Iid
+    from coterie.partition.dirichlet import ExtendedDirichlet as ExtendedDirichlet
+    from coterie.partition.dirichlet import Iid as Iid
+    from coterie.partition.dirichlet import Quantile as Quantile
+    from coterie.partition.dirichlet import Quantity as Quantity
     from coterie.partition.origin import DirichletPerClient as DirichletPerClient
     from coterie.partition.origin import TwoClass as TwoClass
     from coterie.partition.owners import ByClient as ByClient
     from coterie.partition.owners import ByDomain as ByDomain
-    from coterie.partition.pathological import Pathological as Pathological
-    from coterie.partition.quantile import Quantile as Quantile
-    from coterie.partition.quantity import Quantity as Quantity
 
 __getattr__ = on_first_use(__name__, __file__)
 

@@ -13,8 +13,7 @@ from coterie.data.archives import data_folder
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError, require
 from coterie.files import expanded, resolved
-from coterie.partition.npz import SUFFIX, is_partition_file, labels_sha256
-from coterie.partition.partition import PARTS, Partition
+from coterie.partition.partition import PARTS, SUFFIX, Partition, is_partition_file, labels_sha256
 from coterie.partition.rule import Rule, Shares
 
 FOLDER = "partitions"
@@ -57,20 +56,20 @@ class FromFile(Rule):
             path.is_file(),
             f"partition = {path}: there is no such file; a bare name is also looked for in {data_folder(FOLDER)}",
         )
-        found = Partition.load(path)
+        partition = Partition.load(path)
         try:
-            _check_order(found, dataset)
-            found.check(dataset)
-            _check_parts(found)
+            _check_order(partition, dataset)
+            partition.check(dataset)
+            _check_parts(partition)
         except CoterieError as error:
             raise CoterieError(f"partition file '{path}': {error}") from None
         return Shares(
-            pools=list(found.train),
-            tests=list(found.test),
-            validations=list(found.validation),
-            names=found.names,
+            pools=list(partition.train),
+            tests=list(partition.test),
+            validations=list(partition.validation),
+            names=partition.names,
             notes=(f"read from {path.name}",),
-            resolved={**found.parameters, "clients": found.clients, "test": "given"},
+            resolved={**partition.parameters, "clients": partition.clients, "test": "given"},
         )
 
     def recorded(self) -> dict[str, Any]:
@@ -86,19 +85,19 @@ def _place(name: str) -> Path:
     return resolved(path)
 
 
-def _check_order(found: Partition, dataset: Dataset) -> None:
+def _check_order(partition: Partition, dataset: Dataset) -> None:
     """The same data set may have been read from other files, in another order: then its numbers mean other samples."""
-    wanted = found.parameters.get("labels_sha256")
+    order = partition.parameters.get("labels_sha256")
     require(
-        wanted in (None, labels_sha256(dataset.labels.numpy())),
+        order in (None, labels_sha256(dataset.labels.numpy())),
         f"it counts through the samples of '{dataset.name}' in another order than they were read in here (the labels' "
         "SHA-256 differs); read the data set from the files that the partition was made with",
     )
 
 
-def _check_parts(found: Partition) -> None:
-    for client, name in enumerate(found.names):
-        require(len(found.test[client]) > 0, f"client '{name}' has no test samples; give it some or leave it out")
-        for one, other in combinations(PARTS, 2):
-            both = np.intersect1d(getattr(found, one)[client], getattr(found, other)[client])
-            require(len(both) == 0, f"client '{name}': {len(both)} samples are in both {one} and {other}")
+def _check_parts(partition: Partition) -> None:
+    for client, name in enumerate(partition.names):
+        require(len(partition.test[client]) > 0, f"client '{name}' has no test samples; give it some or leave it out")
+        for part, other in combinations(PARTS, 2):
+            both = np.intersect1d(getattr(partition, part)[client], getattr(partition, other)[client])
+            require(len(both) == 0, f"client '{name}': {len(both)} samples are in both {part} and {other}")

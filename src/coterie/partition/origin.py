@@ -11,8 +11,8 @@ import numpy as np
 from coterie.data.dataset import Dataset
 from coterie.errors import require
 from coterie.partition.dirichlet import log_gamma_draws
+from coterie.partition.partition import Indices
 from coterie.partition.rule import Rule, Shares, by_class, require_alpha, require_count
-from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
 
 OWN_TEST_SHARE = 0.2

@@ -9,8 +9,8 @@ import numpy as np
 
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError, require
+from coterie.partition.partition import Indices
 from coterie.partition.rule import Rule, Shares, require_count
-from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
 
 

@@ -1,28 +1,132 @@
-"""Which client holds which samples: the result of every partition rule."""
+"""Which client holds which samples: the result of every partition rule, and the files that it is kept in.
+
+To hand a partition over there is a plain file, NumPy's `.npz`, which any program reads and writes: arrays `train`,
+`train_offsets`, `test`, `test_offsets`, and where wanted `validation`, `validation_offsets` and the clients' `names`
+(text): client k holds `train[train_offsets[k]:train_offsets[k+1]]`. Indices count through the data set as it is loaded,
+official training samples first. A data set may come in several files' orders: `labels_sha256` (text), where given, says
+which one is meant.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load as from_safetensors
 from safetensors.numpy import save as to_safetensors
 
+from coterie.data.arrays import Array, read_npz
 from coterie.data.dataset import Dataset
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.files import safetensors_texts, write_whole
-from coterie.partition.npz import is_partition_file, joined, parted, read_partition, write_partition
-from coterie.partition.split import Indices
 from coterie.rng import numpy_stream
 from coterie.typed import shown, typed
+
+Indices = npt.NDArray[np.int64]
+SUFFIX = ".npz"
+NEEDED = ("train", "train_offsets", "test", "test_offsets")
+
+
+def is_partition_file(text: str | Path) -> bool:
+    """Whether a text names such a file: by its suffix.
+
+    >>> is_partition_file("mine.npz"), is_partition_file("dirichlet"), is_partition_file("run/partition.safetensors")
+    (True, False, False)
+    """
+    return Path(text).suffix.lower() == SUFFIX
+
+
+def joined(rows: Sequence[Indices]) -> tuple[Indices, Indices]:
+    """The clients' arrays one after the other, and where each begins and the last ends.
+
+    >>> joined([np.array([4, 5]), np.array([9])])
+    (array([4, 5, 9]), array([0, 2, 3]))
+    """
+    return np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+
+def parted(indices: Indices, offsets: Indices) -> list[Indices]:
+    """The clients' arrays again."""
+    return [indices[start:end] for start, end in pairwise(offsets)]
+
+
+def write_partition(path: Path, parts: Mapping[str, Sequence[Indices]], names: Sequence[str]) -> None:
+    """Write the file, whole or not at all."""
+    arrays: dict[str, Array] = {"names": np.array(list(names), dtype=np.str_)}
+    for part, rows in parts.items():
+        arrays[part], arrays[f"{part}_offsets"] = joined(rows)
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_whole(path, content.getvalue())
+
+
+def labels_sha256(labels: Array) -> str:
+    """What tells the order of a data set's samples: the SHA-256 of `labels [N]` as little-endian 64-bit numbers.
+
+    >>> labels_sha256(np.array([0, 1]))[:12]
+    '9d34149fbd1f'
+    """
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
+def read_partition(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...], str]:
+    """Each part's index arrays, one a client, the clients' names if there are any, and the labels' hash likewise.
+
+    Whatever is wrong is said.
+    """
+    what = f"partition file '{path}'"
+    require(path.is_file(), f"{what} does not exist")
+    arrays = read_npz(path)
+    missing = [key for key in NEEDED if key not in arrays]
+    require(not missing, f"{what}: has no array '{', '.join(missing)}' (needed: {', '.join(NEEDED)})")
+    parts = {part: _part(arrays, part, what) for part in ("train", "test")}
+    if "validation" in arrays or "validation_offsets" in arrays:
+        parts["validation"] = _part(arrays, "validation", what)
+    for part, rows in parts.items():
+        count = len(parts["train"])
+        require(len(rows) == count, f"{what}: '{part}' is of {len(rows)} clients, 'train' of {count}")
+    digest = arrays.get("labels_sha256", np.array(""))
+    require(digest.dtype.kind == "U" and digest.ndim == 0, f"{what}: 'labels_sha256' must be one text")
+    return parts, _names(arrays, len(parts["train"]), what), str(digest)
+
+
+def _part(arrays: Mapping[str, Array], part: str, what: str) -> list[Indices]:
+    for key in (part, f"{part}_offsets"):
+        require(key in arrays, f"{what}: has no array '{key}', which goes with the other one of '{part}'")
+        array = arrays[key]
+        require(
+            array.ndim == 1 and array.dtype.kind in "iu",
+            f"{what}: '{key}' is {array.dtype} of shape {array.shape}; it must be a list of whole numbers",
+        )
+    indices, offsets = (arrays[key].astype(np.int64) for key in (part, f"{part}_offsets"))
+    require(
+        len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(indices) and bool((np.diff(offsets) >= 0).all()),
+        f"{what}: '{part}_offsets' must start at 0, never fall, and end at {len(indices)}, the length of '{part}'",
+    )
+    return parted(indices, offsets)
+
+
+def _names(arrays: Mapping[str, Array], clients: int, what: str) -> tuple[str, ...]:
+    if "names" not in arrays:
+        return ()
+    names = arrays["names"]
+    require(
+        names.dtype.kind == "U" and names.shape == (clients,),
+        f"{what}: 'names' is {names.dtype} of shape {names.shape}; it must be {clients} texts, one a client",
+    )
+    return tuple(names.tolist())
+
 
 Plain = int | float | str | bool
 Part = Literal["train", "validation", "test"]
@@ -92,9 +196,9 @@ class Partition(Displayed):
 
     def __repr__(self) -> str:
         parts = {"training": self.train, "validation": self.validation, "test": self.test}
-        told = [f"{count} {part}" for part, own in parts.items() if (count := sum(map(len, own)))]
+        sizes = [f"{count} {part}" for part, rows in parts.items() if (count := sum(map(len, rows)))]
         apart = f", {len(self.held_out)} held out" if self.held_out else ""
-        return f"Partition({self.rule}, {self.clients} clients{apart}, {', '.join(told)} samples)"
+        return f"Partition({self.rule}, {self.clients} clients{apart}, {', '.join(sizes)} samples)"
 
     @property
     def clients(self) -> int:
@@ -193,8 +297,8 @@ class Partition(Displayed):
                 )
         # A sample at a client as one number: all clients are looked through at once.
         train, *others = (holders * len(dataset) + samples for samples, holders in held.values())
-        for part, own in zip(PARTS[1:], others, strict=True):
-            leaked = np.intersect1d(train, own) // len(dataset)
+        for part, held_there in zip(PARTS[1:], others, strict=True):
+            leaked = np.intersect1d(train, held_there) // len(dataset)
             for client in leaked[:1].tolist():
                 count = int((leaked == client).sum())
                 raise CoterieError(f"client '{self.names[client]}': {count} samples are in both train and {part}")
@@ -202,8 +306,8 @@ class Partition(Displayed):
     def save(self, path: str | Path) -> None:
         """Write one .safetensors file: concatenated indices with offsets, and JSON metadata.
 
-        With the suffix `.npz`, a plain file of indices and names instead, to hand over (see `coterie.partition.npz`):
-        who is held out and how the partition was drawn do not stand in it.
+        With the suffix `.npz`, a plain file of indices and names instead, to hand over (`coterie.partition.partition`
+        describes it): who is held out and how the partition was drawn do not stand in it.
         """
         if is_partition_file(path):
             write_partition(Path(path), {part: getattr(self, part) for part in PARTS}, self.names)
@@ -263,13 +367,13 @@ def _arrays_of(part: Part, given: Any) -> list[Indices]:
         arrays = [np.asarray(indices) for indices in given]
     except (TypeError, ValueError):
         arrays = [np.asarray("")]
-    numbers = not isinstance(given, str | Mapping) and all(one.ndim == 1 and _whole(one) for one in arrays)
+    numbers = not isinstance(given, str | Mapping) and all(array.ndim == 1 and _whole(array) for array in arrays)
     if not numbers:
         raise CoterieError(
             f"partition: {part} = {shown(given)}: must hold the numbers of each client's samples, such as "
             "[[0, 1, 2], [5]]"
         )
-    return [np.array(one, dtype=np.int64) for one in arrays]
+    return [np.array(array, dtype=np.int64) for array in arrays]
 
 
 def _with_holders(rows: tuple[Indices, ...]) -> tuple[Indices, Indices]:

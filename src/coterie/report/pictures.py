@@ -16,7 +16,7 @@ from coterie.errors import CoterieError, require
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
-from coterie.partition.npz import is_partition_file
+from coterie.partition.partition import is_partition_file
 from coterie.registry import short_name
 from coterie.report.charts import drawn, require_plots
 from coterie.report.learning import (

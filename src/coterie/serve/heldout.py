@@ -12,7 +12,7 @@ from coterie.core.pixels import whole
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.workplace import split_samples
-from coterie.partition.split import Split
+from coterie.partition.rule import Split
 
 
 @dataclass(frozen=True)

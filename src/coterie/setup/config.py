@@ -25,7 +25,7 @@ from coterie.files import resolved
 from coterie.methods import METHODS, Method
 from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, FromFile, Partition, Rule
-from coterie.partition.npz import is_partition_file
+from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, at_hand, file_of, is_reference, reference_to, split_reference
 from coterie.rounds.presence import traces_in
 from coterie.setup.settings import Settings, rule_options

@@ -25,7 +25,7 @@ from coterie.models import MODELS, ModelSpec
 from coterie.models.registry import OwnModel
 from coterie.options import made
 from coterie.partition import FromFile, Partition
-from coterie.partition.npz import is_partition_file
+from coterie.partition.partition import is_partition_file
 from coterie.registry import FILES, sources_sha256
 from coterie.rounds.attacks import ATTACKS
 from coterie.rounds.presence import Attendance, Trace

@@ -30,7 +30,7 @@ from coterie.models import MODELS, ModelSpec, build
 from coterie.models.norms import with_group_norm
 from coterie.models.registry import is_built_in
 from coterie.partition import FromFile, Partition, Rule, Split
-from coterie.partition.split import Indices
+from coterie.partition.partition import Indices
 from coterie.rng import stream_seed
 from coterie.rounds.defences import set_up_defences
 from coterie.rounds.hostile import Hostile, begin_attack

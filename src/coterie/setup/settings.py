@@ -21,7 +21,7 @@ from coterie.methods import METHODS, Method
 from coterie.models import MODELS, ModelSpec, own_model
 from coterie.partition import PARTITIONS, Dirichlet, FromFile, Partition, Rule
 from coterie.partition.from_file import ANY_FILE
-from coterie.partition.npz import is_partition_file
+from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
 from coterie.rounds.attacks import ATTACKS
 from coterie.rounds.presence import Attendance, placed

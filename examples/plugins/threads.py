@@ -11,10 +11,9 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from coterie.client.dropout import AnyDropout
+from coterie.client.model import AnyDropout
 from coterie.client.problem import Problem
-from coterie.client.scores import Score
-from coterie.client.training_scores import Seen, TrainingScores
+from coterie.client.scores import Score, Seen, TrainingScores
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines import Engine, EngineOptions, Trained, Work

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.client.dropout import AnyDropout, dropout_mask
+from coterie.client.model import AnyDropout, dropout_mask
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.client.model import MountedModel
-from coterie.client.pooling import GradientFreeMaxPool, pool_fast_when_tested
+from coterie.client.model import GradientFreeMaxPool, MountedModel, pool_fast_when_tested
 from coterie.core.layout import Layout
 
 FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import pretend
 from coterie import devices
-from coterie.client.dropout import RepeatableDropout
+from coterie.client.model import RepeatableDropout
 from coterie.client.scores import Score
 from coterie.core.pixels import Pixels, PixelScale
 from coterie.errors import CoterieError

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Phase, Recipe, plain_steps
 from coterie.client.trainer import Trainer
 from coterie.core.federation import Federation
 from coterie.engines import Engine, Processes, Serial, Work, remote

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from coterie.cli import main
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Phase, Recipe, plain_steps
 from coterie.client.trainer import Trainer
 from coterie.compare.pool import obstacle
 from coterie.core.federation import Federation

@@ -16,8 +16,7 @@ import torch
 from test_processes import experiment, same
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Phase, Recipe, plain_steps
 from coterie.client.trainer import Trainer
 from coterie.core.federation import Federation
 from coterie.data import from_arrays

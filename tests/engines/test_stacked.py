@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.recipe import Phase, Recipe, phases
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Phase, Recipe, phases, plain_steps
 from coterie.client.terms import Proximal, task_loss
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coterie.client.recipe import Phase, Recipe
-from coterie.client.training_scores import TrainingScores
+from coterie.client.scores import TrainingScores
 from coterie.client.views import BatchView
 from coterie.core.federation import Federation
 from coterie.core.task import Classification

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.recipe import Recipe
-from coterie.client.training_scores import Seen
+from coterie.client.scores import Seen
 from coterie.client.worker import Worker
 from coterie.core.applying import apply
 from coterie.core.exchange import Applied

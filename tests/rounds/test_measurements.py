@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.client.measures import ClassMeans, sound
 from coterie.client.recipe import Keep, Measure, Phase, Recipe
-from coterie.client.training_scores import Seen
+from coterie.client.scores import Seen
 from coterie.client.views import ClientView
 from coterie.client.worker import Worker
 from coterie.core.exchange import Action, ClientRows, Mix, Uploads

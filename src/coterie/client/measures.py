@@ -23,8 +23,8 @@ class ClassMeans:
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the extractor as it is, in evaluation mode."""
-        own = worker.problem.train[worker.client]
-        return mean_by_class(worker.train_features(), worker.problem.labels[own], worker.federation.classes)
+        labels = worker.problem.labels[worker.problem.train[worker.client]]
+        return mean_by_class(worker.train_features(), labels, worker.federation.classes)
 
 
 def mean_by_class(vectors: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -11,8 +11,6 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from coterie.client.dropout import drop_repeatably
-from coterie.client.pooling import pool_fast_when_tested
 from coterie.core.columns import Columns
 from coterie.core.inventory import copied
 from coterie.core.layout import Layout, paths_of, require_classifier
@@ -39,7 +37,7 @@ class MountedModel:
         self.grad = torch.zeros_like(self.row)
         layout.mount(whole, self.row)
         self._gradients = layout.views(self.grad)
-        self._parameters = {name: one for name, one in whole.named_parameters() if name in self._gradients}
+        self._parameters = {name: weights for name, weights in whole.named_parameters() if name in self._gradients}
         self.gather_gradients(True)
         self.head: nn.Module = require_classifier(whole, layout.classifier)
         self.trunk: nn.Module = _without(whole, layout.classifier)
@@ -159,3 +157,99 @@ def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:
     except Exception:  # whatever a user's model may raise
         return True
     return False
+
+
+AnyDropout = nn.modules.dropout._DropoutNd
+"""The class that every dropout layer derives from."""
+
+
+class RepeatableDropout(nn.Dropout):
+    """Dropout whose mask is drawn by an operation of its own: for one client on a device, or for many at once.
+
+    On the processor PyTorch's layer fills a mask from the generator that the client's seat has seeded. On a GPU it
+    draws within a kernel of its own, in an order that no other operation repeats; there, the mask is drawn as on the
+    processor.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The inputs, some of them zero in training."""
+        return x * dropout_mask(self, x.shape, x) if self.training and self.p > 0 else x
+
+
+WHOLE = (nn.Dropout, RepeatableDropout)
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def dropout_mask(layer: AnyDropout, shape: torch.Size, like: Tensor, stream: torch.Generator | None = None) -> Tensor:
+    """What a layer multiplies inputs of a shape `[B, ...]` by: 0 with probability p, else 1 / (1 − p).
+
+    It is drawn from `stream`, or else from the generator of the device that `like` is on. Layers that drop whole
+    channels have one number for each.
+
+    >>> mask = dropout_mask(nn.Dropout(0.5), torch.Size([2, 3]), torch.ones(1), torch.Generator().manual_seed(0))
+    >>> sorted(set(mask.flatten().tolist())), mask.shape
+    ([0.0, 2.0], torch.Size([2, 3]))
+    """
+    drawn = shape if type(layer) in WHOLE else torch.Size([*shape[:2], *(1 for _ in shape[2:])])
+    if layer.p == 1:
+        return like.new_zeros(drawn)
+    mask: Tensor = like.new_empty(drawn).bernoulli_(1 - layer.p, generator=stream).div_(1 - layer.p)
+    return mask
+
+
+def drop_repeatably(module: nn.Module) -> None:
+    """Change the dropout layers of a module that is one's own copy.
+
+    >>> net = nn.Sequential(nn.Dropout(0.1))
+    >>> drop_repeatably(net)
+    >>> type(net[0]).__name__
+    'RepeatableDropout'
+    """
+    for layer in module.modules():
+        if type(layer) is nn.Dropout:
+            layer.__class__ = RepeatableDropout
+
+
+class GradientFreeMaxPool(nn.MaxPool2d):
+    """PyTorch's max-pooling; windows of 2 × 2 side by side are pooled faster where no gradient is wanted.
+
+    PyTorch's layer keeps the place of every maximum for the backward pass, and looks at one window after the other.
+    The maximum of neighbouring rows, then of neighbouring columns, is the same value: on one thread, maps of
+    32 × 28 × 28 in batches of 128 took 1.6 ms instead of 18 (contiguous) and 2.3 (channels last). With gradients
+    PyTorch's layer is faster.
+
+    >>> maps = torch.tensor([[[1.0, 5.0, 0.0], [2.0, 3.0, 9.0], [7.0, 7.0, 7.0]]])
+    >>> with torch.no_grad():
+    ...     GradientFreeMaxPool(2)(maps)
+    tensor([[[5.]]])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest value of each window: `[B, C, H, W]` to `[B, C, H // 2, W // 2]`."""
+        if torch.is_grad_enabled() or not self._halves():
+            out: Tensor = super().forward(x)
+            return out
+        height, width = x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+        rows = torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+        return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+    def _halves(self) -> bool:
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return (
+            all(size in (halving, (halving, halving)) for size, halving in zip(sizes, (2, 2, 0, 1), strict=True))
+            and not self.ceil_mode
+            and not self.return_indices
+        )
+
+
+def pool_fast_when_tested(module: nn.Module) -> None:
+    """Change the max-pooling layers of a module that is one's own copy, whoever wrote it.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    >>> pool_fast_when_tested(net)
+    >>> type(net[1]).__name__
+    'GradientFreeMaxPool'
+    """
+    for layer in module.modules():
+        if type(layer) is nn.MaxPool2d:
+            layer.__class__ = GradientFreeMaxPool  # in place: hooks stay, and layers shared by several parts

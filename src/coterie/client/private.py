@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.client.batch import Batch
-from coterie.client.outputs import Outputs
+from coterie.client.batch import Batch, Outputs
 from coterie.client.recipe import Phase, Recipe, phases
 from coterie.client.terms import task_loss
 from coterie.client.views import TrainedPart

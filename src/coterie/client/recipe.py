@@ -10,12 +10,19 @@ from typing import ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
-from coterie.client.steps import StepRule, plain_steps
 from coterie.client.terms import RowTerm, Term, task_loss
-from coterie.client.views import ClientView
+from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import ClientRows
 from coterie.errors import require
 from coterie.typed import shown
+
+StepRule = Callable[[TrainerView, Batches], None]
+
+
+def plain_steps(trainer: TrainerView, batches: Batches) -> None:
+    """One optimiser step a batch."""
+    for batch in batches:
+        trainer.descend(batch)
 
 
 @dataclass(frozen=True)
@@ -156,17 +163,17 @@ def _steps(recipe: Recipe, kind: type[Step]) -> Iterator[Step]:
     return (step for step in recipe if isinstance(step, kind))
 
 
-def told_phase(recipe: Recipe, tested: str) -> int | None:
+def telling_phase(recipe: Recipe, tested: str) -> int | None:
     """Which of a recipe's phases tells how well a client fits its training samples, if any does.
 
     It is the last one that trains the model which is tested; without such a one, the last that looks at samples.
 
-    >>> told_phase((Phase(), Phase(slot="personal")), tested="model")
+    >>> telling_phase((Phase(), Phase(slot="personal")), tested="model")
     0
     """
-    own = [(number, phase.slot) for number, phase in enumerate(phases(recipe)) if phase.terms]
-    last = own[-1][0] if own else None
-    return next((number for number, slot in reversed(own) if slot == tested), last)
+    looking = [(number, phase.slot) for number, phase in enumerate(phases(recipe)) if phase.terms]
+    last = looking[-1][0] if looking else None
+    return next((number for number, slot in reversed(looking) if slot == tested), last)
 
 
 def trained_slots(recipe: Recipe) -> tuple[str, ...]:

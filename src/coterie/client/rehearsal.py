@@ -87,13 +87,13 @@ def _by_itself(plain: nn.Module, layout: Layout, row: Tensor, x: Tensor) -> Pass
     parameters = dict(plain.named_parameters())
     gradient = torch.zeros_like(row)
     for entry in layout.entries:
-        found = None if entry.is_buffer else parameters[entry.name].grad
-        if found is not None:
+        own_gradient = None if entry.is_buffer else parameters[entry.name].grad
+        if own_gradient is not None:
             require(
-                not found.is_sparse,
+                not own_gradient.is_sparse,
                 f"parameter '{entry.name}' has sparse gradients; leave out sparse=True: rows are dense",
             )
-            gradient[entry.start : entry.stop] = entry.flat(found)
+            gradient[entry.start : entry.stop] = entry.flat(own_gradient)
     moved = layout.row(plain)
     plain.eval()
     tested = _test(lambda: plain(x), lambda: plain(x[:1]))
@@ -220,16 +220,16 @@ def _beside(part: nn.Module, prefix: str, layout: Layout) -> Beside:
     """What a part of the model holds outside the row."""
     held = {name for entry in layout.entries for name in entry.names}
     registered = {id(layer) for layer in part.modules()}
-    found: Beside = {}
+    beside: Beside = {}
     for path, layer in part.named_modules():
         start = f"{prefix}{path}." if path else prefix
         for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
             if tensor is not None and start + name not in held and not _only_counts(layer, name):
-                found[BUFFER, start + name] = tensor.detach().clone()
+                beside[BUFFER, start + name] = tensor.detach().clone()
         for name, value in vars(layer).items():
             if name not in _COMMON:
-                found[ATTRIBUTE, start + name] = _remembered(value, set(registered), DEEPEST)
-    return found
+                beside[ATTRIBUTE, start + name] = _remembered(value, set(registered), DEEPEST)
+    return beside
 
 
 def _only_counts(layer: nn.Module, name: str) -> bool:
@@ -260,25 +260,25 @@ def _remembered(value: object, seen: set[int], depth: int) -> object:
     return None
 
 
-def _alike(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _close(one, other, SAME)
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=SAME) or (math.isnan(one) and math.isnan(other))
-    if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, (str, bytes)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
-    return bool(one == other)
+def _alike(value: object, other: object) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return _close(value, other, SAME)
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=SAME) or (math.isnan(value) and math.isnan(other))
+    if isinstance(value, Sequence) and isinstance(other, Sequence) and not isinstance(value, (str, bytes)):
+        return len(value) == len(other) and all(map(_alike, value, other))
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(_alike(item, other[key]) for key, item in value.items())
+    return bool(value == other)
 
 
-def _close(one: Tensor, other: Tensor, share: float = CLOSE, floor: float = 0.0) -> bool:
+def _close(value: Tensor, other: Tensor, share: float = CLOSE, floor: float = 0.0) -> bool:
     """Whether numbers are the same but for rounding."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if value.shape != other.shape or value.dtype != other.dtype:
         return False
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=share, atol=share * _largest(other) + floor, equal_nan=True)
+    if not value.is_floating_point():
+        return torch.equal(value, other)
+    return torch.allclose(value, other, rtol=share, atol=share * _largest(other) + floor, equal_nan=True)
 
 
 def _largest(tensor: Tensor) -> float:

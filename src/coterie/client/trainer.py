@@ -12,10 +12,9 @@ from coterie.client.batch import Batch
 from coterie.client.model import MountedModel
 from coterie.client.optim import Optimiser, TensorSGD, make_optimiser
 from coterie.client.private import PrivateSteps
-from coterie.client.recipe import Measure, Phase, Recipe, told_phase, trained_slots
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Measure, Phase, Recipe, plain_steps, telling_phase, trained_slots
+from coterie.client.scores import Seen
 from coterie.client.terms import RECEIVED, task_loss
-from coterie.client.training_scores import Seen
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
@@ -76,7 +75,7 @@ class Trainer:
     def batches(self) -> Iterator[Batch]:
         """Every epoch's batches: shuffled, the last partial one kept; private ones are drawn."""
         worker, problem = self.worker, self.worker.problem
-        own = problem.train[worker.client]
+        samples = problem.train[worker.client]
         cached = worker.train_features(self.phase.slot) if self.head_only else None
         epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
         number = self.number if self.phase.stream is None else self.phase.stream
@@ -85,14 +84,14 @@ class Trainer:
             if self._seen is not None:
                 self._seen.clear()
             for part in (
-                torch.randperm(len(own), generator=stream).to(worker.device).split(problem.training.batch)
+                torch.randperm(len(samples), generator=stream).to(worker.device).split(problem.training.batch)
                 if self._private is None
-                else self._private.samples(len(own))
+                else self._private.samples(len(samples))
             ):
                 if len(part) == 1 and problem.skip_single_samples:
                     continue
                 features = None if cached is None else cached[part]
-                yield Batch(worker, self.phase.slot, own[part], features)
+                yield Batch(worker, self.phase.slot, samples[part], features)
 
     def gradient(self, batch: BatchView) -> None:
         """Fill the parts' gradients with that of the phase's objective on the batch."""
@@ -203,10 +202,10 @@ class Trainer:
         """The trained tensors in the same order; nothing if a rate or a phase cuts one in two."""
         groups: list[list[nn.Parameter]] = [[] for _ in range(len(self.phase.rates) + 1)]
         for number, model, columns in self._by_rate():
-            found = model.parameters_in(columns)
-            if found is None:
+            tensors = model.parameters_in(columns)
+            if tensors is None:
                 return None
-            groups[number] += found
+            groups[number] += tensors
         return groups
 
     def _by_rate(self) -> Iterator[tuple[int, MountedModel, Columns]]:
@@ -225,13 +224,13 @@ def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool 
     """Do what a recipe says at the client in the seat; what was measured, by name.
 
     What clients keep of it follows from the rows and is left to whoever collects them. `seen`, if given, is filled with
-    what the model put out for its training samples (`told_phase`). What is trained `stays` at the client if nobody
+    what the model put out for its training samples (`telling_phase`). What is trained `stays` at the client if nobody
     else ever sees what comes of it: it needs no noise then.
     """
     private = worker.federation.privacy.of_examples and not stays
     measured: dict[str, Tensor] = {}
     number = 0
-    telling = None if seen is None else told_phase(recipe, worker.method.tested)
+    telling = None if seen is None else telling_phase(recipe, worker.method.tested)
     for step in recipe:
         if isinstance(step, Phase):
             trainer = Trainer(worker, step, number, seen if number == telling else None, private)

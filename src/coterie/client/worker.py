@@ -57,7 +57,7 @@ class Worker:
         self._present: set[str] = set()
         self._anchors: dict[str, Tensor] = {}
         self.known_features: dict[str, Tensor] = {}  # of the training samples, by the slot of the extractor
-        self._own: dict[str, Tensor] = {}  # values of the client in the seat
+        self._values: dict[str, Tensor] = {}  # values of the client in the seat
         self._common: dict[str, tuple[Tensor, Tensor]] = {}  # everybody's, as the federation has them and on the device
         self._peers: list[int] = []
         self._streams: dict[str, torch.Generator] = {}
@@ -76,7 +76,7 @@ class Worker:
         self.forget_features()
         self._streams.clear()
         self.notes.clear()
-        self._own.clear()
+        self._values.clear()
         self.effort = Effort()
         seed_everything_drawn(self.device, stream_seed(self.seed, "dropout", federation.round, self.key))
 
@@ -127,11 +127,11 @@ class Worker:
             known = self._common[name] = (whole, whole.to(self.device))
         return known[1]
 
-    def _brought(self, name: str, own: Tensor) -> Tensor:
+    def _brought(self, name: str, value: Tensor) -> Tensor:
         """Something of the client in the seat on the device, to which it is brought once."""
-        if name not in self._own:
-            self._own[name] = own.to(self.device)
-        return self._own[name]
+        if name not in self._values:
+            self._values[name] = value.to(self.device)
+        return self._values[name]
 
     def stream(self, purpose: str) -> torch.Generator:
         """This client's stream of random numbers for a purpose, begun anew every round."""

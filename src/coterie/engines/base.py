@@ -15,9 +15,8 @@ from torch import Tensor
 from coterie.client.effort import Effort
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
-from coterie.client.scores import Score
+from coterie.client.scores import Score, Seen, TrainingSums
 from coterie.client.trainer import train, tune
-from coterie.client.training_scores import Seen, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation

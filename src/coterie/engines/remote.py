@@ -15,8 +15,7 @@ from torch import Tensor
 from coterie.client.effort import Effort, efforts_of
 from coterie.client.problem import Problem
 from coterie.client.recipe import phases
-from coterie.client.scores import Score
-from coterie.client.training_scores import TrainingSums
+from coterie.client.scores import Score, TrainingSums
 from coterie.core.federation import Federation
 from coterie.core.task.base import SAMPLES
 from coterie.engines.base import NOBODY, Engine, PeersOf, Trained, Work

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
-from coterie.client.scores import Score
-from coterie.client.training_scores import Seen, TrainingScores
+from coterie.client.scores import Score, Seen, TrainingScores
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.devices import PROCESSOR

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from coterie.client.effort import Effort, effort_columns
 from coterie.client.problem import Problem
-from coterie.client.scores import Score
-from coterie.client.training_scores import Seen, TrainingScores, TrainingSums
+from coterie.client.scores import Score, Seen, TrainingScores, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows

@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Measure, Phase, Recipe, plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.private import batches_an_epoch, epochs_on_examples
-from coterie.client.recipe import Recipe, measures, phases
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Recipe, measures, phases, plain_steps
 from coterie.core.accountant import Release, epsilon_of
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation

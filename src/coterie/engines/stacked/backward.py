@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from coterie.client.model import MountedModel
-from coterie.client.pooling import GradientFreeMaxPool
+from coterie.client.model import GradientFreeMaxPool, MountedModel
 from coterie.core.layout import Layout
 from coterie.core.task import Loss, LossWithSlope
 from coterie.engines.stacked.changing import Tensors, forward_of

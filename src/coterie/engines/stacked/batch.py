@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coterie.client.outputs import Outputs
+from coterie.client.batch import Outputs
 from coterie.client.terms import RECEIVED
 from coterie.core.pixels import samples_at
 from coterie.engines.stacked.changing import InTraining, Tensors

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coterie.client.dropout import CHANNELS, WHOLE, AnyDropout, dropout_mask
+from coterie.client.model import CHANNELS, WHOLE, AnyDropout, dropout_mask
 from coterie.core.layout import BatchNorm
 
 Tensors = Mapping[str, Tensor]  # name -> [k, *shape]

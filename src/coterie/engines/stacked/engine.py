@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Measure, Phase, Recipe, phases, told_phase, trained_slots
-from coterie.client.scores import Score
-from coterie.client.steps import plain_steps
-from coterie.client.training_scores import TrainingScores
+from coterie.client.recipe import Measure, Phase, Recipe, phases, plain_steps, telling_phase, trained_slots
+from coterie.client.scores import Score, TrainingScores
 from coterie.core.federation import Federation
 from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
@@ -128,7 +126,7 @@ class Stacked(Engine):
     def _do(self, stack: Stack, work: Work, back: Tensor, training: TrainingScores) -> dict[str, Tensor]:
         """Do what the recipe says; what was measured, in the cohort's order (`back` leads to it)."""
         measured: dict[str, Tensor] = {}
-        number, telling = 0, told_phase(work.recipe, self.method.tested)
+        number, telling = 0, telling_phase(work.recipe, self.method.tested)
         for step in work.recipe:
             if isinstance(step, Phase):
                 StackedPhase(stack, step, number).run(training if number == telling else None)

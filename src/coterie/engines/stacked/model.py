@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from coterie.client.model import MountedModel
-from coterie.client.pooling import GradientFreeMaxPool
+from coterie.client.model import GradientFreeMaxPool, MountedModel
 from coterie.core.layout import Layout
 from coterie.engines.stacked.changing import InTraining, StackedModule, Tensors, changes_in_training, forward_of
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from coterie.client.optim import STEEPEST, leaf_of, torch_optimiser
 from coterie.client.recipe import Phase
+from coterie.client.scores import TrainingScores
 from coterie.client.terms import RECEIVED, task_loss
-from coterie.client.training_scores import TrainingScores
 from coterie.core.columns import Columns
 from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Phase
-from coterie.client.steps import plain_steps
+from coterie.client.recipe import Phase, plain_steps
+from coterie.client.scores import Seen, TrainingScores
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.trainer import Trainer
-from coterie.client.training_scores import Seen, TrainingScores
 from coterie.client.views import BatchView
 from coterie.client.worker import MethodAtClient, Worker
 from coterie.core.federation import Federation

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.training_scores import TrainingScores
+from coterie.client.scores import TrainingScores
 
 # Outputs are scored many at a time, which costs next to nothing, but no more numbers than this are kept for it.
 MOST_NUMBERS = 1 << 20

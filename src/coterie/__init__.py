@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the public names: each is loaded when it is first used, so 
     from coterie.core.exchange import Put as Put
     from coterie.core.exchange import Uploads as Uploads
     from coterie.core.federation import Federation as Federation
-    from coterie.core.scale import Scale as Scale
+    from coterie.core.numbers import Scale as Scale
     from coterie.core.task import Classification as Classification
     from coterie.core.task import Loss as Loss
     from coterie.core.task import Metric as Metric

@@ -15,7 +15,7 @@ import coterie as ct
 from coterie.cli.merge import experiments
 from coterie.compare.grid import RULE
 from coterie.compare.table import Comparison, compare
-from coterie.core.scale import spoken_bytes
+from coterie.core.numbers import spoken_bytes
 from coterie.errors import CoterieError
 from coterie.methods import FedProx
 from coterie.partition import Dirichlet, Iid, Partition

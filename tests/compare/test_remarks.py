@@ -11,7 +11,7 @@ from coterie.compare.columns import chosen_columns
 from coterie.compare.grid import Grid
 from coterie.compare.remarks import edge_remark, effort_remark, rising_remark, same_remark
 from coterie.compare.table import compare
-from coterie.core.scale import ACCURACY, Scale
+from coterie.core.numbers import ACCURACY, Scale
 from coterie.methods.ditto import Ditto
 from coterie.report.grids import grid_lines
 from coterie.report.terminal import summary_lines

@@ -17,7 +17,7 @@ from coterie.core.columns import Columns
 from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.threads import for_each
+from coterie.core.machine import for_each
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
 from support import rows_of, tiny, warnings_in

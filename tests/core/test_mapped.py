@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 import coterie as ct
-from coterie.core.mapped import LIMIT, personal_rows
+from coterie.core.slots import LIMIT, personal_rows
 from coterie.runs.streamed import stream_tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are mapped on Linux alone")
@@ -49,7 +49,7 @@ def test_a_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         free = 10
 
-    monkeypatch.setattr("coterie.core.mapped.shutil.disk_usage", lambda folder: Full)
+    monkeypatch.setattr("coterie.core.slots.shutil.disk_usage", lambda folder: Full)
     with pytest.raises(ct.CoterieError, match=r"of 5 clients take 20 B, and .* has room for 10 B; set TMPDIR"):
         personal_rows(torch.zeros(1), clients=5)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.core.number import clear_sign
+from coterie.core.numbers import clear_sign
 
 
 def test_a_mean_of_just_one_deviation_is_not_clear() -> None:

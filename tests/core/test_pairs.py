@@ -9,7 +9,7 @@ import torch
 import coterie as ct
 from coterie.core.applying import apply
 from coterie.core.exchange import Mix, Uploads
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.methods import METHODS
 from coterie.testing.toys import toy_data
 
@@ -17,7 +17,7 @@ COMPARING = ("apple", "cfl", "fedamp", "fedap", "fedfomo", "fedrema", "fesem", "
 
 
 def test_the_figure_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.core.pairs.memory_bytes", lambda: 32 * 10**9)
+    monkeypatch.setattr("coterie.core.machine.memory_bytes", lambda: 32 * 10**9)
     require_pairs("pfedsim", 31_622, "similarities", each=16)
     with pytest.raises(ct.CoterieError) as caught:
         require_pairs("pfedsim", 100_000, "similarities", each=16)
@@ -31,7 +31,7 @@ def test_the_figure_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_methods_that_compare_all_clients_say_so_before_the_first_round(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.core.pairs.memory_bytes", lambda: 100)
+    monkeypatch.setattr("coterie.core.machine.memory_bytes", lambda: 100)
     experiment = ct.Experiment(name, toy_data(60), ct.Iid(clients=6), rounds=2, validation=0.2)
     if name in COMPARING:
         with pytest.raises(ct.CoterieError, match=f"{name}: .* of 6 clients with each other take"):

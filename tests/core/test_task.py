@@ -12,7 +12,7 @@ from sklearn.metrics import r2_score
 from torch.nn.functional import cross_entropy
 
 from coterie.client.scores import Score
-from coterie.core.scale import ACCURACY, Scale, judged_scale
+from coterie.core.numbers import ACCURACY, Scale, judged_scale
 from coterie.core.task import (
     R2,
     Classification,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coterie.core.federation import Federation
-from coterie.maths.collaboration import WEIGHTS, _literal, teaching_weights, three_at_random, threshold
+from coterie.maths.collaborators import WEIGHTS, _literal, teaching_weights, three_at_random, threshold
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from coterie.maths import grouping
+from coterie.maths import collaborators
 
-RULES = [grouping.near_by_mixture, grouping.near_by_means, grouping.near_by_linkage]
+RULES = [collaborators.near_by_mixture, collaborators.near_by_means, collaborators.near_by_linkage]
 Rule = Callable[[Tensor], Tensor]
 
 
@@ -77,7 +77,7 @@ def test_log_odds_worked_out_by_hand() -> None:
     lower = [log_mass(value, 0.25, 0.3, 0.04) for value in values]
     upper = [log_mass(value, 0.75, 0.9, 0.01) for value in values]
     mixture = [torch.tensor([pair], dtype=torch.float64) for pair in ([0.25, 0.75], [0.3, 0.9], [0.04, 0.01])]
-    odds, averaged = grouping._log_odds(torch.tensor([values], dtype=torch.float64), *mixture)
+    odds, averaged = collaborators._log_odds(torch.tensor([values], dtype=torch.float64), *mixture)
     assert odds[0].tolist() == pytest.approx([high - low for high, low in zip(upper, lower, strict=True)])
     assert averaged.tolist() == pytest.approx([sum(lower) / 3])
 
@@ -87,11 +87,11 @@ def test_a_wide_far_component_does_not_take_the_very_nearest() -> None:
     tight = np.linspace(0.395, 0.405, 30).tolist()
     wide = [0.37, *np.linspace(0.5, 1.0, 20).tolist()]
     values = torch.tensor([tight + wide], dtype=torch.float64)
-    mixture = grouping._em(values, grouping._two_means(values))
-    raw = grouping._assigned_low(values, *mixture)[0]
+    mixture = collaborators._em(values, collaborators._two_means(values))
+    raw = collaborators._assigned_low(values, *mixture)[0]
     assert bool(raw[: len(tight)].all())
     assert not bool(raw[len(tight)])  # 0.37 belongs to the far component without the repair
-    assert set(near(grouping.near_by_mixture, tight + wide)) == {*tight, 0.37}
+    assert set(near(collaborators.near_by_mixture, tight + wide)) == {*tight, 0.37}
 
 
 @pytest.mark.thorough
@@ -105,8 +105,8 @@ def test_clear_mixtures_are_assigned_as_by_scikit_learn(seed: int) -> None:
         centre = stream.uniform(0.1, 0.4)
         values = np.concatenate([stream.normal(centre, 0.02, low), stream.normal(centre + 0.5, 0.03, high)])
         distances[k, torch.arange(clients) != k] = torch.from_numpy(stream.permutation(values).clip(0))
-    chosen = grouping.others(grouping.near_by_mixture(distances)).numpy()
-    for row, values in zip(chosen, grouping.others(distances).numpy(), strict=True):
+    chosen = collaborators.others(collaborators.near_by_mixture(distances)).numpy()
+    for row, values in zip(chosen, collaborators.others(distances).numpy(), strict=True):
         assigned = GaussianMixture(2, n_init=3, random_state=0).fit_predict(values[:, None])
         nearer = min((0, 1), key=lambda c: values[assigned == c].mean())
         assert (row == (assigned == nearer)).all()
@@ -118,7 +118,7 @@ def test_parameters_are_those_of_scikit_learn() -> None:
     fitted = GaussianMixture(2, tol=1e-4, n_init=3, random_state=0).fit(values[:, None])
     order = fitted.means_[:, 0].argsort()
     rows = torch.from_numpy(values)[None]
-    mass, mean, variance = grouping._em(rows, grouping._two_means(rows))
+    mass, mean, variance = collaborators._em(rows, collaborators._two_means(rows))
     np.testing.assert_allclose(mass[0].numpy(), fitted.weights_[order], atol=0.01)
     np.testing.assert_allclose(mean[0].numpy(), fitted.means_[order, 0], atol=0.01)
     np.testing.assert_allclose(variance[0].sqrt().numpy(), fitted.covariances_[order, 0, 0] ** 0.5, atol=0.01)
@@ -158,8 +158,8 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     """Rows converge at different steps; a batch of them gives what each gives alone."""
     stream = torch.Generator().manual_seed(1)
     distances = torch.rand(40, 40, generator=stream, dtype=torch.float64).fill_diagonal_(0)
-    together = grouping.near_by_mixture(distances)
+    together = collaborators.near_by_mixture(distances)
     for k in range(0, 40, 7):
         alone = distances.clone()
         alone[torch.arange(40) != k] = 0
-        assert torch.equal(grouping.near_by_mixture(alone)[k], together[k])
+        assert torch.equal(collaborators.near_by_mixture(alone)[k], together[k])

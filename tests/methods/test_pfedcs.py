@@ -27,7 +27,7 @@ from coterie.client.trainer import Trainer, train
 from coterie.core.columns import Columns
 from coterie.core.downloads import Owed, owed
 from coterie.core.federation import Federation
-from coterie.maths import grouping
+from coterie.maths import collaborators
 from coterie.maths.similarity import row_normalised, squared_distances
 from coterie.methods import FedPer, PFedCS
 from coterie.rng import torch_stream
@@ -108,7 +108,7 @@ class TestTeaching:
     def test_candidates_are_the_whole_own_cluster_before_the_threshold(self) -> None:
         groups = [0, 1, 0, 1, 1, 0]
         federation = server(PFedCS(), clients=6)
-        candidates = grouping.near_by_mixture(_distances(federation, clustered_rows(federation, groups)))
+        candidates = collaborators.near_by_mixture(_distances(federation, clustered_rows(federation, groups)))
         together = torch.tensor(groups)[:, None] == torch.tensor(groups)[None]
         assert torch.equal(candidates, together & ~torch.eye(6, dtype=torch.bool))
 
@@ -208,7 +208,7 @@ class TestTeaching:
             others = [j for j in range(200) if j != k]
             mean, least = float(D[others].mean()), float(D[others].min())
             limit = mean + 4 / 10 * (least - mean)
-            near = grouping.near_by_mixture(_one_row(D, k))[k]
+            near = collaborators.near_by_mixture(_one_row(D, k))[k]
             S = [k] + [j for j in others if bool(near[j]) and float(D[j]) <= limit + 1e-12]
             assert 2 < len(S) < 60
             farthest, average = max(float(D[j]) for j in S), sum(float(D[j]) for j in S) / len(S)

@@ -8,7 +8,7 @@ from torch import nn
 
 from coterie.core.layout import BatchNorm
 from coterie.models import build
-from coterie.models.norms import with_group_norm
+from coterie.models.layers import with_group_norm
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(4, 1), (6, 1), (8, 2), (64, 16), (256, 32), (36, 9), (7, 1)])

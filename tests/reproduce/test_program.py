@@ -12,7 +12,7 @@ import pytest
 from tests.reproduce.toy import TOML, toy_table
 
 from coterie.compare.pool import Run
-from coterie.core.number import Number
+from coterie.core.numbers import Number
 from coterie.errors import CoterieError
 from coterie.reproduce import check
 from coterie.reproduce.budget import fitting

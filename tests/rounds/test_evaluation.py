@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score, roc_auc_score
 
 from coterie.client.scores import Score, sums_of
-from coterie.core.scale import ACCURACY
+from coterie.core.numbers import ACCURACY
 from coterie.core.task import Classification, Regression
 from coterie.core.task.base import Sums
 from coterie.errors import CoterieError

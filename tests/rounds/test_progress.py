@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coterie.core.scale import ACCURACY
+from coterie.core.numbers import ACCURACY
 from coterie.partition import Iid
 from coterie.rounds import progress
 from coterie.rounds.listeners import Start

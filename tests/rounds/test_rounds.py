@@ -18,7 +18,7 @@ from torch import Tensor
 from coterie.core.exchange import Mix
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
-from coterie.core.scale import ACCURACY
+from coterie.core.numbers import ACCURACY
 from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
 from coterie.methods import FedAvg, FedBN, FedProx, Method

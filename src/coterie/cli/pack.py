@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.core.scale import spoken_bytes
+from coterie.core.numbers import spoken_bytes
 from coterie.report.terminal import print_result
 from coterie.runs.packed import pack
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coterie.core.scale import number_text
+from coterie.core.numbers import number_text
 from coterie.errors import CoterieError, require
 from coterie.registry import short_name
 from coterie.report.terminal import plain_table, print_result

@@ -20,7 +20,7 @@ from coterie.compare.guided import guided_sweep
 from coterie.compare.remarks import edge_remark
 from coterie.compare.space import read_space
 from coterie.compare.sweep import BEST, REPORT, SWEEP, sweep
-from coterie.core.scale import number_text
+from coterie.core.numbers import number_text
 from coterie.errors import CoterieError, require, said
 from coterie.files import UNFIT
 from coterie.registry import short_name

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from coterie.client.effort import FORWARD
 from coterie.compare.cell import Summary
-from coterie.core.scale import ACCURACY, Scale, judged_scale
+from coterie.core.numbers import ACCURACY, Scale, judged_scale
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.rounds.evaluate import MOMENTS

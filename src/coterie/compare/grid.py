@@ -9,8 +9,7 @@ from functools import cached_property
 from coterie.compare.cell import Summary
 from coterie.compare.columns import Column, chosen_columns
 from coterie.compare.remarks import effort_remark, rising_remark, same_remark
-from coterie.core.number import CLEAR, ENOUGH_SEEDS, Number, clear_sign
-from coterie.core.scale import Scale, judged_scale
+from coterie.core.numbers import CLEAR, ENOUGH_SEEDS, Number, Scale, clear_sign, judged_scale
 from coterie.errors import unknown
 
 
@@ -19,7 +18,7 @@ class Grid:
     """Rows by name, each with the summaries of its seeds; `chosen` names the columns (none: the usual ones).
 
     A *winner* of a metric's column is the row with the best mean over seeds, if its lead over every other row is clear
-    (`coterie.core.number.clear_sign`): paired by seed, with three seeds or more, all differences have one sign, and
+    (`coterie.core.numbers.clear_sign`): paired by seed, with three seeds or more, all differences have one sign, and
     their mean is larger than their standard deviation. Otherwise the seeds could explain the difference and
     nobody wins.
     """

@@ -12,7 +12,7 @@ from coterie.compare.cell import EARLIER, Summary
 from coterie.compare.differing import shared_settings
 from coterie.compare.running import whole_hash
 from coterie.compare.table import TUNING
-from coterie.core.scale import judged_scale
+from coterie.core.numbers import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.options import option_fields
 from coterie.registry import short_name

@@ -9,7 +9,7 @@ from typing import Any
 
 from coterie.compare.cell import Summary
 from coterie.compare.columns import Column
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.runs.history import EFFORT, TUNING
 
 Runs = Mapping[str, Mapping[int, Summary]]

@@ -27,7 +27,7 @@ from coterie.compare.running import (
     require_names,
 )
 from coterie.compare.table import run_folder
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.errors import require
 from coterie.files import PARTIAL, write_whole
 from coterie.partition import Rule

@@ -27,7 +27,7 @@ from coterie.compare.running import (
     require_names,
     whole_hash,
 )
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.files import PARTIAL, UNFIT, require_format, write_whole

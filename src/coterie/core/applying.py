@@ -13,9 +13,9 @@ from torch import Tensor
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Applied, Drop, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.machine import for_each
 from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
 from coterie.core.slots import Slot, require_known
-from coterie.core.threads import for_each
 from coterie.errors import CoterieError, require
 
 log = logging.getLogger("coterie")

@@ -46,11 +46,11 @@ def held_tensors(module: nn.Module) -> list[Held]:
 
 def _by_tensor(module: nn.Module, are_buffers: bool) -> Iterator[list[tuple[str, Tensor]]]:
     """Parameters or buffers with their names, those of the same tensor together."""
-    found: dict[int, list[tuple[str, Tensor]]] = {}
+    by_identity: dict[int, list[tuple[str, Tensor]]] = {}
     named = module.named_buffers if are_buffers else module.named_parameters
     for name, tensor in named(remove_duplicate=False):
-        found.setdefault(id(tensor), []).append((name, tensor))
-    yield from found.values()
+        by_identity.setdefault(id(tensor), []).append((name, tensor))
+    yield from by_identity.values()
 
 
 def _belongs(module: nn.Module, name: str, tensor: Tensor, is_buffer: bool) -> bool:
@@ -87,26 +87,26 @@ def _belongs(module: nn.Module, name: str, tensor: Tensor, is_buffer: bool) -> b
 def _require_apart(held: list[Held]) -> None:
     """Refuse different tensors with numbers in common: in a row each has numbers of its own, and they would part."""
     by_storage: dict[int, list[Held]] = {}
-    for one in held:
-        if one.tensor.numel():
-            by_storage.setdefault(one.tensor.untyped_storage().data_ptr(), []).append(one)
-        sides = zip(one.tensor.shape, one.tensor.stride(), strict=True)
+    for entry in held:
+        if entry.tensor.numel():
+            by_storage.setdefault(entry.tensor.untyped_storage().data_ptr(), []).append(entry)
+        sides = zip(entry.tensor.shape, entry.tensor.stride(), strict=True)
         require(
-            one.is_buffer or all(size < 2 or step for size, step in sides),
-            f"parameter '{one.names[0]}' repeats the same numbers (expand); call contiguous() or clone() on it",
+            entry.is_buffer or all(size < 2 or step for size, step in sides),
+            f"parameter '{entry.names[0]}' repeats the same numbers (expand); call contiguous() or clone() on it",
         )
     for together in by_storage.values():
-        for one, other in combinations(together, 2):
+        for entry, other in combinations(together, 2):
             require(
-                not _overlap(one.tensor, other.tensor),
-                f"tensors '{one.names[0]}' and '{other.names[0]}' are different ones with memory in common; tie them "
+                not _overlap(entry.tensor, other.tensor),
+                f"tensors '{entry.names[0]}' and '{other.names[0]}' are different ones with memory in common; tie them "
                 "as one parameter (b.weight = a.weight), or give each its own (clone)",
             )
 
 
 def _require_no_aliases(module: nn.Module, held: list[Held]) -> None:
     """Refuse plain attributes that look into a tensor of the row: they would go on looking at the old numbers."""
-    names = {one.tensor.untyped_storage().data_ptr(): one.names[0] for one in held if one.tensor.numel()}
+    names = {entry.tensor.untyped_storage().data_ptr(): entry.names[0] for entry in held if entry.tensor.numel()}
     for path, layer in module.named_modules():
         # Hooks such as the older spectral norm's write such an attribute anew before each pass.
         written = {getattr(hook, "name", None) for hook in layer._forward_pre_hooks.values()}
@@ -120,12 +120,12 @@ def _require_no_aliases(module: nn.Module, held: list[Held]) -> None:
                 )
 
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def _overlap(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors of a storage have a number in common."""
-    first, second = (_reach(tensor) for tensor in (one, other))
+    first, second = _reach(tensor), _reach(other)
     if first.stop <= second.start or second.stop <= first.start:
         return False
-    return bool(torch.isin(_places(one), _places(other)).any())
+    return bool(torch.isin(_places(tensor), _places(other)).any())
 
 
 def _reach(tensor: Tensor) -> range:

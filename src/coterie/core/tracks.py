@@ -104,11 +104,11 @@ class Tracks:
 
     def all_known(self, columns: Columns) -> Tensor:
         """Of which clients the server knows all of the columns: `[K]` bool."""
-        found = torch.ones(self._clients, dtype=torch.bool)
+        known = torch.ones(self._clients, dtype=torch.bool)
         for stretch in self.stretches:
             if stretch.columns & columns:
-                found &= stretch.known
-        return found
+                known &= stretch.known
+        return known
 
     def known(self, clients: Tensor, columns: Columns) -> Columns:
         """Those of the columns that the server knows of all of the clients."""
@@ -125,28 +125,28 @@ class Tracks:
 
     def copy(self) -> list[Stretch]:
         """The stretches as they are now."""
-        return [replace(one, marks=one.marks.clone(), known=one.known.clone()) for one in self.stretches]
+        return [replace(part, marks=part.marks.clone(), known=part.known.clone()) for part in self.stretches]
 
     def put_back(self, before: list[Stretch], clients: Tensor) -> None:
         """Give some clients the marks back that a copy holds; stretches may have been cut since."""
         for stretch in self.stretches:
-            origin = next(one for one in before if stretch.columns <= one.columns)
+            origin = next(earlier for earlier in before if stretch.columns <= earlier.columns)
             stretch.marks[clients], stretch.known[clients] = origin.marks[clients], origin.known[clients]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Everything as tensors: `spans [n, 3]` says which stretch a span belongs to, and where it lies."""
-        spans = [(number, *span) for number, one in enumerate(self.stretches) for span in one.columns.spans]
+        spans = [(number, *span) for number, part in enumerate(self.stretches) for span in part.columns.spans]
         yield "spans", torch.tensor(spans, dtype=torch.int64).view(-1, 3)
-        yield "marks", _stacked([one.marks for one in self.stretches], self._clients, torch.int64)
-        yield "known", _stacked([one.known for one in self.stretches], self._clients, torch.bool)
+        yield "marks", _stacked([part.marks for part in self.stretches], self._clients, torch.int64)
+        yield "known", _stacked([part.known for part in self.stretches], self._clients, torch.bool)
 
     def restore(self, spans: Tensor, marks: Tensor, known: Tensor) -> None:
         """Put back what `state` once gave."""
-        found: dict[int, list[tuple[int, int]]] = {}
+        by_stretch: dict[int, list[tuple[int, int]]] = {}
         for number, start, stop in spans.tolist():
-            found.setdefault(number, []).append((start, stop))
+            by_stretch.setdefault(number, []).append((start, stop))
         self.stretches = [
-            Stretch(Columns.of(*found[number]), marks[number].clone(), known[number].clone())
+            Stretch(Columns.of(*by_stretch[number]), marks[number].clone(), known[number].clone())
             for number in range(len(marks))
         ]
 

@@ -25,7 +25,7 @@ from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
-from coterie.models.norms import with_group_norm
+from coterie.models.layers import with_group_norm
 from coterie.models.registry import is_built_in
 from coterie.partition.rule import Split
 from coterie.registry import is_reference, reference_to

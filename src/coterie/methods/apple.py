@@ -14,7 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.views import Batches, ClientView, TrainedPart, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.methods.base import Method

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.core.exchange import Action, ClientRows, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.errors import require, unknown
 from coterie.maths.clusters import two_halves, within_groups
 from coterie.maths.similarity import cosines

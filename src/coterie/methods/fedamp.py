@@ -14,7 +14,7 @@ from coterie.client.recipe import Phase, Recipe
 from coterie.client.terms import Proximal
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.similarity import squared_distances

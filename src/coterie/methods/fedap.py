@@ -13,8 +13,8 @@ from torch import Tensor
 from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.machine import require_pairs
 from coterie.core.mixing import by_size, embedded, identity, normalised
-from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require
 from coterie.maths.channels import ChannelStatistics, channel_count, channel_distances, measured_layers

@@ -14,7 +14,7 @@ from coterie.client.recipe import Measure, Phase, Recipe, plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Peers, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.errors import require
 from coterie.methods.base import Method
 from coterie.rng import torch_stream

@@ -20,7 +20,6 @@ from coterie.core.training import StatsPolicy
 from coterie.devices import exact
 from coterie.errors import require
 from coterie.maths.similarity import mirrored
-from coterie.maths.simplex import simplex_minimiser, without_traces
 from coterie.methods.base import Method, require_classes
 
 
@@ -130,5 +129,43 @@ def combinations(variances: Tensor, means: Tensor) -> Tensor:
     centred = means.double() - means.double().mean(0)
     gram = mirrored(centred @ centred.T)
     spread = torch.diag(variances.double().clamp(min=0))
-    rows = [simplex_minimiser(spread + gram - own[:, None] - own[None] + own[i]) for i, own in enumerate(gram)]
+    rows = [simplex_minimiser(spread + gram - row[:, None] - row[None] + row[i]) for i, row in enumerate(gram)]
     return without_traces(torch.stack(rows))
+
+
+RIDGE = 1e-10  # relative; makes the minimiser unique where the form alone does not
+
+
+def simplex_minimiser(form: Tensor) -> Tensor:
+    """argmin aᵀQa over a ≥ 0, Σa = 1 for a positive semi-definite `form [m, m]`: `[m]`, float64.
+
+    With Q = LLᵀ this is the non-negative least-squares problem min ‖Lᵀb‖² + (1ᵀb − 1)² up to scale: both have
+    the conditions Qb = c·1 + ν, ν ≥ 0, ν ⊥ b, so a = b / Σb. An active-set solver gives the exact answer.
+
+    >>> simplex_minimiser(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    form = form.double()
+    scale = form.diagonal().max()
+    if scale <= 0:
+        return torch.full((len(form),), 1 / len(form), dtype=torch.float64)
+    root = torch.linalg.cholesky(form / scale + RIDGE * torch.eye(len(form), dtype=torch.float64)).T
+    system = torch.cat([root, torch.ones(1, len(form), dtype=torch.float64)])
+    aim = torch.zeros(len(system), dtype=torch.float64)
+    aim[-1] = 1
+    from scipy.optimize import nnls  # slow to import, seldom needed
+
+    solution = torch.from_numpy(nnls(system.numpy(), aim.numpy())[0])
+    return solution / solution.sum()
+
+
+def without_traces(weights: Tensor, smallest: float = 1e-3) -> Tensor:
+    """Weights `[r, m]` without those below `smallest`; what remains sums to one again.
+
+    >>> without_traces(torch.tensor([[0.7496, 0.25, 0.0004]]))
+    tensor([[0.7499, 0.2501, 0.0000]])
+    """
+    # Among very many clients all weights may be traces; then the largest stays.
+    kept = (weights >= smallest) | (weights == weights.max(1, keepdim=True).values)
+    left = torch.where(kept, weights, 0.0)
+    return left / left.sum(1, keepdim=True)

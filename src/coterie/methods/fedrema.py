@@ -14,8 +14,8 @@ from coterie.client.recipe import Measure, Phase, Recipe
 from coterie.client.terms import PrototypeDistance, task_loss
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.machine import require_pairs
 from coterie.core.mixing import among, by_size, identity, normalised
-from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import cosines, mirrored

@@ -13,7 +13,7 @@ from coterie.client.terms import Proximal
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.pairs import require_pairs
+from coterie.core.machine import require_pairs
 from coterie.errors import require
 from coterie.maths.clusters import lloyd, within_groups
 from coterie.maths.similarity import require_weight_matrix

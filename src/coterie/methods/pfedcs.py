@@ -16,20 +16,20 @@ from coterie.client.views import BatchView
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Drop, Mix, Uploads
 from coterie.core.federation import Federation
+from coterie.core.machine import require_pairs
 from coterie.core.mixing import by_size
-from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
-from coterie.maths import grouping
-from coterie.maths.collaboration import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
+from coterie.maths import collaborators
+from coterie.maths.collaborators import EPS, WEIGHTS, teaching_weights, three_at_random, threshold
 from coterie.maths.similarity import require_weight_matrix, row_normalised, squared_distances
 from coterie.methods.base import Method, require_classes
 
 NEAR = {
-    "gmm": grouping.near_by_mixture,
-    "kmeans": grouping.near_by_means,
-    "hierarchical": grouping.near_by_linkage,
-    "fixed": grouping.near_by_distance,
+    "gmm": collaborators.near_by_mixture,
+    "kmeans": collaborators.near_by_means,
+    "hierarchical": collaborators.near_by_linkage,
+    "fixed": collaborators.near_by_distance,
 }
 CHOICES = {
     "selection": (*NEAR, "none", "all", "random"),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
+from coterie.core.machine import require_pairs
 from coterie.core.mixing import by_size, identity, normalised
-from coterie.core.pairs import require_pairs
 from coterie.core.training import StatsPolicy
 from coterie.errors import require, unknown
 from coterie.maths.similarity import class_cosines, require_weight_matrix

@@ -102,10 +102,10 @@ def is_built_in(model: object) -> bool:
 
 
 _OWN: dict[str, ModelSpec | str] = {
-    "mlp": "coterie.models.mlp:MLP",
-    "cnn": "coterie.models.cnn:CNN",
-    "lenet5": "coterie.models.lenet5:LENET5",
-    "alexnet_small": "coterie.models.alexnet_small:ALEXNET_SMALL",
+    "mlp": "coterie.models.classic:MLP",
+    "cnn": "coterie.models.classic:CNN",
+    "lenet5": "coterie.models.classic:LENET5",
+    "alexnet_small": "coterie.models.classic:ALEXNET_SMALL",
     "resnet8": "coterie.models.resnet:RESNET8",
     "resnet10": "coterie.models.resnet:RESNET10",
     "resnet18": "coterie.models.resnet:RESNET18",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie.compare.table import Comparison
-from coterie.core.scale import number_text, spoken_bytes
+from coterie.core.numbers import number_text, spoken_bytes
 from coterie.data import Dataset
 from coterie.errors import CoterieError
 from coterie.partition import Partition

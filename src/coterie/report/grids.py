@@ -13,8 +13,7 @@ from rich.text import Text
 
 from coterie.compare.columns import Column
 from coterie.compare.grid import Grid
-from coterie.core.number import Number
-from coterie.core.scale import NO_NUMBER, number_text, spoken_bytes
+from coterie.core.numbers import NO_NUMBER, Number, number_text, spoken_bytes
 from coterie.report.terminal import plain_table, print_result, result_console
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from coterie.client.effort import FORWARD
 from coterie.core.exchange import Applied
-from coterie.core.scale import ACCURACY, Scale, judged_scale
+from coterie.core.numbers import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require

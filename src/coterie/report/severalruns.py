@@ -13,7 +13,7 @@ import numpy as np
 from coterie.compare.cell import Summary
 from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.errors import CoterieError
 from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from coterie.client.effort import FORWARD
 from coterie.compare.remarks import effort_text
-from coterie.core.scale import judged_scale, number_text, spoken_bytes
+from coterie.core.numbers import judged_scale, number_text, spoken_bytes
 from coterie.rounds.progress import ProgressDisplay, received_mean
 from coterie.runs.history import EFFORT
 

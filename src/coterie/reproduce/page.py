@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from coterie.core.number import Number
+from coterie.core.numbers import Number
 from coterie.reproduce.cells import PARTITIONS
 from coterie.reproduce.paper import PaperRow, PaperTable
 from coterie.reproduce.store import Record, amount_of, place_of

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.core.number import Number
+from coterie.core.numbers import Number
 from coterie.files import write_whole
 from coterie.reproduce.figure import OURS, PAPER, as_svg, plain_axes
 from coterie.reproduce.page import machines_of

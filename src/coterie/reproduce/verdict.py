@@ -10,7 +10,7 @@ from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from coterie.core.number import ENOUGH_SEEDS, Number, clear_sign
+from coterie.core.numbers import ENOUGH_SEEDS, Number, clear_sign
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Claim, PaperColumn, PaperRow, PaperTable
 from coterie.reproduce.store import Record, Results, value_of

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from coterie.client.scores import Score, sums_of
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.core.task import Metric, Task
 from coterie.core.task.base import LOSS, SAMPLES, Sums
 

@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coterie.core.scale import ACCURACY, NO_NUMBER, number_text, spoken_bytes
+from coterie.core.numbers import ACCURACY, NO_NUMBER, number_text, spoken_bytes
 from coterie.rounds.listeners import Listener, Start
 from coterie.rounds.report import RoundReport
 

@@ -19,7 +19,7 @@ from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
-from coterie.core.scale import number_text
+from coterie.core.numbers import number_text
 from coterie.data import Dataset
 from coterie.data.arrays import require_unmasked
 from coterie.display import Displayed

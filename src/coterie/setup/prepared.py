@@ -27,7 +27,7 @@ from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.methods import Method
 from coterie.models import MODELS, ModelSpec, build
-from coterie.models.norms import with_group_norm
+from coterie.models.layers import with_group_norm
 from coterie.models.registry import is_built_in
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.partition import Indices

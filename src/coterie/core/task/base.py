@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.errors import require, unknown
 from coterie.typed import TypedOptions
 

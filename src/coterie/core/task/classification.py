@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from coterie.core.scale import ACCURACY, Scale
+from coterie.core.numbers import ACCURACY, Scale
 from coterie.core.task.base import Loss, LossWithSlope, MeanLoss, Metric, Sums, Task
 from coterie.core.task.quality import quality_of
 from coterie.errors import CoterieError, require

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.core.scale import Scale
+from coterie.core.numbers import Scale
 from coterie.core.task.base import SAMPLES, Loss, LossWithSlope, MeanLoss, Metric, Sums, Task, mean_of, merged
 from coterie.devices import exact
 from coterie.errors import CoterieError, require

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.maths.simplex import simplex_minimiser, without_traces
+from coterie.methods.fedpac import simplex_minimiser, without_traces
 
 
 def random_form(size: int, rank: int, seed: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.harness import Figure
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import Packed, read_text
+from coterie.deployment.messages import Packed, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.wire import KINDS, Expected, Parcel, pack, unpack
 from coterie.errors import require

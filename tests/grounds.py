@@ -17,11 +17,11 @@ import torch
 
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.app import packed_app
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
-from coterie.deployment.flower.link import Link
-from coterie.deployment.flower.node import Node
+from coterie.deployment.flower.relay import packed_app
+from coterie.deployment.flower.server_processes import ServerProcesses
+from coterie.deployment.flower.site_processes import SiteProcesses
 from coterie.deployment.logbook import STATUS
 from coterie.runs.directory import LOG, load_tensors
 from coterie.runs.kept import ROUNDS
@@ -69,8 +69,8 @@ class Ground:
     """The server, its sites, and where their files are."""
 
     folder: Path
-    link: Link
-    nodes: dict[str, Node]
+    link: ServerProcesses
+    nodes: dict[str, SiteProcesses]
     data: dict[str, Dataset]
     apps: list[bytes] = field(default_factory=list)
 
@@ -83,11 +83,11 @@ class Ground:
         """A site's own key."""
         return self.folder / "own" / name
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SiteProcesses:
         """A site's node, ready to be started."""
         state = self.folder / "sites" / name
         settings = {"name": name, "data": str(self.folder / f"{name}.npz"), "state": str(state)}
-        return Node(state, self.link.address, settings, key=self.key(name), authority=self.keys.authority)
+        return SiteProcesses(state, self.link.address, settings, key=self.key(name), authority=self.keys.authority)
 
     def agree(self, app: bytes) -> None:
         """Let all sites agree to an app."""
@@ -109,7 +109,7 @@ class Ground:
         self.agree(packed_app(app))
         own = self.folder / "apps" / f"{agreement.name}.toml"  # the server's copy, with its own waiting times
         own.write_text(agreement.toml())
-        config = {"directory": str(directory), "agreement": str(own), "keyed": True, "bell": str(self.link.bell)}
+        config = {"directory": str(directory), "agreement": str(own), "keyed": True, "wake_up": str(self.link.wake_up)}
         return self.link.run(app, config), directory
 
     def strange_app(self, marker: Path) -> Path:
@@ -165,7 +165,7 @@ def built(folder: Path) -> Iterator[Ground]:
     (folder / "own").mkdir()
     for name in data:
         accept_key(keys, name, make_site_key(folder / "own" / name))
-    with Link(folder / "link", keys) as link:
+    with ServerProcesses(folder / "link", keys) as link:
         assert link.admit(keys.accepted(data)) == (list(data), [])
         link.open()
         found = Ground(folder, link, {}, data)

@@ -15,7 +15,7 @@ LYING = """
 import json
 
 from coterie.deployment.flower import client as flower
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 
 honest, asked = flower.as_records, flower.answer_of
 
@@ -53,9 +53,9 @@ import time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 
-from coterie.deployment.flower.bell import ring
+from coterie.deployment.flower.wake_up import wake
 from coterie.deployment.flower.records import as_records
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 
 app = ServerApp()
 TASK = {"round": 1, "since": 0, "client": 0, "slots": {}, "values": [], "uploads": {"model": "all"}, "measures": []}
@@ -74,7 +74,7 @@ def main(grid, context):
         messages = [Message(as_records(content), dst_node_id=node, message_type="train", ttl=900.0) for node in nodes]
         sent = dict(zip(grid.push_messages(messages), nodes, strict=True))
         for name in nodes.values():
-            ring(Path(str(context.run_config["bell"])), name)
+            wake(Path(str(context.run_config["wake_up"])), name)
         while sent:
             for reply in grid.pull_messages(list(sent)):
                 site = nodes[sent.pop(reply.metadata.reply_to_message_id)]

@@ -76,7 +76,13 @@ class Tree:
 
 
 def _spoken(command: str) -> str:
-    signs = {"guard.py": "guards", "resident": "resident", "porter": "porter", "relay": "relay", "front": "front"}
+    signs = {
+        "guard.py": "guards",
+        "resident": "resident",
+        "forkserver": "forkserver",
+        "relay": "relay",
+        "gateway": "gateway",
+    }
     signs |= {f"flower-{name}": name for name in ("supernode", "superexec", "superlink")}
     signs |= {"flwr-serverapp": "server app", "flwr-clientapp": "client app", "coterie federation": "launcher"}
     return next((name for sign, name in signs.items() if sign in command), "other")
@@ -112,7 +118,7 @@ def rehearse(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         server = Tree(["federation", "server", str(home), "--port", str(given.port)], source, log)
         trees = {}
         try:
-            opened = wait_for(lambda: "the front is open" in (folder / "output").read_text(), server)
+            opened = wait_for(lambda: "the gateway is open" in (folder / "output").read_text(), server)
             for number, name in enumerate(names):
                 words = ["federation", "client", str(home), "--name", name, "--data", str(folder / f"{name}.npz")]
                 words += ["--server", f"127.0.0.1:{given.port}", "--key", str(folder / f"{name}.key")]

@@ -21,8 +21,8 @@ from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError
 from coterie.cli.terms import Terms
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.check import FederationFacts, look_here
-from coterie.deployment.terms import LINEAGE
+from coterie.deployment.agreement_terms import LINEAGE
+from coterie.deployment.inspection import FederationFacts, look_here
 from coterie.errors import PassingError
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for side in ("server", "client", "join"):
         monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
     # So would Flower, to pack an app.
-    monkeypatch.setattr("coterie.deployment.flower.app.packed_app", lambda folder: b"packed")
+    monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "good.npz", x=rng.random((9, 8, 8), np.float32), y=np.arange(9) % 3)
     np.savez(tmp_path / "wide.npz", x=rng.random((9, 8, 9), np.float32), y=np.arange(9) % 3)
@@ -163,9 +163,14 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     answer = said(capsys, "federation server fed --port 8123 --commands")
     assert (answer.code, answer.err) == (0, "")
     lines = [shlex.split(line, comments=True) for line in answer.out.splitlines()]
-    porter, link, executor, *registered, front, run = lines[2:]
+    forkserver, link, executor, *registered, gateway, run = lines[2:]
     own = folder / "fed" / "server"
-    assert porter[1:] == ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket"), "flwr-serverapp"]
+    assert forkserver[1:] == [
+        "-m",
+        "coterie.deployment.flower.forkserver",
+        str(own / ".forkserver.socket"),
+        "flwr-serverapp",
+    ]
     assert os.access(own / ".commands" / "flwr-serverapp", os.X_OK)
     assert link[:4] == ["flower-superlink", "--host", "127.0.0.1", "--port"]
     inner = link[4]
@@ -174,14 +179,15 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     assert "--insecure" not in link
     assert executor[0] == "flower-superexec"
     assert [words[-1] for words in registered] == ["site-a", "site-b"]
-    assert front[1:9] == (
-        f"-m coterie.deployment.flower.front --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
+    assert gateway[1:9] == (
+        f"-m coterie.deployment.flower.gateway --host 127.0.0.1 --port 8123 --superlink 127.0.0.1:{inner}".split()
     )
-    bell = folder / "fed" / "server" / ".bell.socket"
-    assert front[-6:-2] == ["--bell", str(bell), "--keys", str(folder / "fed" / "keys")]
+    wake_up = folder / "fed" / "server" / ".wake-up.socket"
+    assert gateway[-6:-2] == ["--wake-up", str(wake_up), "--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
     assert (
-        run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true bell="{bell}"'
+        run[-1]
+        == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true wake_up="{wake_up}"'
     )
     assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
     assert (folder / "fed" / "server" / "app" / "pyproject.toml").is_file()
@@ -194,7 +200,9 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
     assert answer.code == 0
     assert "9 samples fit" in answer.err
     assert f"only the app {hashlib.sha256(b'packed').hexdigest()} runs here" in answer.err
-    relay, resident, porter, node, executor = (shlex.split(line, comments=True) for line in answer.out.splitlines()[2:])
+    relay, resident, forkserver, node, executor = (
+        shlex.split(line, comments=True) for line in answer.out.splitlines()[2:]
+    )
     own = folder / "fed" / "sites" / "site-a"
     assert relay[1:3] == ["-m", "coterie.deployment.flower.relay"]
     assert relay[relay.index("--server") + 1] == "example.org:8000"
@@ -214,8 +222,8 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
         "socket": f"{own}/.resident.socket",
         "device": "cpu",
     }
-    porter_at = ["-m", "coterie.deployment.flower.porter", str(own / ".porter.socket"), "flwr-clientapp"]
-    assert porter[1:] == porter_at
+    forkserver_at = ["-m", "coterie.deployment.flower.forkserver", str(own / ".forkserver.socket"), "flwr-clientapp"]
+    assert forkserver[1:] == forkserver_at
     assert os.access(own / ".commands" / "flwr-clientapp", os.X_OK)
     assert node[-1] == str(own / "key")
     secret = ["--superexec-auth-secret-file", str(own / ".superexec.secret")]

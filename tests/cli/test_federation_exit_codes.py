@@ -12,10 +12,10 @@ import pytest
 from cli_tools import call
 
 from coterie.cli.problems import FAILED, MISTAKE, UNWELCOME
-from coterie.deployment.check import look_here
 from coterie.deployment.flower import commands
-from coterie.deployment.flower.link import Link
-from coterie.deployment.flower.node import Node
+from coterie.deployment.flower.server_processes import ServerProcesses
+from coterie.deployment.flower.site_processes import SiteProcesses
+from coterie.deployment.inspection import look_here
 from coterie.devices import named
 from coterie.errors import PassingError, UnwelcomeError
 from coterie.testing.toys import toy_data
@@ -30,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.chdir(tmp_path)
     for side in ("server", "client"):
         monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
-    monkeypatch.setattr("coterie.deployment.flower.app.packed_app", lambda folder: b"packed")
-    monkeypatch.setattr(Node, "start", lambda self: None)
+    monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
+    monkeypatch.setattr(SiteProcesses, "start", lambda self: None)
     data = toy_data()
     rows = [f"{','.join(map(str, x.flatten().tolist()))},{y}" for x, y in zip(data.inputs, data.labels, strict=True)]
     names = ",".join(f"x{column}" for column in range(data.inputs[0].numel()))
@@ -52,10 +52,10 @@ def test_a_taken_port_may_be_free_at_the_next_attempt(folder: Path, capsys: pyte
 def test_a_site_that_the_server_refuses_has_a_code_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(self: Node, tell: object) -> None:
+    def refused(self: SiteProcesses, tell: object) -> None:
         raise UnwelcomeError("server = there:8000: it refuses this site for good")
 
-    monkeypatch.setattr(Node, "keep_alive", refused)
+    monkeypatch.setattr(SiteProcesses, "keep_alive", refused)
     assert call(capsys, *CLIENT).code == UNWELCOME
 
 
@@ -63,7 +63,7 @@ def test_a_site_that_the_server_refuses_has_a_code_of_its_own(
 def test_a_site_that_was_told_to_end_says_by_which_signal(
     number: signal.Signals, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Node, "keep_alive", lambda self, tell: os.kill(os.getpid(), number))
+    monkeypatch.setattr(SiteProcesses, "keep_alive", lambda self, tell: os.kill(os.getpid(), number))
     answer = call(capsys, *CLIENT)
     assert (answer.code, "the same command connects it again" in answer.err) == (code, True)
 
@@ -85,14 +85,14 @@ def test_the_device_of_a_site_is_what_its_resident_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[dict[str, str]] = []
-    make = Node.__init__
+    make = SiteProcesses.__init__
 
-    def made(self: Node, home: Path, server: str, settings: dict[str, str], *rest: Any) -> None:
+    def made(self: SiteProcesses, home: Path, server: str, settings: dict[str, str], *rest: Any) -> None:
         told.append(settings)
         make(self, home, server, settings, *rest)
 
-    monkeypatch.setattr(Node, "__init__", made)
-    monkeypatch.setattr(Node, "keep_alive", lambda self, tell: None)
+    monkeypatch.setattr(SiteProcesses, "__init__", made)
+    monkeypatch.setattr(SiteProcesses, "keep_alive", lambda self, tell: None)
     assert call(capsys, *CLIENT, "--device", "auto").code == 0
     assert call(capsys, *CLIENT).code == 0
     assert [settings["device"] for settings in told] == [named("auto"), "cpu"]
@@ -104,4 +104,4 @@ def test_flower_that_does_not_answer_is_one_line_and_worth_another_attempt(
     # Flower's command line takes longer than that to be imported.
     monkeypatch.setattr(commands, "PATIENCE", 0.01)
     with pytest.raises(PassingError, match=r"'flwr ls' .* had none within 0.01 s; start the server again"):
-        Link(tmp_path, None).live_runs()
+        ServerProcesses(tmp_path, None).live_runs()

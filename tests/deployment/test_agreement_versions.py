@@ -15,12 +15,12 @@ from coterie.cli import main
 from coterie.cli.federation_version import NextVersion
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.extension import FIXED, differences, extended
 from coterie.deployment.flower.folder import write_folder
-from coterie.deployment.flower.link import Link
+from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import RefusedError
+from coterie.deployment.messages import RefusedError
 from coterie.deployment.server import Server
+from coterie.deployment.versions import FIXED, differences, extended
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.runs.directory import load_tensors
@@ -382,7 +382,7 @@ def test_other_keys_count_after_the_round_too(tmp_path: Path) -> None:
 
 
 def test_what_the_superlink_kept_of_a_leaver_is_forgotten(tmp_path: Path) -> None:
-    link = Link(tmp_path, None)
+    link = ServerProcesses(tmp_path, None)
     known = {"mark": {"site": "site-a", "node": "1"}, "other": {"site": "site-b", "node": "2"}}
     (tmp_path / "registered.json").write_text(json.dumps(known))
     files = [link.database, link.database.with_name(f"{link.database.name}-wal")]

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import tomli_w
-from test_front import signed
+from test_gateway import signed
 
-from coterie.deployment.flower.app import agreed, app_hash, packed_app
 from coterie.deployment.flower.keys import make_site_key
-from coterie.deployment.flower.link import CONNECTION
-from coterie.deployment.flower.node import Node
 from coterie.deployment.flower.processes import environment, flower_command
 from coterie.deployment.flower.proxy import MOST_BYTES
+from coterie.deployment.flower.relay import agreed, app_hash, packed_app
+from coterie.deployment.flower.server_processes import CONNECTION
+from coterie.deployment.flower.site_processes import SiteProcesses
 from grounds import SITES, Ground
 from support import PATIENCE, eventually
 
@@ -86,8 +86,8 @@ def test_half_a_gigabyte_is_refused(ground: Ground, path: str) -> None:
     assert sent < 4 * MOST_BYTES
     reasons = [line["reason"] for line in refusals(ground.link.audit) if line["path"] == path]
     assert reasons[-1] == ("a body of more than 16,777,216 bytes" if "fleet" in path else "not for sites")
-    front = ground.link.process("front").pid
-    (peak,) = [line for line in Path(f"/proc/{front}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    gateway = ground.link.process("gateway").pid
+    (peak,) = [line for line in Path(f"/proc/{gateway}/status").read_text().splitlines() if line.startswith("VmHWM")]
     assert int(peak.split()[1]) < 300_000, peak
 
 
@@ -104,7 +104,7 @@ def test_a_site_runs_no_app_that_it_has_not_agreed_to(ground: Ground, tmp_path: 
             told: list[str] = []
             refused = f"REFUSED: the server wants to run the app {mark}, to which this site has not agreed"
 
-            def is_told(node: Node = node, told: list[str] = told, refused: str = refused) -> bool:
+            def is_told(node: SiteProcesses = node, told: list[str] = told, refused: str = refused) -> bool:
                 """The relay's words come a moment after its audit line: through a pipe, to its log."""
                 node.pass_on(told.append)
                 return refused in told

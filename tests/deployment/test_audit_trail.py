@@ -19,7 +19,7 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.audit import Audit
 from coterie.deployment.flower.client import client_app
 from coterie.deployment.flower.server import FlowerTransport
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 from coterie.deployment.resident import SiteSettings
 from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, agreed, site_data

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coterie.deployment.flower.clocks import clock_problem
+from coterie.deployment.flower.site_processes import clock_problem
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):

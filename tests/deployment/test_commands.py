@@ -11,7 +11,7 @@ import pytest
 
 from coterie.deployment.channel import connected
 from coterie.deployment.flower.commands import Commands
-from coterie.deployment.flower.porter import CLIENT_APP, READY, SERVER_APP, porter_words, stand_in
+from coterie.deployment.flower.forkserver import CLIENT_APP, READY, SERVER_APP, forkserver_words, stand_in
 from coterie.deployment.flower.processes import Process, environment
 from coterie.errors import PassingError
 from support import PATIENCE, eventually
@@ -36,9 +36,9 @@ def command(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def porter(command: str, tmp_path: Path) -> Iterator[Process]:
-    path = tmp_path / "porter.socket"
-    words = [sys.executable, "-m", *porter_words(path, command)]
+def forkserver(command: str, tmp_path: Path) -> Iterator[Process]:
+    path = tmp_path / "forkserver.socket"
+    words = [sys.executable, "-m", *forkserver_words(path, command)]
     process = Process(words, tmp_path / "log", environment(tmp_path / "home"), tmp_path)
     try:
         assert eventually(lambda: READY in process.said())  # its socket is there before it listens
@@ -51,19 +51,21 @@ def started(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, "--help"], capture_output=True, text=True, timeout=PATIENCE)
 
 
-def test_a_porter_runs_the_command_in_processes_of_its_own(porter: Process, command: str, tmp_path: Path) -> None:
-    script = stand_in(tmp_path / "scripts", tmp_path / "porter.socket", command) / command
+def test_a_forkserver_runs_the_command_in_processes_of_its_own(
+    forkserver: Process, command: str, tmp_path: Path
+) -> None:
+    script = stand_in(tmp_path / "scripts", tmp_path / "forkserver.socket", command) / command
     for number in (1, 2):
         done = started(script)
         assert (done.returncode, done.stdout) == (0, "")
-        assert eventually(lambda: porter.said().count(f"usage: {command}") == number)  # noqa: B023
-    with connected(tmp_path / "porter.socket") as stranger:
+        assert eventually(lambda: forkserver.said().count(f"usage: {command}") == number)  # noqa: B023
+    with connected(tmp_path / "forkserver.socket") as stranger:
         stranger.sendall(b"nonsense")
     assert started(script).returncode == 0
-    assert porter.code is None
+    assert forkserver.code is None
 
 
-def test_without_a_porter_the_command_is_started_itself(command: str, tmp_path: Path) -> None:
+def test_without_a_forkserver_the_command_is_started_itself(command: str, tmp_path: Path) -> None:
     done = started(stand_in(tmp_path / "scripts", tmp_path / "nobody.socket", command) / command)
     assert done.returncode == 0
     assert f"usage: {command}" in done.stdout

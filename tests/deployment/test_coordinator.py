@@ -14,10 +14,10 @@ import torch
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Answer, Coordinator
-from coterie.deployment.live import LiveTerms
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import Packed, Purpose, read_text
+from coterie.deployment.messages import Packed, Purpose, read_text
 from coterie.deployment.server import Server
+from coterie.deployment.versions import LiveTerms
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.errors import CoterieError
 from coterie.runs.directory import load_tensors

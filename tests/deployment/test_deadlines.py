@@ -16,11 +16,11 @@ from tests.deployment.test_coordinator import Behaviour, KilledError, Trial
 from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.answertimes import AnswerTimes
+from coterie.deployment.coordinator import AnswerTimes
 from coterie.deployment.flower.folder import write_app
-from coterie.deployment.live import LiveTerms
 from coterie.deployment.server import Server
 from coterie.deployment.store import Store
+from coterie.deployment.versions import LiveTerms
 from coterie.errors import CoterieError
 from coterie.runs import directory
 from coterie.testing.together import SITES, Together, agreed

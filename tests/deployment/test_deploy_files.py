@@ -16,8 +16,7 @@ import pytest
 from coterie.cli import app
 from coterie.cli.problems import MISTAKE
 from coterie.cli.signals import TerminationError, exit_code
-from coterie.deployment.prometheus import Gauge
-from coterie.deployment.status import served_status, status_address
+from coterie.deployment.status import Gauge, served_status, status_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {name: DEPLOY / "systemd" / f"coterie-{name}@.service" for name in ("server", "site")}
@@ -154,7 +153,7 @@ def test_a_composed_service_is_well_as_long_as_its_status_page_says_so() -> None
             kind, _, *words = service["healthcheck"]["test"]
             assert (kind, f"http://{host}:{port}/" in words[-1]) == ("CMD", True)
             check = [sys.executable, *words[:-1], words[-1].replace(f":{port}/", f":{page.server_port}/")]
-        for problem, code in (("", 0), ("the front ended", 1)):
+        for problem, code in (("", 0), ("the gateway ended", 1)):
             Well.wrong = problem
             assert subprocess.run(check, capture_output=True).returncode == code
 

@@ -16,9 +16,18 @@ from cryptography import x509
 
 from coterie.deployment.flower import keys as keys_module
 from coterie.deployment.flower.audit import Audit
-from coterie.deployment.flower.expiry import AGAIN, LOOK, ExpiryWatch, Renewal
-from coterie.deployment.flower.front import READY, Front, front_words, shown
-from coterie.deployment.flower.keys import Keys, accept_key, days_left, make_keys, make_site_key
+from coterie.deployment.flower.gateway import READY, Gateway, gateway_words, shown
+from coterie.deployment.flower.keys import (
+    AGAIN,
+    LOOK,
+    ExpiryWatch,
+    Keys,
+    Renewal,
+    accept_key,
+    days_left,
+    make_keys,
+    make_site_key,
+)
 from coterie.deployment.flower.processes import LOOPBACK, Process, environment, free_port
 from coterie.deployment.flower.proxy import Proxy
 from coterie.deployment.flower.relay import READY as RELAY_READY
@@ -95,11 +104,11 @@ def test_halves_that_do_not_fit_are_not_taken(tmp_path: Path) -> None:
     assert read == ["newer"]
 
 
-def test_a_front_goes_on_with_the_old_certificate_if_the_new_one_does_not_fit(short: Keys, tmp_path: Path) -> None:
+def test_a_gateway_goes_on_with_the_old_certificate_if_the_new_one_does_not_fit(short: Keys, tmp_path: Path) -> None:
     """A context that was once given halves that do not fit would serve nobody any more."""
     make_keys(tmp_path / "others")
     with socket.socket() as listener:
-        proxy = Proxy(listener, Target(LOOPBACK, 1), Front(None), Audit(tmp_path / "audit"))
+        proxy = Proxy(listener, Target(LOOPBACK, 1), Gateway(None), Audit(tmp_path / "audit"))
         renewal = shown(proxy, short)
         served, certificate = proxy.served, short.certificate.read_bytes()
         assert served is not None
@@ -131,14 +140,14 @@ def end_of_memory(served: ssl.SSLContext, authority: Path) -> str:
 
 
 @pytest.fixture
-def front(short: Keys, tmp_path: Path) -> Iterator[tuple[Process, Keys, int]]:
-    """A front with a certificate that ends soon; nobody is behind it."""
+def gateway(short: Keys, tmp_path: Path) -> Iterator[tuple[Process, Keys, int]]:
+    """A gateway with a certificate that ends soon; nobody is behind it."""
     accept_key(short, "site-a", make_site_key(tmp_path / "site-a"))
     make_keys(tmp_path / "inner")
     with reserved_port() as port, reserved_port() as nobody:
         behind, inner = f"{LOOPBACK}:{nobody}", Keys(tmp_path / "inner")
-        words = front_words(LOOPBACK, port, behind, short, inner, tmp_path / "audit", tmp_path / "bell")
-        log, home = tmp_path / "front.log", environment(tmp_path / "home")
+        words = gateway_words(LOOPBACK, port, behind, short, inner, tmp_path / "audit", tmp_path / "wake_up")
+        log, home = tmp_path / "gateway.log", environment(tmp_path / "home")
         process = Process([sys.executable, "-m", *words], log, home, tmp_path)
         assert eventually(lambda: READY in process.said()), process.said()
         yield process, short, port
@@ -158,8 +167,8 @@ def end_of(port: int, authority: Path) -> str:
 
 
 @pytest.mark.processes
-def test_a_front_shows_a_renewed_certificate_without_a_restart(front: tuple[Process, Keys, int]) -> None:
-    process, keys, port = front
+def test_a_gateway_shows_a_renewed_certificate_without_a_restart(gateway: tuple[Process, Keys, int]) -> None:
+    process, keys, port = gateway
     before, pid = end_of(port, keys.authority), process.pid
     make_keys(keys.folder, renew=["server"])
     assert eventually(lambda: "the server's certificate was renewed" in process.said())
@@ -169,8 +178,8 @@ def test_a_front_shows_a_renewed_certificate_without_a_restart(front: tuple[Proc
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_relay_takes_a_new_authority_without_a_restart(front: tuple[Process, Keys, int], tmp_path: Path) -> None:
-    _, keys, port = front
+def test_a_relay_takes_a_new_authority_without_a_restart(gateway: tuple[Process, Keys, int], tmp_path: Path) -> None:
+    _, keys, port = gateway
     own, here = Keys(tmp_path / "loopback"), tmp_path / "ca.pem"
     make_keys(own.folder)
     here.write_bytes(own.authority.read_bytes())  # of somebody else
@@ -183,7 +192,7 @@ def test_a_relay_takes_a_new_authority_without_a_restart(front: tuple[Process, K
         assert status_of(at, own) == 502, "the server's certificate is not the one expected"
         here.write_bytes(keys.authority.read_bytes())
         assert eventually(lambda: RENEWED in relay.said())
-        assert status_of(at, own) == 404, "the front answers: it asks for a signature"
+        assert status_of(at, own) == 404, "the gateway answers: it asks for a signature"
     finally:
         relay.terminate()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.check import look, look_here
-from coterie.deployment.flower.app import agree, agreed, app_hash, packed_app
 from coterie.deployment.flower.folder import require_folder, write_app, write_folder
-from coterie.deployment.live import with_own_terms
+from coterie.deployment.flower.relay import agree, agreed, app_hash, packed_app
+from coterie.deployment.inspection import look, look_here
+from coterie.deployment.versions import with_own_terms
 from coterie.errors import CoterieError
 
 pytestmark = pytest.mark.thorough

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.deployment.packed import RefusedError, read_text
+from coterie.deployment.messages import RefusedError, read_text
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.testing.together import Together, agreed
 

@@ -18,7 +18,7 @@ from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritte
 
 from coterie.deployment.flower.client import client_app
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
-from coterie.deployment.packed import Note, Packed, RefusedError
+from coterie.deployment.messages import Note, Packed, RefusedError
 from coterie.deployment.resident import SiteSettings
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Parcel, pack

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.core.downloads import owed
 from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import RefusedError
+from coterie.deployment.messages import RefusedError
 from coterie.deployment.store import Store
 from coterie.testing.together import SITES, Together, agreed
 

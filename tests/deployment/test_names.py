@@ -14,7 +14,7 @@ from test_coordinator import Behaviour, Pretence, Trial
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.flower.server import FlowerTransport
-from coterie.deployment.packed import Packed, Purpose
+from coterie.deployment.messages import Packed, Purpose
 from coterie.testing.together import SITES, Together, agreed
 
 DOUBLE = len(SITES)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from coterie.core.accountant import Release, epsilon_of
-from coterie.deployment.account import ACCOUNT, SiteAccount
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.answers import check_answer
+from coterie.deployment.claims import check_answer
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import RefusedError
+from coterie.deployment.messages import RefusedError
+from coterie.deployment.privacy_account import ACCOUNT, SiteAccount
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 from coterie.rounds.privacy import spent

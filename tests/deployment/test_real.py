@@ -20,12 +20,12 @@ import torch
 
 import coterie as ct
 from coterie.data import Dataset
-from coterie.deployment.account import ACCOUNT
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.faults import FAULTS
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.keys import make_site_key
-from coterie.deployment.flower.node import Node
+from coterie.deployment.flower.site_processes import SiteProcesses
+from coterie.deployment.messages import FAULTS
+from coterie.deployment.privacy_account import ACCOUNT
 from coterie.deployment.store import Store
 from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
@@ -243,7 +243,7 @@ def test_a_server_that_asks_for_nonsense_hears_numbers_and_nothing_else(ground: 
         assert ground.nodes[site].resident.code is None
 
 
-def count(node: Node, words: str) -> int:
+def count(node: SiteProcesses, words: str) -> int:
     """How often a SuperNode has said something."""
     return node.process.said().count(words)
 
@@ -288,14 +288,14 @@ def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
 
 def test_a_node_with_a_wrong_key_is_refused(ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_site_key(tmp_path / "key")
-    stranger = Node(
+    stranger = SiteProcesses(
         tmp_path / "state",
         ground.link.address,
         {"name": "site-a", "data": str(ground.folder / "site-a.npz"), "state": str(tmp_path / "state")},
         key=tmp_path / "key",
         authority=ground.keys.authority,
     )
-    monkeypatch.setattr("coterie.deployment.flower.node.FORGOTTEN", 1.0)
+    monkeypatch.setattr("coterie.deployment.flower.site_processes.FORGOTTEN", 1.0)
     try:
         stranger.start()
         with pytest.raises(UnwelcomeError, match="refuses this site for good"):

@@ -57,10 +57,10 @@ TRIED = {
         "a second node without keys": "test_a_second_node_under_a_live_name_does_not_end_an_insecure_run",
         "control without keys": "test_control_is_closed_without_keys_too",
     },
-    "test_front": {
+    "test_gateway": {
         "control, and everything that is not for sites": "test_everything_else_is_not_found",
         "a body whose length nobody claims": "test_a_length_that_nobody_claims_is_counted",
-        "another SuperLink behind the front": "test_only_known_keys_pass_and_what_is_behind_must_prove_itself",
+        "another SuperLink behind the gateway": "test_only_known_keys_pass_and_what_is_behind_must_prove_itself",
         "a line forged in a log": "test_a_path_cannot_forge_a_line",
         "a flood": "test_a_flood_neither_fills_the_disk_nor_hides_others",
     },
@@ -89,7 +89,7 @@ TRIED = {
     "test_resident": {
         "a resident's socket": "test_nobody_else_reaches_the_socket_however_deep_its_folder_is",
     },
-    "test_sitedata": {
+    "test_site_data": {
         "data that are not scaled": "test_data_that_are_not_scaled_are_refused_with_the_reason",
     },
     "test_rollback": {

@@ -19,10 +19,9 @@ import pytest
 from coterie.deployment import channel, resident
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.channel import Reading, Request, answer, ask, connected, listening
-from coterie.deployment.faults import DATA, GONE, REFUSED
-from coterie.deployment.packed import Packed, RefusedError, read_text
+from coterie.deployment.messages import DATA, GONE, REFUSED, Packed, RefusedError, read_text
 from coterie.deployment.resident import SiteSettings
-from coterie.deployment.sitedata import data_stamp
+from coterie.deployment.site_data import data_stamp
 from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, SIZES, Together, site_data
 from residents import resident_in_a_thread

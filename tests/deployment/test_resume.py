@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
-from coterie.deployment.flower.link import CONNECTION, Link
+from coterie.deployment.flower.server_processes import CONNECTION, ServerProcesses
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -21,7 +21,7 @@ def test_a_registration_that_was_cut_off_is_done_anew(tmp_path: Path, monkeypatc
     keys = Keys(tmp_path / "keys")
     for site in SITES:
         accept_key(keys, site, make_site_key(tmp_path / site))
-    link = Link(tmp_path / "server", keys)
+    link = ServerProcesses(tmp_path / "server", keys)
     write_down = link._keep
 
     def cut_off(known: dict[str, dict[str, str]]) -> None:
@@ -36,7 +36,7 @@ def test_a_registration_that_was_cut_off_is_done_anew(tmp_path: Path, monkeypatc
             link.admit(keys.accepted(SITES))
     finally:
         link.kill()
-    with Link(tmp_path / "server", keys) as again:
+    with ServerProcesses(tmp_path / "server", keys) as again:
         assert again.stopped == []
         assert again.admit(keys.accepted(SITES)) == (SITES, [])
         listed = again.flower("supernode", "list", CONNECTION)["nodes"]

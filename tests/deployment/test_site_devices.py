@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pretend
-from coterie.deployment.check import look_here
+from coterie.deployment.inspection import look_here
 from coterie.deployment.resident import Resident, SiteSettings
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from test_coordinator import Trial
 
-from coterie.deployment.check import FederationFacts
+from coterie.deployment.inspection import FederationFacts
 from coterie.deployment.journal import Journal
-from coterie.deployment.prometheus import Gauge, prometheus_text
 from coterie.deployment.server_status import FederationStatus
 from coterie.deployment.site_status import SiteStatus, site_journal
-from coterie.deployment.status import StatusServer, StatusSource, served_status, status_address
+from coterie.deployment.status import Gauge, StatusServer, StatusSource, prometheus_text, served_status, status_address
 from coterie.errors import CoterieError, PassingError
 from coterie.testing.together import SITES, agreed
 
@@ -192,9 +191,9 @@ def test_what_a_site_tells(trial: Trial) -> None:
 
 @pytest.mark.thorough
 def test_a_server_that_failed_or_lost_a_process_is_not_healthy(trial: Trial, tmp_path: Path) -> None:
-    with served(server_status(trial, gone="the front ended with code 1")) as server:
+    with served(server_status(trial, gone="the gateway ended with code 1")) as server:
         assert asked(server, "/health")[0] == 503
-        assert json.loads(asked(server, "/status")[2])["problem"] == "the front ended with code 1"
+        assert json.loads(asked(server, "/status")[2])["problem"] == "the gateway ended with code 1"
     (tmp_path / "status.json").write_text('{"state": "failed", "message": "too few sites"}')
     source = FederationStatus(tmp_path, facts(trial), lambda: None, lambda: None)
     assert source.problem() == "the federation failed: too few sites"

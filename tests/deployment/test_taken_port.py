@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
-from coterie.deployment.flower.node import HOPELESS, PORT_TAKEN, Node
+from coterie.deployment.flower.site_processes import HOPELESS, PORT_TAKEN, SiteProcesses
 from coterie.errors import UnwelcomeError
 
 STRANGER = next(iter(HOPELESS))  # what the SuperExec says to whoever has the port now
 
 
-def node_that_said(folder: Path, *words: str) -> Node:
-    node = Node(folder, "127.0.0.1:9", {"name": "site-a"})
+def node_that_said(folder: Path, *words: str) -> SiteProcesses:
+    node = SiteProcesses(folder, "127.0.0.1:9", {"name": "site-a"})
     supernode, relay = SimpleNamespace(said=lambda: "\n".join(words)), SimpleNamespace(said=lambda: "")
     vars(node)["_processes"] = {"supernode": supernode, "relay": relay}
     return node

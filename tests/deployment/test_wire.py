@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from coterie.deployment.packed import LONGEST_NOTE, Packed, RefusedError
+from coterie.deployment.messages import LONGEST_NOTE, Packed, RefusedError
 from coterie.deployment.wire import KINDS, Expected, Parcel, pack, unpack
 from coterie.errors import CoterieError
 

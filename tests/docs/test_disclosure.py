@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.deployment.disclosure import HEADER, disclosure, table
-from coterie.deployment.dryrun import dry_run
-from coterie.deployment.faults import FAULTS
+from coterie.deployment.disclosure import HEADER, disclosure, dry_run, table
+from coterie.deployment.messages import FAULTS
 from coterie.deployment.server import Server
 from coterie.methods import METHODS
 from coterie.testing.together import agreed, site_data

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import app, main
-from coterie.deployment.check import look_here
+from coterie.deployment.inspection import look_here
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/federation.md", "docs/cli.md", "docs/predict.md")
@@ -47,7 +47,7 @@ def test_the_data_of_the_page_fits_its_agreement(
     # A process of its own would take seconds to load PyTorch, which is here already.
     for side in ("client", "join"):
         monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
-    monkeypatch.setattr("coterie.deployment.flower.app.packed_app", lambda folder: b"packed")
+    monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     exec(compile(example, "federation.md", "exec", dont_inherit=True), {"__name__": "example"})

@@ -22,7 +22,7 @@ from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import uniform
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 from coterie.deployment.server import Report
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store

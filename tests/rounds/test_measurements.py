@@ -20,7 +20,7 @@ from coterie.client.worker import Worker
 from coterie.core.exchange import Action, ClientRows, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import uniform
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import base
 from coterie.errors import CoterieError

@@ -17,7 +17,7 @@ from coterie.core.columns import Columns
 from coterie.core.defence import Defence
 from coterie.core.federation import Federation
 from coterie.data import Dataset
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import Serial, Trained, Work
 from coterie.errors import CoterieError

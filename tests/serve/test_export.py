@@ -19,8 +19,8 @@ from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
 from coterie.runs.experiment import Experiment
 from coterie.serve.export import FORMATS, export_client
-from coterie.serve.file import read_model
 from coterie.serve.model import predict
+from coterie.serve.model_file import read_model
 from support import DropNet, every_method, tiny
 
 pytestmark = pytest.mark.thorough

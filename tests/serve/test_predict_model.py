@@ -22,8 +22,8 @@ from coterie.errors import CoterieError
 from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Method
 from coterie.models import MODELS, build, own_model
 from coterie.runs.directory import load_tensors
-from coterie.serve.file import read_model
 from coterie.serve.model import SiteModel, export_model, load_model, predict
+from coterie.serve.model_file import read_model
 from coterie.testing.together import CLASSES, SITES, WIDTH, Together, agreed
 from support import every_method
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from coterie.core.training import JointTraining, Training
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.terms import FederationTerms
+from coterie.deployment.agreement_terms import FederationTerms
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedProx, Method
 from coterie.models import own_model

@@ -21,8 +21,8 @@ from coterie.cli.federation_shared import (
 from coterie.cli.problems import InterruptionError
 from coterie.cli.signals import exit_code
 from coterie.cli.spoken import tell
-from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
+from coterie.deployment.inspection import FederationFacts, look
 from coterie.deployment.site_status import SiteStatus, site_journal
 from coterie.deployment.status import served_status, status_address
 from coterie.errors import require, unknown
@@ -51,10 +51,10 @@ class ClientOptions:
 def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) -> None:
     """Take part as one site, or show what that would send."""
     require_flower()
-    from coterie.deployment.flower.app import APP, packed_app
     from coterie.deployment.flower.audit import Audit
-    from coterie.deployment.flower.node import Node
     from coterie.deployment.flower.processes import joined, split_address
+    from coterie.deployment.flower.relay import APP, packed_app
+    from coterie.deployment.flower.site_processes import SiteProcesses
 
     server, page = joined(*split_address(given.server)), status_address(given.status)
     data = expanded(given.data).resolve()
@@ -75,7 +75,7 @@ def client_command(given: ClientOptions, commands: bool, dry_run: bool = False) 
         facts = _check(given, agreement, data, Path(fresh) / APP)
         app = packed_app(Path(fresh) / APP)
     settings["device"] = facts.device
-    node = Node(own, server, settings, key, authority, given.port)
+    node = SiteProcesses(own, server, settings, key, authority, given.port)
     if given.insecure:
         insecure_warning(
             f"Whoever answers at {server}, or listens in between, gets this site's models. Only the agreed app runs "

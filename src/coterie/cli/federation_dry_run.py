@@ -13,8 +13,8 @@ def dry_run_command(agreement: Path, name: str, data: Path, label: str | None, o
     """Train a round on the site's data, send nothing, and show the messages."""
     from coterie.data.loading import DEFAULT_LABEL
     from coterie.deployment.agreement import Agreement
-    from coterie.deployment.dryrun import dry_run
-    from coterie.deployment.sitedata import load_site_data
+    from coterie.deployment.disclosure import dry_run
+    from coterie.deployment.site_data import load_site_data
     from coterie.errors import unknown
     from coterie.files import private_folder
     from coterie.report.terminal import print_result

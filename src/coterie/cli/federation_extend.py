@@ -53,10 +53,10 @@ def extend_command(
 ) -> None:
     """Write the next version; a server that runs takes it over after its round."""
     from coterie.deployment.agreement import Agreement
-    from coterie.deployment.extension import differences, extended
     from coterie.deployment.flower.folder import AGREEMENT, KEYS, SERVER, require_folder
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.logbook import STATUS
+    from coterie.deployment.versions import differences, extended
     from coterie.files import write_whole
     from coterie.report.terminal import print_result
 

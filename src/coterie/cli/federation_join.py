@@ -11,8 +11,8 @@ from pathlib import Path
 
 from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower
 from coterie.cli.spoken import tell
-from coterie.deployment.check import look
 from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
+from coterie.deployment.inspection import look
 from coterie.errors import CoterieError, require, unknown
 from coterie.files import private_folder, write_whole
 from coterie.report.terminal import print_result
@@ -27,9 +27,9 @@ def join_command(
 ) -> None:
     """Accept an agreement as one of its sites."""
     require_flower()
-    from coterie.deployment.flower.app import AGREED, APP, agree, app_hash, packed_app
     from coterie.deployment.flower.audit import AUDIT, Audit
     from coterie.deployment.flower.keys import fingerprint, make_site_key
+    from coterie.deployment.flower.relay import AGREED, APP, agree, app_hash, packed_app
 
     is_folder = agreement.is_dir()
     path = require_folder(agreement) if is_folder else agreement

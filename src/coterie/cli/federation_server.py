@@ -20,18 +20,17 @@ from coterie.cli.following import Follower
 from coterie.cli.problems import FailureError, InterruptionError
 from coterie.cli.signals import exit_code
 from coterie.cli.spoken import tell
-from coterie.deployment.check import FederationFacts, look
 from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
+from coterie.deployment.inspection import FederationFacts, look
 from coterie.deployment.server_status import FederationStatus
 from coterie.deployment.status import served_status, status_address
 from coterie.errors import require
 from coterie.report.terminal import plain_table, print_result
 
 if TYPE_CHECKING:
-    from coterie.deployment.flower.expiry import ExpiryWatch
-    from coterie.deployment.flower.keys import Keys
-    from coterie.deployment.flower.link import Link
+    from coterie.deployment.flower.keys import ExpiryWatch, Keys
     from coterie.deployment.flower.processes import Values
+    from coterie.deployment.flower.server_processes import ServerProcesses
 
 ANYWHERE = ("0.0.0.0", "::")
 
@@ -63,9 +62,9 @@ def _version_command(
     page: tuple[str, int] | None,
 ) -> bool:
     """Run a federation's server under its agreement as it is now; False if that has a next version, which is due."""
-    from coterie.deployment.flower.app import APP
     from coterie.deployment.flower.keys import Keys
-    from coterie.deployment.flower.link import Link
+    from coterie.deployment.flower.relay import APP
+    from coterie.deployment.flower.server_processes import ServerProcesses
 
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
     keys = None if insecure else Keys((folder / KEYS).resolve())
@@ -75,21 +74,21 @@ def _version_command(
         if keys is not None:
             keys.require_complete(f"'coterie federation keys {folder}' makes it")
             _require_sites(keys, facts, folder)
-        link = Link(folder / SERVER, keys, host, port)
+        link = ServerProcesses(folder / SERVER, keys, host, port)
         _warn_of_network(link, folder)
         config: Values = {
             "directory": str(link.folder),
             "agreement": str(agreement.resolve()),
             "keyed": keys is not None,
-            "bell": str(link.bell),
+            "wake_up": str(link.wake_up),
         }
         accepted = {} if keys is None else keys.accepted(facts.sites)
         app = link.folder / APP
         print_commands(
-            {"the porter": link.porter_command(), "the SuperLink": link.command()}
+            {"the forkserver": link.forkserver_command(), "the SuperLink": link.command()}
             | {"its SuperExec": link.executor_command()}
             | {f"the key of {site}": link.register_command(site) for site in accepted}
-            | {"the front": link.front_command(), "the run": link.run_command(app, config)},
+            | {"the gateway": link.gateway_command(), "the run": link.run_command(app, config)},
             link.home,
         )
         if commands:
@@ -116,7 +115,7 @@ def _days_left(keys: Keys | None) -> int | None:
 
 def _expiry(keys: Keys, folder: Path) -> ExpiryWatch:
     """Watches the certificates that sites see."""
-    from coterie.deployment.flower.expiry import ExpiryWatch
+    from coterie.deployment.flower.keys import ExpiryWatch
 
     renew = f"'coterie federation keys {folder} --renew"
     return ExpiryWatch(
@@ -141,7 +140,7 @@ def _require_sites(keys: Keys, facts: FederationFacts, folder: Path) -> None:
         tell(f"warning: no key of {', '.join(missing)} is accepted, which cannot join; {way_out}")
 
 
-def _warn_of_network(link: Link, folder: Path) -> None:
+def _warn_of_network(link: ServerProcesses, folder: Path) -> None:
     from coterie.deployment.flower.keys import covers, days_left, hosts_of
     from coterie.deployment.flower.processes import is_loopback
 
@@ -173,11 +172,11 @@ def _warn_of_network(link: Link, folder: Path) -> None:
 
 
 def _serve(
-    link: Link, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
+    link: ServerProcesses, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
 ) -> bool:
-    from coterie.deployment.flower.app import APP, app_hash, packed_app
     from coterie.deployment.flower.audit import Audit
     from coterie.deployment.flower.keys import fingerprint
+    from coterie.deployment.flower.relay import APP, app_hash, packed_app
 
     for site in link.forget_unless(facts.sites):
         tell(f"{site} has left: all that the SuperLink kept is forgotten")
@@ -204,13 +203,13 @@ def _serve(
             follower.begin()
             run = link.run(app, config)
         link.open()
-        tell(f"the front is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
+        tell(f"the gateway is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")
         tell(f"run {run} is submitted; sites connect by: {site_command(link, facts)}")
         if not follower.follow(link, run):
             return False
         print_results(follower, facts)
         if keep_running:
-            tell("the last round is over; the front stays open (Ctrl-C ends it)")
+            tell("the last round is over; the gateway stays open (Ctrl-C ends it)")
         while keep_running:
             follower.warn()
             if follower.is_superseded():
@@ -221,7 +220,7 @@ def _serve(
     return True
 
 
-def site_command(link: Link, facts: FederationFacts) -> str:
+def site_command(link: ServerProcesses, facts: FederationFacts) -> str:
     """How a site connects."""
     host = link.address if link.host not in ANYWHERE else f"THIS_MACHINE:{link.port}"
     end = " --agreement federation.toml --insecure" if link.keys is None else ""

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coterie.cli.federation_version import NextVersion
 from coterie.cli.problems import FailureError
 from coterie.cli.spoken import WARNING, as_json, tell
-from coterie.deployment.check import FederationFacts
+from coterie.deployment.inspection import FederationFacts
 from coterie.errors import PassingError
 from coterie.files import write_whole
 
@@ -26,7 +26,7 @@ SHOWN_LEVELS = (" WARNING ", " ERROR ")
 
 
 class Runs(Protocol):
-    """Whoever knows whether a run and its processes are alive: a `Link`."""
+    """Whoever knows whether a run and its processes are alive: the `ServerProcesses`."""
 
     home: Path
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from coterie.core.task.quality import calibration_errors, quality_of, recalls
 from coterie.data.arrays import Classes
+from coterie.deployment.site_data import OwnData
 from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.report.terminal import plain_table, print_result
-from coterie.serve.file import About
-from coterie.serve.heldout import OwnData
 from coterie.serve.model import loaded, predict
+from coterie.serve.model_file import About
 from coterie.serve.samples import Samples, read_samples
 
 SHOWN = 20

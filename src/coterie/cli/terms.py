@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Group
 
 from coterie.cli.settings import GROUPS, TRAINING, Given, option, options, parameters
-from coterie.deployment.terms import LINEAGE, FederationTerms
+from coterie.deployment.agreement_terms import LINEAGE, FederationTerms
 
 SITES = Group("Sites and their data", sort_key=1)
 WAITING = Group("How long the server waits", sort_key=7)

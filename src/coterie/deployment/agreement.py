@@ -21,7 +21,7 @@ from coterie.core.layout import Layout, require_classifier
 from coterie.core.reducing import DEFENCES, reducer_of, require_enough
 from coterie.core.task import Classification, Task
 from coterie.core.training import JointTraining
-from coterie.deployment.terms import CHANGEABLE, LINEAGE, FederationTerms
+from coterie.deployment.agreement_terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
@@ -110,9 +110,9 @@ class Agreement(FederationTerms):
         given = dict(values)
         named = str(given.pop("method", "fedavg"))
         cls._require_installed("method", named)  # before anything of it is loaded
-        own = given.pop("set", {})
-        require(isinstance(own, Mapping), f"set = {own!r}: must be a table of the method's options")
-        method = make_method(named, dict(own))
+        method_set = given.pop("set", {})
+        require(isinstance(method_set, Mapping), f"set = {method_set!r}: must be a table of the method's options")
+        method = make_method(named, dict(method_set))
         hints = options.field_types(cls)
         known = {item.name for item in fields(cls)}
         for key in given:
@@ -140,8 +140,8 @@ class Agreement(FederationTerms):
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         if self.version == 1:
             values = {name: value for name, value in values.items() if name not in LINEAGE}
-        own = {name: getattr(method, name) for name in options.option_fields(type(method))}
-        values["set"] = {name: value for name, value in own.items() if value is not None}
+        method_options = {name: getattr(method, name) for name in options.option_fields(type(method))}
+        values["set"] = {name: value for name, value in method_options.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 
     def toml(self) -> str:

@@ -1,31 +1,142 @@
-"""What a site finds out about its models, round by round, for its own eyes. Nothing of it is ever sent."""
+"""What a site finds out about its models, round by round, for its own eyes. Nothing of it is ever sent.
+
+Whether taking part pays is told by a baseline: a model that trains beside the federation's, alone, with equal steps.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
+from coterie.core.privacy import Privacy
 from coterie.core.task.quality import calibration_errors, recalls, reliability
 from coterie.data import Dataset
-from coterie.deployment.baseline import Baseline
-from coterie.deployment.gain import paired_gain
+from coterie.deployment.agreement import Agreement
 from coterie.deployment.journal import Entry, Journal
-from coterie.deployment.workplace import SiteWorker, Workplace
+from coterie.deployment.workplace import SiteWorker, Workplace, workplace
 from coterie.devices import PROCESSOR
-from coterie.engines.base import tuned_score
+from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
 from coterie.methods import Local
 from coterie.methods.base import Method
+from coterie.rounds.collect import collect
 from coterie.runs.history import plain_number, plain_numbers
 from coterie.setup.config import method_name
+
+NORMAL = 1.959964  # standard deviations around the mean within which 95 % of a normal distribution lie
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The difference of two shares of right answers in points, and where it lies with 95 % confidence.
+
+    The confidence is about the held-out samples, of which there are so many; not about chance in training.
+    """
+
+    points: float
+    low: float
+    high: float
+    samples: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def sentence(self) -> str:
+        """What that means, in words.
+
+        >>> print(paired_gain(60, 20, 412).sentence)
+        Taking part gains you +9.7 points of accuracy (95 % interval +5.5 to +13.8, 412 held-out samples).
+        >>> print(paired_gain(1, 0, 9).sentence)
+        It is not clear yet whether taking part pays: +11.1 points of accuracy (95 % interval −21.3 to +39.5, 9 \
+held-out samples).
+        """
+        difference = f"{_signed(self.points)} points of accuracy"
+        around = f"(95 % interval {_signed(self.low)} to {_signed(self.high)}, {self.samples} held-out samples)"
+        if not self.clear:
+            return f"It is not clear yet whether taking part pays: {difference} {around}."
+        return f"Taking part {'gains' if self.points > 0 else 'costs'} you {difference} {around}."
+
+
+def _signed(points: float) -> str:
+    return f"{points:+.1f}".replace("-", "−")
+
+
+def paired_gain(better: int, worse: int, samples: int) -> Gain | None:
+    """The gain where one model alone is right on `better` of the samples and the other alone on `worse`; none without.
+
+    The interval is Bonett and Price's for the difference of paired proportions (2012): one sample more is counted each
+    way, so that it holds for few samples too, and is not empty where both models are right on the same ones.
+    """
+    if not samples:
+        return None
+    total = samples + 2
+    ours, theirs = (better + 1) / total, (worse + 1) / total
+    spread = NORMAL * math.sqrt((ours + theirs - (ours - theirs) ** 2) / total)
+    low, high = max(-1.0, ours - theirs - spread), min(1.0, ours - theirs + spread)
+    return Gain(100 * (better - worse) / samples, 100 * low, 100 * high, samples)
+
+
+ROW = "baseline.model"
+"""The name of its row among what a site keeps after a round."""
+
+
+class Baseline:
+    """The model of a client that trains alone: in the rounds in which the client trains, and just as `Local` would.
+
+    The first weights, the samples, the batches and their order are those of a simulation of `Local` in which the client
+    takes part in the same rounds, and so are the weights after each of them, bit for bit.
+    """
+
+    def __init__(self, agreement: Agreement, client: int, data: Dataset, device: str = PROCESSOR) -> None:
+        # It never leaves its site, and needs no noise.
+        alone = replace(agreement, method=Local(), **vars(Privacy()))
+        self._place = workplace(alone, client, data, device=device)
+        self._first = self._row.clone()
+
+    @property
+    def _row(self) -> Tensor:
+        return self._place.federation["model"].own  # [1, P]
+
+    def restore(self, kept: Mapping[str, Tensor] | None) -> bool:
+        """Go on from what was kept after a round (none: from the first weights); False if it was not among that."""
+        if kept is not None and ROW not in kept:
+            return False
+        self._row.copy_(self._first if kept is None else kept[ROW])
+        return True
+
+    def state(self) -> dict[str, Tensor]:
+        """What outlives a round."""
+        return {ROW: self._row}
+
+    def train(self, round: int, rounds_taken: int) -> bool:
+        """Do a round's local work; False if that diverged, and the model is as it was."""
+        federation, client = self._place.federation, self._place.client
+        federation.round = round
+        federation.rounds_taken[client] = rounds_taken
+        work = Work(Local().recipe(federation))
+        rows = empty_rows(federation, work, 1)
+        do_work(self._place.worker, federation, client, work, [(slot, matrix[0]) for slot, matrix in rows.items()])
+        return not collect(federation, work.recipe, {}, torch.tensor([client]), Trained(rows)).diverged
+
+    def score(self) -> Score:
+        """How good it is on the site's test samples."""
+        self._place.worker.seat(self._place.federation, self._place.client)
+        return tuned_score(self._place.worker, keep_scores=True).on_processor()
+
 
 log = logging.getLogger("coterie")
 
@@ -65,7 +176,7 @@ class Assessment:
         self._without = ALONE if isinstance(agreement.kind, Local) else "" if agreement.baseline else OFF
         with self._harmless():
             if not self._without and not self._resumed(since, kept):
-                self._without = next((one["no_baseline"] for one in self._before() if "no_baseline" in one), LATE)
+                self._without = next((entry["no_baseline"] for entry in self._before() if "no_baseline" in entry), LATE)
             if received is not None:
                 self._judge(received)
 
@@ -144,14 +255,14 @@ class Assessment:
     def _numbers(self, score: Score) -> dict[str, Any]:
         """A score as plain numbers: the task's metrics and, where outputs were kept, ranking, classes, calibration."""
         task, sums = self._place.agreement.task, score.sums()
-        found: dict[str, Any] = {one.scale.name: plain_number(one.value(sums)) for one in task.metrics}
+        numbers: dict[str, Any] = {metric.scale.name: plain_number(metric.value(sums)) for metric in task.metrics}
         if score.kept is None or not len(score.kept):
-            return found
+            return numbers
         quality = task.quality([score.kept], [self._place.problem.labels[self._place.test]])
         counts = {name: values[0].numpy() for name, values in quality.items()}
         shares = recalls(counts)
         confidence, accuracy = reliability(counts)
-        return found | {
+        return numbers | {
             "auc": plain_number(float(counts["auc"])),
             "sensitivity": plain_number(float(np.mean(shares[~np.isnan(shares)]))),
             "calibration_error": plain_number(float(calibration_errors(counts))),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coterie.deployment.packed import LONGEST_NOTE, Packed, RefusedError
+from coterie.deployment.messages import LONGEST_NOTE, Packed, RefusedError
 
 LENGTH = 8  # bytes that say how long the head is
 MOST_HEAD = 4 * LONGEST_NOTE + (16 << 20)  # a note in any letters, and an agreement
@@ -118,8 +118,8 @@ class Reading:
 
 def _send(connection: socket.socket, head: dict[str, Any], content: Packed) -> None:
     lengths = {kind: len(buffer) for kind, buffer in content.buffers.items()}
-    told = json.dumps({**head, "text": content.text, "buffers": lengths}).encode()
-    connection.sendall(len(told).to_bytes(LENGTH) + told)
+    encoded = json.dumps({**head, "text": content.text, "buffers": lengths}).encode()
+    connection.sendall(len(encoded).to_bytes(LENGTH) + encoded)
     for buffer in filter(None, content.buffers.values()):  # whoever has read all may be gone when nothing is sent
         connection.sendall(buffer)
 

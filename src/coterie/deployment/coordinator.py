@@ -9,20 +9,51 @@ import errno
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.answers import fault_of
-from coterie.deployment.answertimes import AnswerTimes
-from coterie.deployment.live import LiveTerms
+from coterie.deployment.claims import fault_of
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import Packed, Purpose, RefusedError, one_line, read_text
+from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
+from coterie.deployment.versions import LiveTerms
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
+
+REMEMBERED = 5  # answers
+SLACK = 3.0  # times the slowest of them
+LEAST = 60.0  # seconds: a site that is gone is noticed in about as many, and below that every hiccup would tell
+
+
+class AnswerTimes:
+    """The seconds from question to answer of every site, late answers included.
+
+    >>> times = AnswerTimes()
+    >>> times.took("a", 30.0)
+    >>> times.deadline(["a"], most=600.0), times.deadline(["a"], most=45.0), times.deadline(["a", "b"], most=600.0)
+    (90.0, 45.0, 600.0)
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+
+    def took(self, site: str, seconds: float) -> None:
+        """Take note of an answer, whether it came in time or not."""
+        self._seconds.setdefault(site, deque(maxlen=REMEMBERED)).append(seconds)
+
+    def deadline(self, sites: Iterable[str], most: float) -> float:
+        """How long to wait for the answers of these sites.
+
+        Three times the slowest of a site's last five answers, at least a minute and at the most `most`, which
+        holds for sites that have not answered yet; the slowest site decides.
+        """
+        known = (SLACK * max(self._seconds[site]) if site in self._seconds else most for site in sites)
+        return min(most, max((LEAST, *known)))
+
 
 log = logging.getLogger("coterie")
 
@@ -107,9 +138,9 @@ class Coordinator:
                 self._round()
             self._farewell()
         except BaseException as error:
-            told = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {one_line(error)}"
-            log.error("%s", told)
-            self._status("failed", told)
+            reason = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {one_line(error)}"
+            log.error("%s", reason)
+            self._status("failed", reason)
             raise
         self._status("finished")
 
@@ -143,15 +174,15 @@ class Coordinator:
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the disk; while that is full, wait: what the sites have done must not be lost for it."""
-        begin, told = self._clock(), False
+        begin, said_so = self._clock(), False
         while True:
             try:
                 return write()
             except OSError as error:
                 if error.errno not in FULL or self._clock() >= begin + self.agreement.patience:
                     raise
-                if not told:
-                    told = True
+                if not said_so:
+                    said_so = True
                     log.error(
                         "%s cannot be written to (%s); make room, it goes on then", self.logbook.path, error.strerror
                     )
@@ -178,7 +209,7 @@ class Coordinator:
         needed = min(self.agreement.least_sites, len(tasks))
         self._status("running", f"round {self.server.federation.round} is under way")
         self._send_tasks(tasks, present)
-        asked_at, told = begin, False
+        asked_at, said_so = begin, False
         while self._waiting or len(self.server.answered) < needed:
             self._listen()
             now = self._clock()
@@ -187,8 +218,8 @@ class Coordinator:
                 if late:
                     break
             elif late or not self._waiting:
-                if not told:
-                    told = True
+                if not said_so:
+                    said_so = True
                     self._wait_on(needed)
                 if now >= begin + self.agreement.deadline + self.agreement.patience:
                     self._give_up(needed, now - begin)
@@ -215,11 +246,11 @@ class Coordinator:
     def _wait_on(self, needed: int) -> None:
         """Say that a round cannot go on yet, and why: nothing is done again, and nobody's work is lost."""
         round, answered = self.server.federation.round, self.server.answered
-        told = (
+        message = (
             f"round {round} waits for answers: {len(answered)} of at least {needed} have come{self._others(answered)}"
         )
-        log.warning("%s", told)
-        self._status("running", told)
+        log.warning("%s", message)
+        self._status("running", message)
 
     def _ask_more(self) -> None:
         """Ask whoever is here with nothing to do and has not answered: newcomers, and who could not do it before."""

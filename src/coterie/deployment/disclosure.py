@@ -1,23 +1,38 @@
-"""What leaves a site, per method: read off a real server's tasks, and off the answers that it would accept."""
+"""What leaves a site: of each method in words, and of one site before it takes part.
+
+What a method sends is read off a real server's tasks, and off the answers that it would accept. The dry run shows a
+site, and it alone, everything that it would send: its server is in this process, and nothing listens or connects. The
+messages are real ones: what the site would answer to the hello, to a first round from the first weights, and to the
+farewell. What later rounds hold is what the method declares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from coterie.client.recipe import keeps, measures
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
+from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.messages import FAULTS, Note, read_text
 from coterie.deployment.server import Server
-from coterie.deployment.site import columns_of
-from coterie.deployment.wire import Expected, Parcel, pack
+from coterie.deployment.site import Site, columns_of
+from coterie.deployment.store import Store
+from coterie.deployment.wire import Expected, Parcel, pack, unpack
 from coterie.engines.base import Work
+from coterie.files import private_folder, write_whole
 from coterie.methods import METHODS
 from coterie.methods.base import Method
 from coterie.report.facts import spoken_columns
+from coterie.runs.directory import save_tensors
 
 SITES = ("a", "b", "c", "d")
 LATE = SITES[-1]  # may join when the others are in their last round
@@ -62,7 +77,7 @@ def disclosure(method: Method) -> Disclosure:
     >>> disclosure(FedPer()).cells()
     ['extractor', 'extractor', 'nothing', 'classifier, batch-norm statistics']
     """
-    server, found = _server(method), Disclosure()
+    server, disclosed = _server(method), Disclosure()
     sent: dict[str, Columns] = {}
     trained: dict[str, None] = {}
     while not server.finished:
@@ -70,24 +85,25 @@ def disclosure(method: Method) -> Disclosure:
         task = tasks[SITES[0]]
         down = _spoken(_down(server, task))
         if server.federation.round > 1 or down != NOTHING:
-            _add(found.down, down)
-        _add(found.up, _spoken(_up(server, task, server.expected_answer())))
+            _add(disclosed.down, down)
+        _add(disclosed.up, _spoken(_up(server, task, server.expected_answer())))
         for slot, group in task.note["uploads"].items():
             sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
         trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
         answer_with_noise(server, tasks)
-    found.down_late = _late(method, found.down[-1])
-    found.told = "how many of each class" if server.federation.asks_class_counts else NOTHING
-    found.stays = _spoken(_stays(server, sent, trained), ", ")
-    return found
+    disclosed.down_late = _late(method, disclosed.down[-1])
+    disclosed.told = "how many of each class" if server.federation.asks_class_counts else NOTHING
+    disclosed.stays = _spoken(_stays(server, sent, trained), ", ")
+    return disclosed
 
 
 def table() -> list[str]:
     """The table of all methods, as lines of Markdown."""
     rows = [
-        f"| [`{name}`](methods/{name}.md) | {' | '.join(disclosure(METHODS[name]()).cells())} |" for name in METHODS
+        f"| [`{name}`](methods/{name}.md) | {' | '.join(disclosure(METHODS[name]()).cells())} |"
+        for name in sorted(METHODS)
     ]
-    return [*HEADER, *sorted(rows)]
+    return [*HEADER, *rows]
 
 
 def _server(method: Method) -> Server:
@@ -185,6 +201,61 @@ def _model_words(layout: Layout, columns: Columns) -> list[str]:
     elif layout.columns("stats") <= columns:
         words.append("batch-norm statistics")
     return words
+
+
+HELLO, ROUND, FAREWELL = "hello", "round-1", "farewell"
+
+
+def dry_run(agreement: Agreement, name: str, data: Dataset, folder: Path) -> list[str]:
+    """Write the messages of a site to `folder` as they would be sent; what they hold, in lines for whoever decides."""
+    with tempfile.TemporaryDirectory() as state:
+        site = Site(agreement, name, data, Store(Path(state), agreement.name, name, agreement.fingerprint))
+        sent = dict(_messages(agreement, site))
+    private_folder(folder)
+    lines = [f"What {name} would send; nothing was sent. The messages themselves are in {folder}."]
+    for what, parcel in sent.items():
+        write_whole(folder / f"{what}.json", (json.dumps(parcel.note, indent=2) + "\n").encode())
+        if parcel.tensors:
+            save_tensors(folder / f"{what}.safetensors", parcel.tensors, {})
+        packed = pack(parcel)
+        about = f"{len(packed.text.encode())} bytes of text, {packed.bytes} of numbers, SHA-256 {packed.digest[:16]}…"
+        lines += ["", f"{what}: {about}", f"  {json.dumps(parcel.note)}"]
+        lines += [f"  {key}: {_described(tensor)}" for key, tensor in parcel.tensors.items()]
+    if data.feature_names:
+        lines += ["", f"The columns behind the hash, which are not sent: {', '.join(data.feature_names)}"]
+    declared = disclosure(agreement.kind)
+    up = "; then ".join(declared.up)
+    lines += ["", f"Each round ({agreement.plain()['method']}): {up}, and the same kind of note."]
+    lines += [f"Never: {declared.stays}; samples, labels, names of files."]
+    lines += [f"If something fails here, a number and nothing else: {', '.join(map(str, sorted(FAULTS)))}."]
+    return lines
+
+
+def _messages(agreement: Agreement, site: Site) -> Iterator[tuple[str, Parcel]]:
+    """The hello, the first round's answer and the farewell, each as it would arrive."""
+    server = Server(agreement)
+    hello: Note = read_text(pack(Parcel({}, site.hello())).text)["note"]
+    yield HELLO, Parcel({}, hello)
+    name = server.admit(hello)
+    answer = site.work(_received(site, server.open_round([name])[name]))
+    yield ROUND, answer
+    server.receive(name, pack(answer))
+    server.close_round()
+    yield FAREWELL, site.finish(_received(site, server.farewells([name])[name]))
+
+
+def _received(site: Site, task: Parcel) -> Parcel:
+    packed = pack(task)
+    return unpack(packed, site.expected(read_text(packed.text)["note"]))
+
+
+def _described(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    numbers = f"{tensor.numel():,} numbers ({kind}) of shape {tuple(tensor.shape)}"
+    if not tensor.numel() or not tensor.is_floating_point():
+        return numbers
+    known = tensor[tensor.isfinite()]
+    return f"{numbers}, {known.min():.4g} to {known.max():.4g}" if known.numel() else numbers
 
 
 if __name__ == "__main__":

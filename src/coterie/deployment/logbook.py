@@ -12,7 +12,6 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 from torch import Tensor
 
-from coterie.deployment.admission import Standing
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import (
     about_of,
@@ -23,8 +22,9 @@ from coterie.deployment.as_run import (
     summary_so_far,
     with_received,
 )
-from coterie.deployment.carry import carry_over
+from coterie.deployment.claims import Standing
 from coterie.deployment.server import Report, Server
+from coterie.deployment.versions import carry_over
 from coterie.errors import CoterieError, require
 from coterie.files import link_whole, remove_partial, write_whole
 from coterie.runs.about import About, session

@@ -18,12 +18,11 @@ from pathlib import Path
 from coterie.data.loading import DEFAULT_LABEL
 from coterie.deployment import channel
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.extension import accepted_terms
-from coterie.deployment.faults import UNANSWERED, code_of
-from coterie.deployment.packed import Packed, RefusedError, read_text
+from coterie.deployment.messages import UNANSWERED, Packed, RefusedError, code_of, read_text
 from coterie.deployment.site import Site
-from coterie.deployment.sitedata import data_stamp, load_site_data
+from coterie.deployment.site_data import data_stamp, load_site_data
 from coterie.deployment.store import Store
+from coterie.deployment.versions import accepted_terms
 from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
 from coterie.devices import PROCESSOR
 from coterie.processes import keep_freed_memory
@@ -64,16 +63,16 @@ class Resident:
         raise RefusedError(f"nobody asks a site for '{request.purpose}'")
 
     def _site(self, packed: str) -> Site:
-        own = self._settings
-        agreement = accepted_terms(Agreement.parse(tomllib.loads(packed)), own.agreement)
-        stamp = data_stamp(Path(own.data))
+        settings = self._settings
+        agreement = accepted_terms(Agreement.parse(tomllib.loads(packed)), settings.agreement)
+        stamp = data_stamp(Path(settings.data))
         if self._built is None or self._built[:2] != (agreement, stamp):
             if self._built is not None and self._built[1] != stamp:
-                log.warning("the data in %s have changed; they are read again", own.data)
+                log.warning("the data in %s have changed; they are read again", settings.data)
             self._built = None  # never two at once
-            data = load_site_data(agreement, Path(own.data), own.label)
-            store = Store(Path(own.state), agreement.name, own.name, agreement.fingerprint, agreement.former)
-            self._built = (agreement, stamp, Site(agreement, own.name, data, store, own.device))
+            data = load_site_data(agreement, Path(settings.data), settings.label)
+            store = Store(Path(settings.state), agreement.name, settings.name, agreement.fingerprint, agreement.former)
+            self._built = (agreement, stamp, Site(agreement, settings.name, data, store, settings.device))
         return self._built[2]
 
 

@@ -19,13 +19,23 @@ from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import ACTIONS, Applied, actions_of
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
-from coterie.deployment.admission import Standing, said_counts, said_name, said_snapshots, said_standing
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.answers import check_answer, fault_of, says_why
-from coterie.deployment.facts import DataFacts, other_columns, unlike
-from coterie.deployment.packed import Note, Packed, RefusedError, read_text
-from coterie.deployment.rehearsal import measured_shapes
+from coterie.deployment.claims import (
+    DataFacts,
+    Standing,
+    check_answer,
+    fault_of,
+    other_columns,
+    said_counts,
+    said_name,
+    said_snapshots,
+    said_standing,
+    says_why,
+    unlike,
+)
+from coterie.deployment.messages import Note, Packed, RefusedError, read_text
 from coterie.deployment.wire import Expected, Parcel, unpack
+from coterie.deployment.workplace import measured_shapes
 from coterie.errors import CoterieError
 from coterie.rounds.collect import declared_columns, receive, screened, sound_measurements
 from coterie.rounds.defences import set_up_defences

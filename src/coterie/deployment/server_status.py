@@ -12,9 +12,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from coterie.deployment.as_run import SET_ASIDE, UNANSWERED
-from coterie.deployment.check import FederationFacts
+from coterie.deployment.inspection import FederationFacts
 from coterie.deployment.logbook import STATUS
-from coterie.deployment.prometheus import Gauge
+from coterie.deployment.status import Gauge
 from coterie.errors import CoterieError
 from coterie.report.learning import learning_matrix, most_personal
 from coterie.report.onerun import whole_numbers
@@ -89,7 +89,7 @@ class FederationStatus:
         for site in self.facts.sites:
             present.at(float(site in status.get("present", ())), site=site)
             quarantined.at(float(site in status.get("quarantined", ())), site=site)
-        found = [state, planned, done, present, quarantined, *self._by_site(lines)]
+        standing = [state, planned, done, present, quarantined, *self._by_site(lines)]
         moved = Gauge("federation_bytes_total", "Bytes of models that travelled so far.", counter=True)
         for way in ("down", "up"):
             moved.at(sum(line["bytes"][way] for line in lines), way=way)
@@ -99,22 +99,22 @@ class FederationStatus:
             taken.at(sum(lines[-1]["seconds"].values()))
             when.at((self.folder / ROUNDS).stat().st_mtime)
         left = Gauge("federation_certificate_days_left", "For how many days the server's certificate holds.")
-        return [*found, moved, taken, when, left.at(self.days_left())]
+        return [*standing, moved, taken, when, left.at(self.days_left())]
 
     def _by_site(self, lines: list[dict[str, Any]]) -> list[Gauge]:
         counts = {name: Gauge(f"federation_site_{name}_total", text, counter=True) for name, text in TOLD.items()}
         score = Gauge("federation_site_score", "What a site was last judged by, at a moment.")
-        for one in self._sites(lines):
+        for site in self._sites(lines):
             for name in TOLD:
-                counts[name].at(one["counts"][name], site=one["name"])
+                counts[name].at(site["counts"][name], site=site["name"])
             for moment in ("received", "trained"):
-                score.at(one[moment], site=one["name"], moment=moment)
+                score.at(site[moment], site=site["name"], moment=moment)
         return [*counts.values(), score]
 
     def _sites(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Every site: whether it is here, how often what happened to it, and its last scores."""
-        status, known = self._status(), {one["name"]: one for one in self._json(ABOUT).get("clients", [])}
-        found = []
+        status, known = self._status(), {client["name"]: client for client in self._json(ABOUT).get("clients", [])}
+        sites = []
         for place, name in enumerate(self.facts.sites):
             newest = {
                 moment: next(
@@ -128,7 +128,7 @@ class FederationStatus:
                 for moment in ("received", "trained")
             }
             answered = [line["round"] for line in lines if name in line.get("answered", ())]
-            found.append(
+            sites.append(
                 {
                     "name": name,
                     "here": name in status.get("present", ()),
@@ -139,7 +139,7 @@ class FederationStatus:
                     **newest,
                 }
             )
-        return found
+        return sites
 
     def _details(self) -> Mapping[str, Any] | None:
         """Who learned from whom in the last recorded round, and the end of the log; nothing before a run begins."""
@@ -173,10 +173,10 @@ class FederationStatus:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return values if isinstance(values, dict) else {}
 
     def _lines(self) -> list[dict[str, Any]]:
         try:
@@ -195,5 +195,5 @@ def _score(line: Mapping[str, Any], moment: str, metric: str, place: int) -> flo
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
     """A round without what is told elsewhere on the page."""
     means = {moment: line[moment]["mean"] for moment in ("received", "trained") if moment in line}
-    told = {name: line[name] for name in ("round", "bytes", *TOLD) if name in line}
-    return {**told, **means, "seconds": sum(line["seconds"].values())}
+    kept = {name: line[name] for name in ("round", "bytes", *TOLD) if name in line}
+    return {**kept, **means, "seconds": sum(line["seconds"].values())}

@@ -18,21 +18,21 @@ from coterie.client.recipe import Measure, Recipe
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
 from coterie.data import Dataset
-from coterie.deployment.account import SiteAccount
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.assessment import Assessment
-from coterie.deployment.carry import carried_snapshot
-from coterie.deployment.facts import facts_of, unsaid
+from coterie.deployment.claims import facts_of, unsaid
 from coterie.deployment.journal import Journal
-from coterie.deployment.packed import Note, RefusedError, one_line
+from coterie.deployment.messages import Note, RefusedError, one_line
+from coterie.deployment.privacy_account import SiteAccount
+from coterie.deployment.site_data import OwnData
 from coterie.deployment.store import Store
+from coterie.deployment.versions import carried_snapshot
 from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import collect, declared_columns
-from coterie.serve.heldout import OwnData
 
 log = logging.getLogger("coterie")
 
@@ -60,8 +60,8 @@ class Site:
         agreement, store = self.agreement, self.store
         if agreement.promise.privacy is None:
             return samples
-        begun, own = bool(store.rounds()), agreement.fingerprint
-        self._account = SiteAccount.open(store.path, own, agreement.promise, samples, agreement.former, begun)
+        begun, fingerprint = bool(store.rounds()), agreement.fingerprint
+        self._account = SiteAccount.open(store.path, fingerprint, agreement.promise, samples, agreement.former, begun)
         return self._account.size
 
     def hello(self) -> Note:
@@ -84,20 +84,20 @@ class Site:
         """What a task with this note must carry: just what it says that this site is owed."""
         self._enter(note)
         federation, layout = self.federation, self.federation.layout
-        wanted: dict[str, Expected] = {}
+        expected: dict[str, Expected] = {}
         for name, spans in note["slots"].items():
             columns = columns_of(spans)
             if name not in federation.slots or not columns <= federation[name].columns:
                 raise RefusedError(f"columns of slot '{name}' are offered that the method does not have")
-            wanted[f"slot.{name}"] = Expected((columns.size,))
+            expected[f"slot.{name}"] = Expected((columns.size,))
         for name in note["values"]:
             if name not in federation.values:
                 raise RefusedError(f"value '{name}' is offered, which the method does not have")
-            wanted[f"value.{name}"] = Expected.like(federation.value_of(name, self.client))
+            expected[f"value.{name}"] = Expected.like(federation.value_of(name, self.client))
         if note["peers"]:
             sent = layout.columns(self.agreement.kind.uploads(federation).get("model", ""))
-            wanted["peers"] = Expected((len(note["peers"]), sent.size))
-        return wanted
+            expected["peers"] = Expected((len(note["peers"]), sent.size))
+        return expected
 
     def work(self, task: Parcel) -> Parcel:
         """A round: take what the server sends, train, keep what is personal, and answer with the method's uploads."""
@@ -162,8 +162,8 @@ class Site:
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml(), "trained_on": self._trained_on}
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
-        told = self._told(result) if self._account is None else None
-        return Parcel({}, {"round": task.note["round"], "received": told})
+        sums = self._told(result) if self._account is None else None
+        return Parcel({}, {"round": task.note["round"], "received": sums})
 
     def _counted(self, account: SiteAccount, note: Note, recipe: Recipe) -> float | None:
         """Count a task that keeps to the agreement; the ε with it, none if it is infinite."""
@@ -190,7 +190,7 @@ class Site:
         """Go on from the snapshot that counts, with what the server sent on top; False if the snapshot is lost."""
         note, federation = task.note, self.federation
         self._enter(note)
-        found = self._restore(note["since"])
+        kept_all = self._restore(note["since"])
         federation.rounds_taken[self.client] = note["rounds_taken"]
         for name, spans in note["slots"].items():
             self._write(name, columns_of(spans), task.tensors[f"slot.{name}"])
@@ -200,13 +200,13 @@ class Site:
             else:
                 federation.values[name] = task.tensors[f"value.{name}"]
         self.worker.visitors = task.tensors.get("peers")
-        return found
+        return kept_all
 
     def _write(self, name: str, columns: Columns, row: Tensor) -> None:
         slot, me = self.federation[name], torch.tensor([self.client])
-        shared, own = columns & slot.shared_columns, columns & slot.own_columns
+        shared, personal = columns & slot.shared_columns, columns & slot.own_columns
         slot.write_shared(shared, shared.within(columns).take(row)[None])
-        slot.write_own(me, own, own.within(columns).take(row)[None])
+        slot.write_own(me, personal, personal.within(columns).take(row)[None])
 
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.deployment.journal import Entry, Journal
-from coterie.deployment.prometheus import Gauge
+from coterie.deployment.status import Gauge
 from coterie.version import VERSION
 
 MODELS = ("received", "trained", "alone", "shared")
@@ -63,7 +63,7 @@ class SiteStatus:
         entries = self.journal.entries()
         newest: Entry = entries[-1] if entries else {}
         connected = Gauge("site_connected", "Whether the server has taken this site.").at(float(self.connected()))
-        found = [connected, Gauge("site_rounds_planned", "Rounds that were agreed on.").at(self.rounds)]
+        first = [connected, Gauge("site_rounds_planned", "Rounds that were agreed on.").at(self.rounds)]
         done = Gauge("site_round", "The last round in which this site took part.").at(newest.get("round", 0))
         when = Gauge("site_last_round_timestamp_seconds", "When that was.").at(_seconds_of(newest))
         tested = Gauge("site_test_samples", "Held-out samples of this site.").at(newest.get("test_samples"))
@@ -74,10 +74,10 @@ class SiteStatus:
         moved = Gauge("site_bytes_total", "Bytes of models that travelled so far.", counter=True)
         for way in ("down", "up"):
             moved.at(sum(entry.get("bytes", {}).get(way, 0) for entry in entries), way=way)
-        told = [
+        scores = [
             Gauge(f"site_{name}", f"{name.replace('_', ' ')} on held-out samples.".capitalize()) for name in NUMBERS
         ]
-        for name, gauge in zip(NUMBERS, told, strict=True):
+        for name, gauge in zip(NUMBERS, scores, strict=True):
             for model in MODELS:
                 gauge.at(newest.get(model, {}).get(name), model=model)
         gain, points = newest.get("gain", {}), "Accuracy gained by taking part, in points"
@@ -85,7 +85,7 @@ class SiteStatus:
         around = Gauge("site_gain_points_interval", f"{points}: ends of the 95 % interval.")
         for end in ("low", "high"):
             around.at(gain.get(end), end=end)
-        return [*found, done, when, tested, taken, moved, *told, gained, around]
+        return [*first, done, when, tested, taken, moved, *scores, gained, around]
 
 
 def site_journal(state: Path, federation: str, site: str) -> Journal:

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from coterie.deployment.packed import Note
+from coterie.deployment.messages import Note
 from coterie.errors import CoterieError
 from coterie.files import remove_partial, require_format
 from coterie.runs.directory import load_metadata, load_tensors, save_tensors

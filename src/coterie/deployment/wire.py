@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coterie.core.downloads import tensor_bytes
 from coterie.core.federation import Federation
-from coterie.deployment.packed import NUMBERS, Note, Packed, RefusedError, read_text
+from coterie.deployment.messages import NUMBERS, Note, Packed, RefusedError, read_text
 from coterie.errors import CoterieError
 
 KINDS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBERS}
@@ -90,7 +90,7 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
     >>> unpack(packed, {"a": Expected((3,))})
     Traceback (most recent call last):
     ...
-    coterie.deployment.packed.RefusedError: tensor 'a' is float32 (2,); expected is float32 (3,)
+    coterie.deployment.messages.RefusedError: tensor 'a' is float32 (2,); expected is float32 (3,)
     """
     contents = read_text(packed.text)
     listed = contents["tensors"]
@@ -99,14 +99,14 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
         raise RefusedError(f"it holds the tensors {_spoken(names)}; expected are {_spoken(expected)}")
     sizes = dict.fromkeys(KINDS, 0)
     for name, kind, shape in listed:
-        wanted = expected[name]
-        if KINDS.get(kind) != wanted.dtype or tuple(shape) != wanted.shape:
-            asked = f"{NAMES[wanted.dtype]} {wanted.shape}"
+        due = expected[name]
+        if KINDS.get(kind) != due.dtype or tuple(shape) != due.shape:
+            asked = f"{NAMES[due.dtype]} {due.shape}"
             raise RefusedError(f"tensor '{name}' is {kind} {tuple(shape)}; expected is {asked}")
-        sizes[kind] += _length(kind, wanted.shape)
-    found = {kind: len(buffer) for kind, buffer in packed.buffers.items()}
-    if found != {kind: size for kind, size in sizes.items() if kind in found or size}:
-        raise RefusedError(f"its buffers are {found} bytes long; expected are {sizes}")
+        sizes[kind] += _length(kind, due.shape)
+    lengths = {kind: len(buffer) for kind, buffer in packed.buffers.items()}
+    if lengths != {kind: size for kind, size in sizes.items() if kind in lengths or size}:
+        raise RefusedError(f"its buffers are {lengths} bytes long; expected are {sizes}")
     tensors = _cut(packed.buffers, listed)
     for name, tensor in tensors.items():
         if not _is_finite(tensor) and (expected[name].finite or bool(tensor.isinf().any())):

@@ -1,4 +1,7 @@
-"""Where a site works: its own samples, the federation as it sees it, and a worker at which its models are trained."""
+"""Where a site works: its own samples, the federation as it sees it, and a worker at which its models are trained.
+
+The server has no data of its own: what sites will measure, it finds out by measuring it once on noise.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ from coterie.core.noise import NoiseSource, SecureNoise
 from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
-from coterie.deployment.agreement import Agreement
+from coterie.deployment.agreement import Agreement, Blueprint
+from coterie.deployment.wire import Expected
 from coterie.devices import PROCESSOR
-from coterie.errors import require
+from coterie.engines.base import Work, do_work
+from coterie.errors import CoterieError, require
 from coterie.partition.rule import Split
 from coterie.rounds.privacy import check_privacy
 
@@ -151,3 +156,44 @@ def split_samples(split: Split, seed: int, key: int, count: int, train_size: int
     else:
         parts = split(np.arange(count), seed, key)
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1]), torch.from_numpy(parts[2])
+
+
+SAMPLES = 4  # of each class
+
+
+def measured_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> dict[str, Expected]:
+    """The shape and kind of everything that a site measures in a round.
+
+    >>> two = Agreement(name="trial", sites=("a", "b"), shape=(4,), classes=3, method="fedproto")
+    >>> measured_shapes(two, two.build(), round=1)["class_means"].shape
+    (3, 64)
+    """
+    labels = torch.arange(agreement.classes).repeat(SAMPLES)
+    everything = torch.arange(len(labels))
+    count = len(agreement.sites)
+    problem = Problem(
+        module=blueprint.module,
+        layout=blueprint.layout,
+        inputs=torch.rand(len(labels), *agreement.shape, generator=torch.Generator().manual_seed(0)),
+        labels=labels,
+        train=(everything,) * count,
+        validation=(everything,) * count,
+        test=(everything,) * count,
+        training=agreement.training,
+        task=agreement.task,
+        skip_single_samples=blueprint.skip_single_samples,
+    )
+    federation: Federation = agreement.federation(blueprint)
+    federation.sizes[:] = len(labels)
+    federation.class_counts[:] = SAMPLES
+    federation.round = round
+    method = agreement.kind
+    method.init(federation)
+    work = Work(method.recipe(federation))
+    rows = [(slot, torch.empty(federation[slot].width)) for slot in work.slots]
+    with torch.random.fork_rng(devices=[]):
+        measured, _, _ = do_work(Worker(problem, method, agreement.seed), federation, 0, work, rows)
+    for name, value in measured.items():
+        if value.dtype not in (torch.float32, torch.float64, torch.int64, torch.bool):
+            raise CoterieError(f"measurement '{name}' gives {value.dtype}, which messages do not carry")
+    return {name: Expected.like(value) for name, value in measured.items()}

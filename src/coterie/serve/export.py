@@ -18,8 +18,8 @@ from coterie.errors import CoterieError, require, unknown
 from coterie.files import write_whole
 from coterie.models import MODELS
 from coterie.runs.opened import OpenedRun
-from coterie.serve.file import About, write_model
 from coterie.serve.model import client_tensors, is_plain
+from coterie.serve.model_file import About, write_model
 from coterie.setup.config import method_name
 
 FORMATS = ("safetensors", "pt2", "onnx")

@@ -26,14 +26,14 @@ from coterie.data import Dataset
 from coterie.data.archives import progress_bar
 from coterie.data.arrays import Array, require_unmasked, to_inputs
 from coterie.deployment.agreement import Agreement, Blueprint
-from coterie.deployment.sitedata import fitted
+from coterie.deployment.site_data import fitted
 from coterie.deployment.store import FINAL, Store, require_readable
 from coterie.deployment.workplace import SiteFederation
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods.base import Method
 from coterie.models import build
 from coterie.runs.result import Result
-from coterie.serve.file import About, read_model, read_tensors, write_model
+from coterie.serve.model_file import About, read_model, read_tensors, write_model
 from coterie.serve.programs import read_onnx, read_pt2
 from coterie.typed import typed
 

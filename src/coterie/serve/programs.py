@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from coterie.errors import CoterieError, require
 from coterie.models import MODELS
-from coterie.serve.file import About, about_from
+from coterie.serve.model_file import About, about_from
 
 DTYPES = {7: torch.float32, 5: torch.int64}
 """The numbers by which `torch.export` names the kinds of tensors that models have here."""

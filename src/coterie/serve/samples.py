@@ -22,7 +22,7 @@ from coterie.data.tables import (
     label_column,
     read_table,
 )
-from coterie.deployment.sitedata import Shape, fitted
+from coterie.deployment.site_data import Shape, fitted
 from coterie.errors import CoterieError, require, unknown
 from coterie.files import expanded
 
@@ -63,10 +63,10 @@ def read_samples(
         values, labels = arrays["x"], arrays.get("y")
     elif path.is_dir():
         require(size is not None, f"data '{path}': is a folder of images, but the model's inputs have shape {shape}")
-        found = _files(path)
-        names = tuple(str(file.relative_to(path)) for _, file in found)
-        values, images = decode_files([file for _, file in found], size, path.name, progress), True
-        labels = np.array([name for name, _ in found], dtype=str) if found[0][0] is not None else None
+        files = _files(path)
+        names = tuple(str(file.relative_to(path)) for _, file in files)
+        values, images = decode_files([file for _, file in files], size, path.name, progress), True
+        labels = np.array([name for name, _ in files], dtype=str) if files[0][0] is not None else None
     else:
         allowed = ", ".join((*TABLE_SUFFIXES, ".npz"))
         raise CoterieError(f"data '{path}': unknown kind of file '{path.suffix}' (allowed: {allowed}, or a folder)")

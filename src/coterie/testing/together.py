@@ -18,7 +18,7 @@ from coterie.core.federation import Federation
 from coterie.core.pixels import whole
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.packed import Note, Packed, read_text
+from coterie.deployment.messages import Note, Packed, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.site import Site
 from coterie.deployment.store import Store

@@ -18,7 +18,7 @@ from tests.fuzz.trial import Case, Target, must, quiet, refused
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.records import from_records
-from coterie.deployment.packed import Packed, read_text
+from coterie.deployment.messages import Packed, read_text
 from coterie.deployment.server import Server
 from coterie.deployment.site import Site
 from coterie.deployment.wire import pack, unpack

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 
 AUDIT = "audit.jsonl"
 REFUSED = "refused"
@@ -89,18 +89,18 @@ class Audit:
             self._summed = now if now - self._summed > SUMMARY else self._summed
         elif last or now - self._summed > SUMMARY:
             count, peers = self._left_out, len(self._left_out_peers)
-            told = f"{count} more refusals of {peers} peers were not written"
-            self._write({"event": REFUSED, "peer": "", "path": "", "reason": told})
+            summary = f"{count} more refusals of {peers} peers were not written"
+            self._write({"event": REFUSED, "peer": "", "path": "", "reason": summary})
             self._left_out, self._left_out_peers, self._summed = 0, set(), now
 
     def _allowed(self, peer: str, now: float) -> bool:
         if len(self._peers) >= MOST_PEERS and now - self._forgot > PAUSE:
-            self._peers = {name: one for name, one in self._peers.items() if not one.full(now)}
+            self._peers = {name: allowance for name, allowance in self._peers.items() if not allowance.full(now)}
             self._forgot = now
         if peer not in self._peers and len(self._peers) < MOST_PEERS:
             self._peers[peer] = Allowance(BURST, PAUSE, now)
-        own = self._peers.get(peer)
-        return (own is None or own.taken(now)) and self._all.taken(now)
+        allowance = self._peers.get(peer)
+        return (allowance is None or allowance.taken(now)) and self._all.taken(now)
 
     def _write(self, values: dict[str, str | int]) -> None:
         short = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}

@@ -17,10 +17,9 @@ except ImportError as error:
     raise ImportError("federations need Flower: pip install 'coterie[flower]'") from error
 
 from coterie.deployment.channel import MOST_BYTES, Request, ask
-from coterie.deployment.faults import GONE, UNANSWERED, code_of, spoken_fault
 from coterie.deployment.flower.audit import Audit, told_of
 from coterie.deployment.flower.records import as_records, from_records
-from coterie.deployment.packed import Packed, Purpose
+from coterie.deployment.messages import GONE, UNANSWERED, Packed, Purpose, code_of, spoken_fault
 
 log = logging.getLogger("coterie")
 

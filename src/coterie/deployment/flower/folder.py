@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from coterie.deployment.terms import CHANGEABLE
+from coterie.deployment.agreement_terms import CHANGEABLE
 from coterie.errors import require
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _project(agreement: Agreement) -> str:
                     "app": {
                         "publisher": "coterie",
                         "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                        "config": {"directory": "", "agreement": "", "keyed": False, "bell": ""},
+                        "config": {"directory": "", "agreement": "", "keyed": False, "wake_up": ""},
                     }
                 }
             },

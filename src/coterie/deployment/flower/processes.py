@@ -75,9 +75,9 @@ class Process:
         """The log from a place on. Where it was moved away or cut, a new one is read from its beginning."""
         try:
             with self.log.open("rb") as output:
-                found = os.fstat(output.fileno())
-                if found.st_ino != self._file or found.st_size < getattr(self, place):
-                    self._file, self._begin, self._read = found.st_ino, 0, 0
+                about = os.fstat(output.fileno())
+                if about.st_ino != self._file or about.st_size < getattr(self, place):
+                    self._file, self._begin, self._read = about.st_ino, 0, 0
                 output.seek(getattr(self, place))
                 return output.read()
         except FileNotFoundError:
@@ -156,8 +156,8 @@ class Lock:
 
 def flower_command(name: str) -> str:
     """The path of one of Flower's commands."""
-    found = Path(sysconfig.get_path("scripts")) / name
-    path = str(found) if found.exists() else shutil.which(name)
+    beside = Path(sysconfig.get_path("scripts")) / name
+    path = str(beside) if beside.exists() else shutil.which(name)
     if importlib.util.find_spec("flwr") is None or path is None:
         raise CoterieError("Flower is not installed; pip install 'coterie[flower]'")
     return path
@@ -168,8 +168,8 @@ def environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
     # Whatever proxy leads out of here, this machine is reached without it.
     direct = ",".join(filter(None, [kept.get("no_proxy", kept.get("NO_PROXY", "")), "localhost", LOOPBACK, "::1"]))
-    own = {"no_proxy": direct, "NO_PROXY": direct, "PYTHONUNBUFFERED": "1"}
-    return kept | settings(home) | own | {"PATH": _with_scripts(kept.get("PATH", os.defpath))}
+    ours = {"no_proxy": direct, "NO_PROXY": direct, "PYTHONUNBUFFERED": "1"}
+    return kept | settings(home) | ours | {"PATH": _with_scripts(kept.get("PATH", os.defpath))}
 
 
 def settings(home: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """An HTTP proxy that passes little on: a gate looks at every request before a byte of it goes further.
 
-Two use it: the server's front (`front`), which keeps the network away from Flower's SuperLink, and a site's relay
+Two use it: the server's gateway (`gateway`), which keeps the network away from Flower's SuperLink, and a site's relay
 (`relay`), which keeps apps away that the site has not agreed to. HTTP itself is h11's; here are the limits: on
 connections, on the size of heads and bodies (counted while they come in), and on the patience with slow clients.
 """
@@ -15,14 +15,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import h11
 
 from coterie.deployment.flower.audit import SUMMARY, Audit
-from coterie.deployment.flower.bell import Bell
-from coterie.deployment.flower.gate import Gate, Head, RefusalError
 from coterie.deployment.flower.streams import (
     HANDSHAKE,
     STALL,
@@ -32,6 +31,45 @@ from coterie.deployment.flower.streams import (
     raised_file_limit,
     reached_stream,
 )
+from coterie.deployment.flower.wake_up import WakeUp
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a request."""
+
+    peer: str
+    method: str
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class RefusalError(Exception):
+    """A request, or an answer to one, that is not passed on."""
+
+    def __init__(self, status: int, reason: str, body: bytes = b"", **more: str | int) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.body, self.more = status, reason, body, more
+
+
+class Gate(Protocol):
+    """Decides what passes."""
+
+    def admit(self, head: Head) -> None:
+        """Refuse a request by its head, with a `RefusalError`."""
+
+    def sees_whole(self, path: str) -> bool:
+        """Whether the answer to such a request is shown to `judge` before anything of it is passed on."""
+
+    def judge(self, path: str, status: int, content: bytes) -> bytes:
+        """What is passed on instead of an answer; a `RefusalError` if nothing is."""
+
+    def takes_time(self, path: str) -> bool:
+        """Whether such a request may wait for its answer, and is given up if the client goes away meanwhile."""
+
+    def awaits(self, head: Head) -> str | None:
+        """Until whose wake-up an empty answer is held back; None if it never is."""
+
 
 MOST_BYTES = 16 << 20  # of a body: arrays travel in pieces of 5 MiB, an app has at most 10 MB
 MOST_CONNECTIONS = 1024
@@ -41,7 +79,7 @@ IDLE = 75.0  # seconds for the head of a later one
 BODY = 300.0  # seconds for a whole body
 ANSWER = 90.0  # seconds until an answer begins
 HOLD = 25.0  # seconds for which an empty answer is held back at the most; a SuperNode waits 30
-LOOK_AGAIN = 10.0  # seconds after which it is asked again, if no bell rings
+LOOK_AGAIN = 10.0  # seconds after which it is asked again, if no wake-up comes
 SMALL = 64 << 10  # bytes of a request whose answer may be held back
 FRESH = 2.0  # seconds for which a used connection further on is used again; a SuperLink closes it after 5
 PASSED_ON = (b"content-type", b"accept")  # headers, beside Flower's own
@@ -60,9 +98,9 @@ class Proxy:
         gate: Gate,
         audit: Audit,
         served: ssl.SSLContext | None = None,
-        bell: Bell | None = None,
+        wake_up: WakeUp | None = None,
     ) -> None:
-        self.bell = bell
+        self.wake_up = wake_up
         self.listener, self.target, self.gate, self.audit, self.served = listener, target, gate, audit, served
         self.most = min(MOST_CONNECTIONS, (raised_file_limit(2 * MOST_CONNECTIONS + 64) - 64) // 2)
         self._open: Counter[str] = Counter()
@@ -75,7 +113,7 @@ class Proxy:
         self.listener.setblocking(False)
         summing_up = asyncio.create_task(self._sum_up())
         try:
-            with nullcontext() if self.bell is None else self.bell.heard():
+            with nullcontext() if self.wake_up is None else self.wake_up.heard():
                 while True:
                     try:
                         accepted, address = await loop.sock_accept(self.listener)
@@ -151,9 +189,9 @@ class _Connection:
             self._proxy.gate.admit(head)
             if int(head.headers.get("content-length", "0")) > MOST_BYTES:
                 raise _too_large()
-            bell, awaited = self._proxy.bell, self._proxy.gate.awaits(head)
-            if bell is not None and awaited is not None:
-                await self._hold(request, bell, awaited)
+            wake_up, awaited = self._proxy.wake_up, self._proxy.gate.awaits(head)
+            if wake_up is not None and awaited is not None:
+                await self._hold(request, wake_up, awaited)
             else:
                 await self._take(request)
                 await self._answer(head)
@@ -226,18 +264,18 @@ class _Connection:
             raise RefusalError(502, "no answer that could be passed on")
         return answer
 
-    async def _hold(self, request: h11.Request, bell: Bell, awaited: str) -> None:
-        """Ask further on until the answer is not empty: at once, when the bell rings, and from time to time."""
+    async def _hold(self, request: h11.Request, wake_up: WakeUp, awaited: str) -> None:
+        """Ask further on until the answer is not empty: at once, at a wake-up, and from time to time."""
         body, end = await self._small_body(), time.monotonic() + HOLD
         while True:
-            with bell.awaited(awaited) as rung:  # before it is asked, so that no ring is missed
+            with wake_up.awaited(awaited) as woken:  # before it is asked, so that no wake-up is missed
                 answer, whole = await self._while_there(self._asked(request, body))
                 left = end - time.monotonic()
                 if answer.status_code != 200 or whole or left <= 0:
                     break
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, LOOK_AGAIN)):
-                        await self._while_there(rung.wait())
+                        await self._while_there(woken.wait())
         headers = [(name, value) for name, value in answer.headers if _is_passed_on(name)]
         headers.append((b"content-length", str(len(whole)).encode()))
         begin = h11.Response(status_code=answer.status_code, headers=headers)
@@ -379,10 +417,10 @@ def _passed_on(request: h11.Request, target: Target) -> h11.Request:
 
 def _framing(headers: Iterable[tuple[bytes, bytes]], without: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """How the length of a body is told: as it was told here."""
-    told = dict(headers)
-    if b"transfer-encoding" in told:
+    known = dict(headers)
+    if b"transfer-encoding" in known:
         return [(b"transfer-encoding", b"chunked")]
-    return [(b"content-length", told[b"content-length"])] if b"content-length" in told else [without]
+    return [(b"content-length", known[b"content-length"])] if b"content-length" in known else [without]
 
 
 def _is_passed_on(name: bytes) -> bool:

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("federations need Flower: pip install 'coterie[flower]'") from error
 
-from coterie.deployment.packed import NUMBERS, Packed, Purpose, RefusedError, one_line
+from coterie.deployment.messages import NUMBERS, Packed, Purpose, RefusedError, one_line
 
 # Flower's kinds of message, each with a handler of ours.
 KIND_OF: dict[Purpose, str] = {"hello": "query.hello", "work": "train", "finish": "train.finish"}

@@ -10,19 +10,66 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import ssl
+import subprocess
+import tempfile
 from pathlib import Path
 
 from coterie.deployment.flower import fleet
-from coterie.deployment.flower.app import agreed, app_hash
 from coterie.deployment.flower.audit import Audit
-from coterie.deployment.flower.expiry import Renewal
-from coterie.deployment.flower.front import opened, served
-from coterie.deployment.flower.gate import Head, RefusalError
-from coterie.deployment.flower.keys import Keys
-from coterie.deployment.flower.processes import LOOPBACK, split_address
-from coterie.deployment.flower.proxy import Proxy
+from coterie.deployment.flower.gateway import opened, served
+from coterie.deployment.flower.keys import Keys, Renewal
+from coterie.deployment.flower.processes import LOOPBACK, environment, flower_command, split_address
+from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
 from coterie.deployment.flower.streams import Target
+from coterie.errors import CoterieError
+from coterie.files import private_folder, write_whole
+
+APP = "app"
+AGREED = "agreed"
+PACKED = ".fab"
+
+
+def packed_app(folder: Path) -> bytes:
+    """The app in a folder, packed by Flower: its files in order, uncompressed and without dates, so that the same
+    files give the same bytes anywhere.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [flower_command("flwr"), "build", "--app", str(folder.resolve())],
+            cwd=empty,
+            env=environment(Path(empty) / "home"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        packed = list(Path(empty).glob(f"*{PACKED}"))
+        if done.returncode or len(packed) != 1:
+            raise CoterieError(f"Flower cannot pack {folder}: {' '.join((done.stderr or done.stdout).split())}")
+        return packed[0].read_bytes()
+
+
+def app_hash(app: bytes) -> str:
+    """The SHA-256 of a packed app, by which server and sites compare what they run."""
+    return hashlib.sha256(app).hexdigest()
+
+
+def agree(folder: Path, app: bytes) -> str:
+    """Keep a packed app among those that a site agreed to; its hash."""
+    mark = app_hash(app)
+    write_whole(private_folder(folder) / f"{mark}{PACKED}", app)
+    return mark
+
+
+def agreed(folder: Path, mark: str) -> bytes | None:
+    """The app of a hash, if a site agreed to that: the bytes on its disk count only if they still have the hash."""
+    path = folder / f"{mark}{PACKED}"
+    if not mark.isalnum() or not path.is_file():
+        return None
+    app = path.read_bytes()
+    return app if app_hash(app) == mark else None
+
 
 READY = "the relay is open"
 RENEWED = "the certificate by which this site knows its server was renewed"
@@ -56,17 +103,17 @@ class Relay:
                 mark = app_hash(sent)
         except Exception as error:  # whatever the server sends, it must not end the relay
             raise self._refusal(f"what cannot be read ({type(error).__name__})", "") from None
-        own = agreed(self._folder, mark)
-        if own is None or (sent is not None and sent != own):
+        app = agreed(self._folder, mark)
+        if app is None or (sent is not None and sent != app):
             raise self._refusal(f"the app {mark or 'without a hash'}, to which this site has not agreed", mark)
-        return content if sent is None else fleet.app_message(own, mark)
+        return content if sent is None else fleet.app_message(app, mark)
 
     def takes_time(self, path: str) -> bool:
         """The server holds back that there is nothing to do."""
         return path == fleet.PULL
 
     def awaits(self, head: Head) -> str | None:
-        """A site has no bell: what the server answers passes at once."""
+        """A site is not woken: what the server answers passes at once."""
         return None
 
     def _refusal(self, what: str, mark: str) -> RefusalError:
@@ -88,13 +135,13 @@ def main() -> None:
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--server", required=True, help="HOST:PORT of the server")
     parser.add_argument("--root-certificate", help="what to know the server by; without it nothing is encrypted")
-    parser.add_argument("--loopback", required=True, type=Path, help="the folder of the relay's own certificate")
+    parser.add_argument("--loopback", required=True, type=Path, help="the folder of the relay's loopback certificate")
     parser.add_argument("--agreed", required=True, type=Path, help="the folder of the apps that the site agreed to")
     parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
     given = parser.parse_args()
-    own = Keys(given.loopback)
+    loopback = Keys(given.loopback)
     served_with = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served_with.load_cert_chain(own.certificate, own.key)
+    served_with.load_cert_chain(loopback.certificate, loopback.key)
     host, port = split_address(given.server)
 
     def target() -> Target:

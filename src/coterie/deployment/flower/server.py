@@ -15,16 +15,15 @@ except ImportError as error:
     raise ImportError("federations need Flower: pip install 'coterie[flower]'") from error
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.answers import fault_of
+from coterie.deployment.claims import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator
-from coterie.deployment.faults import spoken_fault
 from coterie.deployment.flower.audit import AUDIT, Audit, told_of
-from coterie.deployment.flower.bell import ring
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
-from coterie.deployment.live import LiveTerms, with_own_terms
+from coterie.deployment.flower.wake_up import wake
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.packed import Packed, Purpose
+from coterie.deployment.messages import Packed, Purpose, spoken_fault
 from coterie.deployment.server import Server
+from coterie.deployment.versions import LiveTerms, with_own_terms
 from coterie.deployment.wire import most_bytes
 from coterie.files import log_to, private_folder
 from coterie.runs.directory import LOG
@@ -57,9 +56,9 @@ class FlowerTransport:
         most_bytes: int,
         sites: Collection[str] | None = None,
         audit: Audit | None = None,
-        bell: Path | None = None,
+        wake_up: Path | None = None,
     ) -> None:
-        self._bell = bell  # by which the front hears that there is something to get
+        self._wake_up = wake_up  # by which the gateway hears that there is something to get
         self._grid, self._most_bytes, self._audit = grid, most_bytes, audit
         self._names: dict[int, str] = {}  # of all nodes that were ever here
         self._sites = sites  # whose keys are registered; without keys anybody may come
@@ -70,30 +69,30 @@ class FlowerTransport:
     def nodes(self) -> dict[int, str]:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
         busy = {sent.node for sent in self._open.values() if not self._overdue(sent)}
-        found = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
-        self._names |= found
+        idle = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
+        self._names |= idle
         # A node whose key has no name of ours is not even asked.
-        return {node: name for node, name in found.items() if self._sites is None or name in self._sites}
+        return {node: name for node, name in idle.items() if self._sites is None or name in self._sites}
 
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
         """Push a message."""
         message = Message(as_records(content), dst_node_id=node, message_type=KIND_OF[purpose], ttl=seconds)
         (number,) = self._grid.push_messages([message])
         if number:
-            now, owed = time.monotonic(), [one for one, sent in self._open.items() if sent.node == node]
-            for one in owed:
-                del self._open[one]
+            now, owed = time.monotonic(), [earlier for earlier, sent in self._open.items() if sent.node == node]
+            for earlier in owed:
+                del self._open[earlier]
                 self._given_up[node] = self._given_up.get(node, 0) + 1
             self._open[number] = Sent(node, purpose, now, now + seconds)
-            if self._bell is not None:
-                ring(self._bell, self._names.get(node, ""))
+            if self._wake_up is not None:
+                wake(self._wake_up, self._names.get(node, ""))
             self._note("asked", node, purpose, content)
 
     def answers(self) -> list[Answer]:
         """Pull what is there. Replies are matched by message: an error does not say which node it is about."""
         if not self._open:
             return []
-        found = []
+        answers = []
         now = time.monotonic()
         for reply in self._grid.pull_messages(list(self._open)):
             sent = self._open.pop(reply.metadata.reply_to_message_id)
@@ -101,11 +100,11 @@ class FlowerTransport:
             self._slowest[sent.node] = max(self._slowest.get(sent.node, 0.0), now - sent.since)
             content = self._content(reply)
             self._note("answered", sent.node, sent.purpose, content)
-            found.append(Answer(sent.node, sent.purpose, content))
+            answers.append(Answer(sent.node, sent.purpose, content))
         for number in [number for number, sent in self._open.items() if sent.end < now]:
             sent = self._open.pop(number)
-            found.append(Answer(sent.node, sent.purpose, "it did not answer in time"))
-        return found
+            answers.append(Answer(sent.node, sent.purpose, "it did not answer in time"))
+        return answers
 
     def _overdue(self, sent: Sent) -> bool:
         usual = max(OVERDUE, SLOWER * self._slowest.get(sent.node, 0.0))
@@ -129,8 +128,8 @@ def server_app(agreement_path: Path) -> ServerApp:
     """The Flower ServerApp of a federation.
 
     Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
-    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys, `bell` where the
-    front hears of messages.
+    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys, `wake_up` where the
+    gateway hears of messages.
     """
     app = ServerApp()
 
@@ -142,8 +141,8 @@ def server_app(agreement_path: Path) -> ServerApp:
         with log_to(directory / LOG):
             server = Server(agreement)
             sites = agreement.sites if given["keyed"] else None
-            bell = Path(str(given["bell"])) if given["bell"] else None
-            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT), bell)
+            wake_up = Path(str(given["wake_up"])) if given["wake_up"] else None
+            transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT), wake_up)
             terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
             Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
 

@@ -18,7 +18,7 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.noise import SecureNoise
 from coterie.core.privacy import Privacy
-from coterie.deployment.packed import RefusedError
+from coterie.deployment.messages import RefusedError
 from coterie.errors import CoterieError, require
 from coterie.files import write_whole
 from coterie.rounds.privacy import looks, told_size, training_releases
@@ -70,10 +70,10 @@ class SiteAccount:
     @classmethod
     def _read(cls, path: Path, promise: Privacy) -> SiteAccount:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            steps = {(float(noise), float(rate)): count for noise, rate, count in found["steps"]}
-            whole = all(type(value) is int and value >= 0 for value in (found["size"], *steps.values()))
-            account = cls(path, str(found["fingerprint"]), found["size"], promise, steps)
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            steps = {(float(noise), float(rate)): count for noise, rate, count in kept["steps"]}
+            whole = all(type(value) is int and value >= 0 for value in (kept["size"], *steps.values()))
+            account = cls(path, str(kept["fingerprint"]), kept["size"], promise, steps)
         except (ValueError, KeyError, TypeError):
             whole = False
         if not whole:
@@ -89,8 +89,8 @@ class SiteAccount:
         """Count what a task will tell, before it does; the ε with it. An error if that is more than the budget."""
         times = looks(self.promise, recipe, sent, federation)
         steps = dict(self.steps)
-        for one in training_releases(self.promise, self.size, times, federation.training.batch):
-            steps[one.multiplier, one.rate] = steps.get((one.multiplier, one.rate), 0) + one.steps
+        for release in training_releases(self.promise, self.size, times, federation.training.batch):
+            steps[release.multiplier, release.rate] = steps.get((release.multiplier, release.rate), 0) + release.steps
         epsilon = epsilon_of(
             [Release(noise, count, rate) for (noise, rate), count in steps.items()], self.promise.delta
         )

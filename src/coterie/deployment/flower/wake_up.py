@@ -1,9 +1,9 @@
-"""A bell by which a server's app tells the front whom it has sent a message to.
+"""Wake-ups, by which a server's app tells the gateway whom it has sent a message to.
 
-A SuperNode that asks for messages and gets none looks again after three seconds. So the front holds such requests open
-until there is something to get. What is sent goes to the SuperLink and not through the front, which would have to ask
-again and again; instead it is told, by a datagram to a socket in the server's private folder. Whoever has nothing to
-ring loses no more than time.
+A SuperNode that asks for messages and gets none looks again after three seconds. So the gateway holds such requests
+open until there is something to get. What is sent goes to the SuperLink and not through the gateway, which would have
+to ask again and again; instead it is told, by a datagram to a socket in the server's private folder. If that does not
+come through, no more is lost than time.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
-BELL = ".bell.socket"
+SOCKET = ".wake-up.socket"
 LONGEST = 256  # bytes of a name
 
 
-def ring(path: Path, site: str) -> None:
+def wake(path: Path, site: str) -> None:
     """Say that there is something for a site; nobody need be there to hear it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError), chdir(path.parent):
         sender.setblocking(False)
         sender.sendto(site.encode()[:LONGEST], path.name)
 
 
-class Bell:
-    """Hears who is rung for. Whoever waits under no name hears every ring."""
+class WakeUp:
+    """Hears who is to be woken. Whoever waits under no name is woken by every wake-up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class Bell:
 
     @contextmanager
     def awaited(self, site: str) -> Iterator[asyncio.Event]:
-        """What is set once the bell rings for a site."""
+        """What is set once a site is woken."""
         event = asyncio.Event()
         waiting = self._waiting.setdefault(site, set())
         waiting.add(event)

@@ -1,10 +1,10 @@
-"""The porter of a site or a server: keeps Flower loaded, so that its process for an app starts at once.
+"""The forkserver of a site or a server: keeps Flower loaded, so that its process for an app starts at once.
 
-Run as `python -m coterie.deployment.flower.porter SOCKET COMMAND`. A SuperExec starts the command `flwr-clientapp` for
-every message to a site, and `flwr-serverapp` for a run, which is a second and a half of importing before anything
-happens. It finds the command through `PATH`, where a script of ours stands first (`stand_in`): that hands its words to
-the porter, which has imported everything once and forks. What runs then is Flower's own command, found by its public
-name; without a porter it is started as ever.
+Run as `python -m coterie.deployment.flower.forkserver SOCKET COMMAND`. A SuperExec starts the command
+`flwr-clientapp` for every message to a site, and `flwr-serverapp` for a run, which is a second and a half of importing
+before anything happens. It finds the command through `PATH`, where a script of ours stands first (`stand_in`): that
+hands its words to the forkserver, which has imported everything once and forks. What runs then is Flower's own command,
+found by its public name; without a forkserver it is started as ever.
 
 Flower gives a process half a minute to say that it is there, and then starts another, as often as it takes. On a
 machine that is far too busy none of them would be there in time, and all of them together make it busier.
@@ -24,31 +24,31 @@ from pathlib import Path
 from types import FrameType
 
 from coterie.deployment.channel import listening
-from coterie.deployment.flower import summon
+from coterie.deployment.flower import forkserver_client
 from coterie.deployment.flower.commands import loaded
 from coterie.deployment.flower.processes import flower_command
 from coterie.files import private_folder
 
 CLIENT_APP, SERVER_APP = "flwr-clientapp", "flwr-serverapp"
-READY = "the porter is there"
+READY = "the forkserver is there"
 MOST_WORDS = 64 << 10  # bytes
 PATIENCE = 10.0  # seconds for the words of a command
 
 
-def porter_words(porter: Path, command: str) -> list[str]:
-    """The arguments of `python -m` that start a porter for one of Flower's commands."""
-    return ["coterie.deployment.flower.porter", str(porter), command]
+def forkserver_words(forkserver: Path, command: str) -> list[str]:
+    """The arguments of `python -m` that start a forkserver for one of Flower's commands."""
+    return ["coterie.deployment.flower.forkserver", str(forkserver), command]
 
 
 def surroundings() -> dict[str, str]:
-    """What the environment of a porter has besides: it forks, and so must have no threads."""
+    """What the environment of a forkserver has besides: it forks, and so must have no threads."""
     return {"OPENBLAS_NUM_THREADS": "1"}
 
 
-def stand_in(folder: Path, porter: Path, command: str) -> Path:
+def stand_in(folder: Path, forkserver: Path, command: str) -> Path:
     """Write the script that stands in for Flower's command into a folder of its own, to be put first into `PATH`."""
     script = private_folder(folder) / command
-    words = [sys.executable, "-I", "-S", summon.__file__, str(porter), flower_command(command)]
+    words = [sys.executable, "-I", "-S", forkserver_client.__file__, str(forkserver), flower_command(command)]
     script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     script.chmod(0o700)
     return folder
@@ -60,7 +60,7 @@ def _reap(_number: int, _frame: FrameType | None) -> None:
             pass
 
 
-def summoned(listener: socket.socket) -> tuple[list[str], socket.socket]:
+def called(listener: socket.socket) -> tuple[list[str], socket.socket]:
     """Wait to be called, for ever, and fork at every call. Only the new process returns: with the words of its command,
     and with the connection that it must hold until its end, for which the caller waits.
     """
@@ -91,7 +91,7 @@ def main() -> None:
     path, name = sys.argv[1:]
     command, listener = loaded(name), listening(Path(path))
     print(READY, flush=True)
-    words, connection = summoned(listener)
+    words, connection = called(listener)
     sys.argv = [name, *words]
     with connection:
         command()

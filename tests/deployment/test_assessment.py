@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from coterie.deployment import assessment
-from coterie.deployment.baseline import ROW
+from coterie.deployment.assessment import ROW, paired_gain
 from coterie.deployment.journal import JOURNAL, Entry
-from coterie.deployment.packed import Packed
+from coterie.deployment.messages import Packed
 from coterie.methods import METHODS, Local
 from coterie.rounds.sampling import draw_cohort
 from coterie.testing.together import SITES, Together, agreed, simulated
@@ -210,3 +210,20 @@ def test_cohorts_of_the_trial_leave_somebody_out() -> None:
     """The test above on partial participation would show nothing if everybody took part."""
     drawn = draw_cohort(torch.arange(3), 0.67, 0, 1)
     assert len(drawn) == 2
+
+
+def test_the_interval_is_bonett_and_prices() -> None:
+    """By hand, 8 and 2 of 50: (9 − 3)/52 ± 1.959964·√((12/52 − (6/52)²)/52) = 0.115385 ± 0.126745."""
+    gain = paired_gain(8, 2, 50)
+    assert gain is not None
+    assert gain.points == pytest.approx(12.0)
+    assert gain.low == pytest.approx(100 * (6 / 52 - 0.126745), abs=0.01)
+    assert gain.high == pytest.approx(100 * (6 / 52 + 0.126745), abs=0.01)
+    assert not gain.clear
+    assert paired_gain(0, 0, 0) is None
+    none = paired_gain(0, 0, 3)
+    assert none is not None
+    assert none.low < 0 < none.high, "three samples on which both are right prove nothing"
+    clear = paired_gain(0, 30, 60)
+    assert clear is not None
+    assert clear.sentence.startswith("Taking part costs you −50.0 points")

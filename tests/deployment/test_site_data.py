@@ -17,7 +17,7 @@ from PIL import Image
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.site import Site
-from coterie.deployment.sitedata import load_site_data
+from coterie.deployment.site_data import load_site_data
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Self
 
-from coterie.deployment.faults import UNANSWERED
-from coterie.deployment.flower.app import AGREED, agree
 from coterie.deployment.flower.audit import AUDIT
-from coterie.deployment.flower.clocks import clock_problem
-from coterie.deployment.flower.expiry import ExpiryWatch
-from coterie.deployment.flower.keys import Keys, make_keys
-from coterie.deployment.flower.porter import CLIENT_APP, porter_words, stand_in, surroundings
+from coterie.deployment.flower.forkserver import CLIENT_APP, forkserver_words, stand_in, surroundings
+from coterie.deployment.flower.keys import ExpiryWatch, Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -27,13 +28,62 @@ from coterie.deployment.flower.processes import (
     environment,
     flower_command,
     free_port,
+    is_loopback,
     joined,
     pairs,
+    split_address,
     write_secret,
 )
-from coterie.deployment.flower.relay import READY, relay_words
+from coterie.deployment.flower.relay import AGREED, READY, agree, relay_words
+from coterie.deployment.messages import UNANSWERED
 from coterie.errors import CoterieError, PassingError, UnwelcomeError
 from coterie.files import private_folder, write_whole
+
+# Signed times may be so many seconds ahead of the server's clock, and so many behind it.
+AHEAD, BEHIND = 5.0, 305.0
+SECONDS = 3.0  # that a server has to answer
+
+
+def clock_problem(server: str, authority: Path | None, now: Callable[[], float] = time.time) -> str:
+    """What is wrong with this machine's clock, in words; nothing if it is near enough, or nobody tells.
+
+    Any answer of the server has its time in it. That time is cut to whole seconds.
+    """
+    scheme = "http" if authority is None else "https"
+    try:
+        trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
+        # As the relay goes: by the proxy that leads out of here, if one does, but never to this machine.
+        proxies: dict[str, str] | None = {} if is_loopback(split_address(server)[0]) else None
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=trust)
+        )
+        try:
+            with opener.open(f"{scheme}://{server}/health", timeout=SECONDS) as answer:
+                headers: Message = answer.headers
+        except urllib.error.HTTPError as refusal:
+            headers = refusal.headers
+        there = parsedate_to_datetime(str(headers["Date"])).timestamp()
+    except (OSError, ValueError, TypeError):
+        return ""
+    return _spoken(now() - there)
+
+
+def _spoken(ahead: float) -> str:
+    """What a difference of so many seconds means.
+
+    >>> _spoken(2.0), _spoken(-100.0)
+    ('', '')
+    >>> print(_spoken(3600.0))
+    this machine's clock is 3600 s ahead of the server's; at most 5 s are accepted: set both clocks (NTP)
+    """
+    if -BEHIND < ahead < AHEAD + 1:
+        return ""
+    way, most = ("ahead of", AHEAD) if ahead > 0 else ("behind", BEHIND - AHEAD)
+    return (
+        f"this machine's clock is {abs(ahead):.0f} s {way} the server's; at most {most:.0f} s are accepted: set both "
+        "clocks (NTP)"
+    )
+
 
 FORGOTTEN = 120.0  # seconds after which a server has registered all keys, and forgotten a node that was killed
 AGAIN = 3.0  # seconds before another attempt
@@ -68,7 +118,7 @@ AUTHORITY = "the certificate by which this site knows its server"
 NEW_AUTHORITY = (
     "ask whoever runs the server for a new one, and take it with 'coterie federation join … --root-certificate'"
 )
-HELPERS = ("resident", "porter")  # the processes without which a SuperNode stays connected
+HELPERS = ("resident", "forkserver")  # the processes without which a SuperNode stays connected
 RESIDENT = "coterie.deployment.resident"
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 
@@ -101,7 +151,7 @@ class Restarts:
         return True
 
 
-class Node:
+class SiteProcesses:
     """The SuperNode of a site, and what belongs to it; everything that it keeps is in `folder`.
 
     `settings` is what the site's resident gets to know: name, data, state and, if need be, label and agreement. Without
@@ -109,10 +159,10 @@ class Node:
     this machine. Only apps that were given to `agree` are ever run.
 
     Five processes: the relay, through which the SuperNode reaches its server; the SuperNode; the SuperExec that starts
-    an app's processes; the porter, from which these are forked; and the resident, to which they pass on what is asked.
-    The first three talk on loopback, which other users of the machine reach too: so the SuperNode and the relay have a
-    certificate of this node's own, and the SuperExec proves itself with a secret. The last two listen on sockets in
-    this node's folder, which nobody else can enter.
+    an app's processes; the forkserver, from which these are forked; and the resident, to which they pass on what is
+    asked. The first three talk on loopback, which other users of the machine reach too: so the SuperNode and the relay
+    have a certificate of this node's own, and the SuperExec proves itself with a secret. The last two listen on sockets
+    in this node's folder, which nobody else can enter.
     """
 
     def __init__(
@@ -164,20 +214,26 @@ class Node:
     def commands(self) -> dict[str, list[str]]:
         """The commands of the relay, the SuperNode and its SuperExec."""
         runtime = joined(LOOPBACK, self.port)
-        own, secret = self.loopback, ["--superexec-auth-secret-file", str(self.secret)]
+        loopback, secret = self.loopback, ["--superexec-auth-secret-file", str(self.secret)]
         words = ["flower-supernode", "--superlink", joined(LOOPBACK, self.relay_port)]
-        words += ["--root-certificates", str(own.authority), "--host", LOOPBACK, "--port", str(self.port)]
-        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
-        words += ["--ssl-keyfile", str(own.key), "--isolation", "process", *secret]
+        words += ["--root-certificates", str(loopback.authority), "--host", LOOPBACK, "--port", str(self.port)]
+        words += ["--ssl-ca-certfile", str(loopback.authority), "--ssl-certfile", str(loopback.certificate)]
+        words += ["--ssl-keyfile", str(loopback.key), "--isolation", "process", *secret]
         config = {"name": self.settings["name"], "resident": str(self.sockets["resident"]), "audit": str(self.audit)}
         words += ["--node-config", pairs(config)]
         words += [] if self.key is None else ["--auth-supernode-private-key", str(self.key)]
-        relay = relay_words(self.relay_port, self.server, self.authority, own, self.agreed, self.audit)
-        executor = ["flower-superexec", "--root-certificates", str(own.authority), "--runtime-api-address", runtime]
+        relay = relay_words(self.relay_port, self.server, self.authority, loopback, self.agreed, self.audit)
+        executor = [
+            "flower-superexec",
+            "--runtime-api-address",
+            runtime,
+            "--root-certificates",
+            str(loopback.authority),
+        ]
         return {
             "relay": [sys.executable, "-m", *relay],
             "resident": [sys.executable, "-m", RESIDENT, str(self._resident_settings)],
-            "porter": [sys.executable, "-m", *porter_words(self.sockets["porter"], CLIENT_APP)],
+            "forkserver": [sys.executable, "-m", *forkserver_words(self.sockets["forkserver"], CLIENT_APP)],
             "supernode": words,
             "superexec": [*executor, *secret],
         }
@@ -188,9 +244,9 @@ class Node:
             private_folder(path)
         make_keys(self.loopback.folder)
         write_secret(self.secret)
-        told = {**self.settings, "socket": str(self.sockets["resident"])}
-        write_whole(self._resident_settings, json.dumps(told).encode())
-        stand_in(self._scripts, self.sockets["porter"], CLIENT_APP)
+        settings = {**self.settings, "socket": str(self.sockets["resident"])}
+        write_whole(self._resident_settings, json.dumps(settings).encode())
+        stand_in(self._scripts, self.sockets["forkserver"], CLIENT_APP)
 
     def start(self) -> None:
         """Start the processes that do not run; whether the server takes the node is another question."""
@@ -205,7 +261,7 @@ class Node:
         self._spawn("superexec", "--parent-pid", str(supernode.pid))
 
     def revive(self, tell: Tell = _silent) -> None:
-        """Start the resident and the porter if they do not run: nobody else need notice."""
+        """Start the resident and the forkserver if they do not run: nobody else need notice."""
         for name in HELPERS:
             known, restarts = self._processes.get(name), self._restarts.setdefault(name, Restarts())
             if known is not None and known.code is None:
@@ -241,7 +297,7 @@ class Node:
         """What the environment of a process has besides Flower's."""
         if name == "superexec":
             return {"PATH": os.pathsep.join([str(self._scripts), environment(self.home)["PATH"]])}
-        return surroundings() if name == "porter" else {}
+        return surroundings() if name == "forkserver" else {}
 
     @property
     def _resident_settings(self) -> Path:
@@ -278,7 +334,7 @@ class Node:
         A server remembers a node that was killed for a minute and refuses it as long. If it still refuses after that,
         or there is no hope, an error says why. There may be no server yet: that can take `timeout` seconds.
         """
-        begin, refused, told = time.monotonic(), 0.0, False
+        begin, refused, said_so = time.monotonic(), 0.0, False
         while not self.accepted:
             now = time.monotonic()
             if timeout is not None and now - begin > timeout:
@@ -290,9 +346,9 @@ class Node:
                 refused = self._reconsider(refused, tell)
                 time.sleep(AGAIN)
                 self.start()
-            elif not told and not refused and now - begin > QUIET:
+            elif not said_so and not refused and now - begin > QUIET:
                 tell(f"no connection to {self.server} yet; trying on")
-                told = True
+                said_so = True
             time.sleep(0.1)
 
     def _require_hope(self) -> None:

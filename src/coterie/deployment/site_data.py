@@ -1,13 +1,14 @@
-"""A site's own data, in the shape and with the class numbers that its federation agreed on."""
+"""A site's own data, in the shape and with the class numbers that its federation agreed on, and known again later."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from coterie.core.pixels import whole
@@ -16,8 +17,10 @@ from coterie.data.arrays import Classes
 from coterie.data.loading import DEFAULT_LABEL
 from coterie.data.tables import feature_names, holds_images, table_splits
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.workplace import split_samples
 from coterie.errors import CoterieError, require
 from coterie.files import expanded
+from coterie.partition.rule import Split
 
 Shape = tuple[int, ...]
 
@@ -31,10 +34,10 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     """
     path = expanded(path)
     require(path.exists(), f"data '{path}': there is no such file or folder")
-    wanted = image_size(path, agreement.shape)
+    size = image_size(path, agreement.shape)
     classes = Classes(agreement.classes, agreement.class_names)
-    data = load_own(path, label, size=wanted, progress=progress, classes=classes)
-    inputs = fitted(whole(data.inputs), agreement.shape, data.name, resized=wanted is not None)
+    data = load_own(path, label, size=size, progress=progress, classes=classes)
+    inputs = fitted(whole(data.inputs), agreement.shape, data.name, resized=size is not None)
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
     splits = table_splits(path)
@@ -51,8 +54,8 @@ def data_stamp(path: Path) -> str:
     mark = hashlib.sha256()
     for file in files:
         with suppress(FileNotFoundError):  # it went away just now, or is a link to nowhere
-            found = file.stat()
-            mark.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\n".encode())
+            about = file.stat()
+            mark.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}\n".encode())
     return mark.hexdigest()
 
 
@@ -72,12 +75,12 @@ def fitted(inputs: Tensor, shape: Shape, what: str, resized: bool) -> Tensor:
     >>> fitted(torch.zeros(5, 1, 8, 8), (3, 8, 8), "scans", resized=True).shape
     torch.Size([5, 3, 8, 8])
     """
-    found = tuple(inputs.shape[1:])
-    if found == shape:
+    given = tuple(inputs.shape[1:])
+    if given == shape:
         return inputs
-    if resized and found == (1, *shape[1:]) and shape[0] == 3:
+    if resized and given == (1, *shape[1:]) and shape[0] == 3:
         return inputs.repeat(1, 3, 1, 1)
-    raise CoterieError(f"data '{what}': one input has shape {found}, not {shape}; {_remedy(found, shape)}")
+    raise CoterieError(f"data '{what}': one input has shape {given}, not {shape}; {_remedy(given, shape)}")
 
 
 def require_scaled(inputs: Tensor, largest: float, what: str) -> None:
@@ -103,11 +106,57 @@ def require_scaled(inputs: Tensor, largest: float, what: str) -> None:
     )
 
 
-def _remedy(found: Shape, wanted: Shape) -> str:
-    if len(found) == len(wanted) == 1:
+def _remedy(given: Shape, wanted: Shape) -> str:
+    if len(given) == len(wanted) == 1:
         return f"it must have {wanted[0]} feature columns"
-    if len(found) == len(wanted) == 3 and found[1:] != wanted[1:]:
+    if len(given) == len(wanted) == 3 and given[1:] != wanted[1:]:
         return "resize the images (those in folders and Parquet files are resized for you)"
-    if len(found) == len(wanted) == 3:
+    if len(given) == len(wanted) == 3:
         return "convert the images to grey" if wanted[0] == 1 else f"they must have {wanted[0]} channels"
     return "bring the data into that shape"
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What is remembered of the data that a site trained on: a hash of all inputs together, and how they were divided.
+
+    The hash tells whether some data is the same as a whole. It does not tell whether a sample was among it.
+    """
+
+    mark: str
+    samples: int
+    train_size: int
+    key: int
+    seed: int
+    test: float
+    validation: float
+
+    @classmethod
+    def of(cls, agreement: Agreement, client: int, data: Dataset) -> OwnData:
+        """What a site remembers of its data."""
+        split = (agreement.keys[client], agreement.seed, agreement.test, agreement.validation)
+        return cls(mark_of(whole(data.inputs)), len(data), data.train_size, *split)
+
+    def plain(self) -> dict[str, str | int | float]:
+        """The same as plain values."""
+        return asdict(self)
+
+    def held_out(self, inputs: Tensor) -> Tensor | None:
+        """The places of the samples that were kept for testing, if these inputs `[n, ...]` are that data: `[m]`."""
+        if len(inputs) != self.samples or mark_of(inputs) != self.mark:
+            return None
+        split = Split(self.test, self.validation)
+        return split_samples(split, self.seed, self.key, self.samples, self.train_size)[2]
+
+
+def mark_of(inputs: Tensor) -> str:
+    """The SHA-256 of all inputs `[n, ...]`, in their order.
+
+    >>> import torch
+    >>> mark_of(torch.zeros(2, 3)) == mark_of(torch.zeros(3, 2))
+    False
+    """
+    mark = hashlib.sha256(str((tuple(inputs.shape), inputs.dtype)).encode())
+    for part in inputs.split(1024):
+        mark.update(np.ascontiguousarray(part.numpy()).tobytes())
+    return mark.hexdigest()

@@ -16,11 +16,11 @@ from tests.deployment.test_coordinator import Trial
 from coterie.cli import main
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.dryrun import dry_run
-from coterie.deployment.facts import checked_facts, facts_of, other_columns, unlike
+from coterie.deployment.claims import checked_facts, facts_of, other_columns, unlike
+from coterie.deployment.disclosure import dry_run
 from coterie.deployment.flower.folder import write_folder
-from coterie.deployment.packed import RefusedError
-from coterie.deployment.sitedata import load_site_data
+from coterie.deployment.messages import RefusedError
+from coterie.deployment.site_data import load_site_data
 from coterie.errors import CoterieError
 from coterie.runs.directory import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data

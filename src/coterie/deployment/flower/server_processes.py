@@ -1,6 +1,6 @@
-"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the front before them.
+"""The server's side of Flower, started, watched and ended: a SuperLink, its SuperExec, and the gateway before them.
 
-The SuperExec starts the server's app by a porter, so that it is there at once however busy the machine is.
+The SuperExec starts the server's app by a forkserver, so that it is there at once however busy the machine is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Any, Self
 import tomli_w
 
 from coterie.deployment.flower.audit import AUDIT
-from coterie.deployment.flower.bell import BELL
 from coterie.deployment.flower.commands import Commands
-from coterie.deployment.flower.front import READY, front_words
+from coterie.deployment.flower.forkserver import READY as CALLED
+from coterie.deployment.flower.forkserver import SERVER_APP, forkserver_words, stand_in, surroundings
+from coterie.deployment.flower.gateway import READY, gateway_words
 from coterie.deployment.flower.keys import Keys, make_keys
-from coterie.deployment.flower.porter import READY as CALLED
-from coterie.deployment.flower.porter import SERVER_APP, porter_words, stand_in, surroundings
 from coterie.deployment.flower.processes import (
     LOOPBACK,
     Lock,
@@ -39,20 +38,21 @@ from coterie.deployment.flower.processes import (
     require_free,
     write_secret,
 )
+from coterie.deployment.flower.wake_up import SOCKET
 from coterie.errors import CoterieError, PassingError, require
 from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
-START = 300.0  # seconds until a SuperLink or a front must be up, on the busiest machine
+START = 300.0  # seconds until a SuperLink or a gateway must be up, on the busiest machine
 REGISTERED = "registered.json"
 UNSETTLED = ".unsettled"  # is there while what the SuperLink knows and what we know that it knows may differ
 
 
-class Link:
+class ServerProcesses:
     """A SuperLink and the SuperExec that runs its ServerApps, with everything they keep in `folder`.
 
-    Both are for this machine alone; `host` and `port` are those of the front, which lets sites through and nothing
+    Both are for this machine alone; `host` and `port` are those of the gateway, which lets sites through and nothing
     else. Without `keys` nothing is encrypted and every node is let in. Port 0 stands for any free one.
     """
 
@@ -61,9 +61,9 @@ class Link:
         self.port = port or free_port(host)
         self.inner = free_port()  # of the SuperLink
         self.home = self.folder / "flower"
-        self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "front")}
-        self.logs["porter"] = self.logs["superexec"]  # what an app says is found in one place
-        self.porter, self.scripts = self.folder / ".porter.socket", self.folder / ".commands"
+        self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "gateway")}
+        self.logs["forkserver"] = self.logs["superexec"]  # what an app says is found in one place
+        self.forkserver, self.scripts = self.folder / ".forkserver.socket", self.folder / ".commands"
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
         self._commands: Commands | None = None
@@ -78,7 +78,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        """HOST:PORT by which a site on this machine reaches the front."""
+        """HOST:PORT by which a site on this machine reaches the gateway."""
         host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.host, self.host)
         return joined(host, self.port)
 
@@ -89,18 +89,18 @@ class Link:
 
     @property
     def loopback(self) -> Keys:
-        """The SuperLink's own certificate, made at each start: so the front's can be renewed while it runs."""
+        """The SuperLink's own certificate, made at each start: so the gateway's can be renewed while it runs."""
         return Keys(self.folder / "loopback")
 
     @property
     def audit(self) -> Path:
-        """What the front refused."""
+        """What the gateway refused."""
         return self.folder / AUDIT
 
     @property
-    def bell(self) -> Path:
-        """By which the front hears of messages to sites."""
-        return self.folder / BELL
+    def wake_up(self) -> Path:
+        """By which the gateway hears of messages to sites."""
+        return self.folder / SOCKET
 
     @property
     def database(self) -> Path:
@@ -119,9 +119,9 @@ class Link:
         words += ["--disable-runtime-dependency-installation"]
         if self.keys is None:
             return [*words, "--insecure"]
-        own = self.loopback
-        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
-        return [*words, "--ssl-keyfile", str(own.key), "--enable-supernode-auth"]
+        loopback = self.loopback
+        words += ["--ssl-ca-certfile", str(loopback.authority), "--ssl-certfile", str(loopback.certificate)]
+        return [*words, "--ssl-keyfile", str(loopback.key), "--enable-supernode-auth"]
 
     def executor_command(self) -> list[str]:
         """The command of the SuperExec."""
@@ -129,13 +129,13 @@ class Link:
         secret = ["--superexec-auth-secret-file", str(self.secret)]
         return ["flower-superexec", *trust, "--runtime-api-address", self.superlink, *secret]
 
-    def porter_command(self) -> list[str]:
-        """The command of the porter, which is found where `PATH` of the SuperExec begins with the folder of scripts."""
-        return [sys.executable, "-m", *porter_words(self.porter, SERVER_APP)]
+    def forkserver_command(self) -> list[str]:
+        """The command of the forkserver, found where the SuperExec's `PATH` begins with the folder of scripts."""
+        return [sys.executable, "-m", *forkserver_words(self.forkserver, SERVER_APP)]
 
-    def front_command(self) -> list[str]:
-        """The command of the front."""
-        words = front_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.bell)
+    def gateway_command(self) -> list[str]:
+        """The command of the gateway."""
+        words = gateway_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.wake_up)
         return [sys.executable, "-m", *words]
 
     def register_command(self, site: str) -> list[str]:
@@ -148,7 +148,7 @@ class Link:
         return ["flwr", "run", str(app), CONNECTION, *(["--run-config", pairs(config)] if config else [])]
 
     def start(self) -> None:
-        """Start the SuperLink and the SuperExec; nobody else reaches them before the front is opened.
+        """Start the SuperLink and the SuperExec; nobody else reaches them before the gateway is opened.
 
         Runs of before that have not ended are stopped before there is a SuperExec, which would take them up: two apps
         would write to one folder then, and the death of the one would be taken for the other's.
@@ -170,25 +170,25 @@ class Link:
         if not self.database.exists():
             (self.folder / REGISTERED).unlink(missing_ok=True)
             (self.folder / UNSETTLED).touch()
-        porter = self._spawn("porter", self.porter_command())
+        forkserver = self._spawn("forkserver", self.forkserver_command())
         superlink = self._spawn("superlink", self.command())
         _await(superlink, "SuperLink", self._healthy)
-        _await(porter, "porter", lambda: CALLED in porter.said())
+        _await(forkserver, "forkserver", lambda: CALLED in forkserver.said())
         self.stopped = [] if (self.folder / UNSETTLED).exists() else self._stop_former()
         self._spawn("superexec", [*self.executor_command(), "--parent-pid", str(superlink.pid)])
 
     def _stop_former(self) -> list[str]:
         with self.together():
-            found = self.live_runs()
-            for run in found:
+            runs = self.live_runs()
+            for run in runs:
                 self.stop_run(run)
-        return found
+        return runs
 
     def open(self) -> None:
-        """Start the front, which lets the keys through that are accepted now."""
+        """Start the gateway, which lets the keys through that are accepted now."""
         (self.folder / UNSETTLED).unlink(missing_ok=True)
-        front = self._spawn("front", self.front_command())
-        _await(front, "front", lambda: READY in front.said())
+        gateway = self._spawn("gateway", self.gateway_command())
+        _await(gateway, "gateway", lambda: READY in gateway.said())
 
     def prepare(self) -> None:
         """Write what the commands need: Flower's settings and the secret."""
@@ -201,25 +201,25 @@ class Link:
         settings = {"superlink": {"default": CONNECTION, CONNECTION: {"address": self.superlink, **trust}}}
         (self.home / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         write_secret(self.secret)
-        stand_in(self.scripts, self.porter, SERVER_APP)
+        stand_in(self.scripts, self.forkserver, SERVER_APP)
 
     def process(self, name: str) -> Process:
-        """One of the processes: porter, superlink, superexec or front."""
+        """One of the processes: forkserver, superlink, superexec or gateway."""
         return self._processes[name]
 
     def ended(self) -> str | None:
         """The first process that has ended by itself, if any: its name, its last words and its log.
 
-        Whoever the porter has started lives on without it, and without a porter there is another way to start.
+        Whoever the forkserver has started lives on without it, and without a forkserver there is another way to start.
         """
         for name, process in self._processes.items():
-            if process.code is not None and name != "porter":
+            if process.code is not None and name != "forkserver":
                 return f"the {name} ended with code {process.code} ({process.last_words()}); see {process.log}"
         return None
 
     def stop(self) -> None:
         """End everything politely."""
-        for name in ("front", "superexec", "porter", "superlink"):
+        for name in ("gateway", "superexec", "forkserver", "superlink"):
             if name in self._processes:
                 self._processes.pop(name).terminate()
         self._release()
@@ -295,13 +295,13 @@ class Link:
 
     def run_status(self, run: str) -> tuple[str, str]:
         """The status of a run (such as 'running' or 'finished:completed') and its details."""
-        found = self.flower("ls", CONNECTION, "--run-id", run)["runs"][0]
-        return str(found["status"]), str(found.get("status-details") or "")
+        run_about = self.flower("ls", CONNECTION, "--run-id", run)["runs"][0]
+        return str(run_about["status"]), str(run_about.get("status-details") or "")
 
     def live_runs(self) -> list[str]:
         """The runs that have not finished, or not been found to be dead."""
-        found = self.flower("ls", CONNECTION)["runs"]
-        return [str(run["run-id"]) for run in found if run["status"] in LIVE]
+        runs = self.flower("ls", CONNECTION)["runs"]
+        return [str(run["run-id"]) for run in runs if run["status"] in LIVE]
 
     def stop_run(self, run: str) -> None:
         """Stop a run."""
@@ -336,7 +336,7 @@ class Link:
     def _spawn(self, name: str, words: list[str]) -> Process:
         command = words if words[0] == sys.executable else [flower_command(words[0]), *words[1:]]
         around = environment(self.home)
-        if name == "porter":
+        if name == "forkserver":
             around |= surroundings()
         if name == "superexec":
             around["PATH"] = os.pathsep.join([str(self.scripts), around["PATH"]])

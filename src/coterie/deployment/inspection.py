@@ -39,12 +39,12 @@ def look(
     words = [None if word is None else str(word) for word in (agreement, data, label, app, device)]
     done = subprocess.run([sys.executable, "-m", __name__, json.dumps(words)], stdout=subprocess.PIPE, text=True)
     try:
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except json.JSONDecodeError:
         raise CoterieError(f"{agreement}: cannot be checked (exit code {done.returncode})") from None
-    if "error" in found:
-        raise CoterieError(found["error"])
-    return FederationFacts(**found)
+    if "error" in answer:
+        raise CoterieError(answer["error"])
+    return FederationFacts(**answer)
 
 
 def look_here(
@@ -53,7 +53,7 @@ def look_here(
     """The same in this process."""
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import write_app
-    from coterie.deployment.sitedata import load_site_data
+    from coterie.deployment.site_data import load_site_data
     from coterie.devices import named, require_there
     from coterie.setup.config import method_name
 

@@ -1,7 +1,9 @@
-"""The server's front: all that the network sees of a federation. Run as `python -m coterie.deployment.flower.front`.
+"""The server's gateway: all that the network sees of a federation.
+
+Run as `python -m coterie.deployment.flower.gateway`.
 
 Flower's SuperLink carries on one port what sites need and a control interface without a login. So it listens on this
-machine alone, and the front before it lets through what sites need: requests to `/v1/fleet/`, signed with a key that
+machine alone, and the gateway before it lets through what sites need: requests to `/v1/fleet/`, signed with a key that
 the federation knows, of at most 16 MiB. Everything else is answered with 404 and stands in the audit log.
 """
 
@@ -17,19 +19,17 @@ from pathlib import Path
 
 from coterie.deployment.flower import fleet
 from coterie.deployment.flower.audit import Audit
-from coterie.deployment.flower.bell import Bell
-from coterie.deployment.flower.expiry import Renewal
-from coterie.deployment.flower.gate import Head, RefusalError
-from coterie.deployment.flower.keys import Keys, known_keys
+from coterie.deployment.flower.keys import Keys, Renewal, known_keys
 from coterie.deployment.flower.processes import family, split_address
-from coterie.deployment.flower.proxy import Proxy
+from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
 from coterie.deployment.flower.streams import Target
+from coterie.deployment.flower.wake_up import WakeUp
 
-READY = "the front is open"
+READY = "the gateway is open"
 BACKLOG = 256
 
 
-class Front:
+class Gateway:
     """The gate before a SuperLink: `keys` are those that may pass, by their DER form, each with its site.
 
     Without keys (in the insecure mode) everybody may who asks for what sites ask for.
@@ -49,7 +49,7 @@ class Front:
         if key is None:
             raise RefusalError(404, "not signed by any key")
         if key not in self._keys:
-            words = "the front does not know this SuperNode's key"
+            words = "the gateway does not know this SuperNode's key"
             raise RefusalError(404, "signed by a key that the federation does not know", fleet.not_activated(words))
 
     def sees_whole(self, path: str) -> bool:
@@ -65,18 +65,18 @@ class Front:
         return False
 
     def awaits(self, head: Head) -> str | None:
-        """That there is nothing to do is held back until the bell rings for the site; without keys, for anybody."""
+        """That there is nothing to do is held back until the site is woken; without keys, for anybody."""
         if head.path != fleet.PULL:
             return None
         return "" if self._keys is None else self._keys.get(fleet.signer(head.headers) or b"", "")
 
 
-def front_words(
-    host: str, port: int, superlink: str, keys: Keys | None, inner: Keys, audit: Path, bell: Path
+def gateway_words(
+    host: str, port: int, superlink: str, keys: Keys | None, inner: Keys, audit: Path, wake_up: Path
 ) -> list[str]:
-    """The arguments of `python -m` that start a front; `inner` is what the SuperLink is known by."""
+    """The arguments of `python -m` that start a gateway; `inner` is what the SuperLink is known by."""
     words = [__name__, "--host", host, "--port", str(port), "--superlink", superlink, "--audit", str(audit)]
-    words += ["--bell", str(bell)]
+    words += ["--wake-up", str(wake_up)]
     secure = [] if keys is None else ["--keys", str(keys.folder), "--superlink-certificate", str(inner.authority)]
     return [*words, *secure]
 
@@ -114,13 +114,13 @@ def shown(proxy: Proxy, keys: Keys) -> Renewal:
 
 
 def main() -> None:
-    """Open the front and serve until ended."""
+    """Open the gateway and serve until ended."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--superlink", required=True, help="HOST:PORT of the SuperLink, on this machine")
     parser.add_argument("--audit", required=True, type=Path, help="the file for what is refused")
-    parser.add_argument("--bell", type=Path, help="the socket by which the server says whom it has sent a message")
+    parser.add_argument("--wake-up", type=Path, help="the socket by which the server says whom it has sent a message")
     parser.add_argument("--keys", type=Path, help="the folder of keys; without it nothing is encrypted")
     parser.add_argument("--superlink-certificate", help="what to know the SuperLink by")
     given = parser.parse_args()
@@ -128,8 +128,8 @@ def main() -> None:
     trust = None if keys is None else ssl.create_default_context(cafile=given.superlink_certificate)
     target = Target(*split_address(given.superlink), trust)
     known = None if keys is None else known_keys(keys)
-    bell = None if given.bell is None else Bell(given.bell)
-    proxy = Proxy(opened(given.host, given.port), target, Front(known), Audit(given.audit), bell=bell)
+    wake_up = None if given.wake_up is None else WakeUp(given.wake_up)
+    proxy = Proxy(opened(given.host, given.port), target, Gateway(known), Audit(given.audit), wake_up=wake_up)
     asyncio.run(served(proxy, READY, None if keys is None else shown(proxy, keys)))
 
 

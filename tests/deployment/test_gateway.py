@@ -1,4 +1,4 @@
-"""The front before a SuperLink: what passes, what does not, its limits, and what it writes down."""
+"""The gateway before a SuperLink: what passes, what does not, its limits, and what it writes down."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from coterie.deployment.flower import clocks, streams
 from coterie.deployment.flower import proxy as limits
+from coterie.deployment.flower import site_processes, streams
 from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
-from coterie.deployment.flower.bell import Bell, ring
-from coterie.deployment.flower.clocks import clock_problem
 from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
-from coterie.deployment.flower.front import Front, opened
-from coterie.deployment.flower.gate import Gate
+from coterie.deployment.flower.gateway import Gateway, opened
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
-from coterie.deployment.flower.proxy import MOST_BYTES, Proxy
+from coterie.deployment.flower.proxy import MOST_BYTES, Gate, Proxy
+from coterie.deployment.flower.site_processes import clock_problem
 from coterie.deployment.flower.streams import Target
+from coterie.deployment.flower.wake_up import WakeUp, wake
 from support import PATIENCE, eventually, reserved_port
 
 pytestmark = pytest.mark.processes
@@ -73,7 +72,7 @@ class Echo(BaseHTTPRequestHandler):
 
 
 class Setting:
-    """A front, what is behind it, and its audit log."""
+    """A gateway, what is behind it, and its audit log."""
 
     def __init__(self, folder: Path, gate: Gate, keys: Keys | None = None) -> None:
         self.seen: list[tuple[str, dict[str, str], int]] = []
@@ -90,8 +89,8 @@ class Setting:
         target = Target("127.0.0.1", int(self.behind.server_address[1]), trust)
         self.listener = opened("127.0.0.1", 0)
         self.port = int(self.listener.getsockname()[1])
-        self.bell = folder / "bell"
-        self.proxy = Proxy(self.listener, target, gate, Audit(self.audit), served, Bell(self.bell))
+        self.wake_up = folder / "wake_up"
+        self.proxy = Proxy(self.listener, target, gate, Audit(self.audit), served, WakeUp(self.wake_up))
 
     @contextmanager
     def running(self) -> Iterator[Setting]:
@@ -134,7 +133,7 @@ class Setting:
     def raw(self, content: bytes) -> bytes:
         """What comes back for bytes as they are."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as plain:
-            with suppress(ConnectionError):  # a front that has seen enough may close before all is sent
+            with suppress(ConnectionError):  # a gateway that has seen enough may close before all is sent
                 plain.sendall(content)
             found = b""
             try:
@@ -156,7 +155,7 @@ def _no_long_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Iterator[Setting]:
-    with Setting(tmp_path, Front(None)).running() as found:
+    with Setting(tmp_path, Gateway(None)).running() as found:
         yield found
 
 
@@ -216,7 +215,7 @@ def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> 
 
 def test_a_refusal_tells_the_time(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which a site finds out that its clock is off."""
-    monkeypatch.setattr(clocks, "SECONDS", PATIENCE)  # who has no answer in time finds nothing
+    monkeypatch.setattr(site_processes, "SECONDS", PATIENCE)  # who has no answer in time finds nothing
     assert clock_problem(f"127.0.0.1:{setting.port}", None) == ""
     assert "s ahead of the server's" in clock_problem(f"127.0.0.1:{setting.port}", None, lambda: time.time() + 3600)
 
@@ -271,7 +270,7 @@ def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(limits, "HEAD", 0.2)
     monkeypatch.setattr(limits, "STALL", 0.2)
     monkeypatch.setattr(streams, "STALL", 0.2)
-    with Setting(tmp_path, Front(None)).running() as setting:
+    with Setting(tmp_path, Gateway(None)).running() as setting:
         assert setting.raw(b"POST /v1/fleet/pull") == b""
         monkeypatch.setattr(limits, "HEAD", PATIENCE)  # this head is whole, however late a busy machine sends it
         assert setting.raw(f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
@@ -280,7 +279,7 @@ def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_ONE", 3)
-    with Setting(tmp_path, Front(None)).running() as setting:
+    with Setting(tmp_path, Gateway(None)).running() as setting:
         held = [socket.create_connection(("127.0.0.1", setting.port)) for _ in range(3)]
         assert setting.raw(b"") == b""
         assert eventually(lambda: bool(setting.lines))
@@ -315,7 +314,7 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
     keys = Keys(tmp_path / "keys")
     accept_key(keys, "site-a", make_site_key(tmp_path / "site-a"))
     make_site_key(tmp_path / "stranger")
-    with Setting(tmp_path, Front(known_keys(keys)), keys).running() as setting:
+    with Setting(tmp_path, Gateway(known_keys(keys)), keys).running() as setting:
         assert setting.ask(PUSH, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
         status, body = setting.ask(ACTIVATE, b"x", **signed(tmp_path / "stranger"))
         assert (status, json.loads(body)["code"]) == (404, NOT_ACTIVATED)
@@ -373,7 +372,7 @@ def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     threading.Thread(target=outbound.serve_forever, args=(0.01,)).start()
     body = os.urandom(3_000_000)
     try:
-        with Setting(tmp_path, Front(None), Keys(tmp_path / "keys")).running() as setting:
+        with Setting(tmp_path, Gateway(None), Keys(tmp_path / "keys")).running() as setting:
             proxy = f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}"  # not a secret
             monkeypatch.setenv("https_proxy", proxy)
             assert setting.ask(PUSH, b"x") == (200, b"x")
@@ -435,11 +434,11 @@ def test_an_audit_log_that_was_torn_moved_or_cannot_be_written(
     assert "third" in capfd.readouterr().err
 
 
-def pulled(front: Setting, found: list[tuple[int, bytes]]) -> threading.Thread:
+def pulled(gateway: Setting, found: list[tuple[int, bytes]]) -> threading.Thread:
     """Ask for messages in a thread; what comes back is added to what was found."""
 
     def ask() -> None:
-        connection = front.connection()
+        connection = gateway.connection()
         connection.request("POST", PULL, body=b"")
         answer = connection.getresponse()
         found.append((answer.status, answer.read()))
@@ -454,15 +453,15 @@ def test_an_empty_answer_is_held_back_until_the_bell_rings(tmp_path: Path, monke
     monkeypatch.setattr(limits, "HOLD", 300.0)
     monkeypatch.setattr(Echo, "answered", [b"", b"a message"], raising=False)
     monkeypatch.setattr(Echo, "do_POST", answer_in_turn)
-    with Setting(tmp_path, Front(None)).running() as front:
+    with Setting(tmp_path, Gateway(None)).running() as gateway:
         found: list[tuple[int, bytes]] = []
-        thread = pulled(front, found)
-        assert eventually(lambda: len(front.seen) == 1)
+        thread = pulled(gateway, found)
+        assert eventually(lambda: len(gateway.seen) == 1)
         assert not found
-        assert eventually(lambda: ring(front.bell, "site-a") is None and bool(found))
+        assert eventually(lambda: wake(gateway.wake_up, "site-a") is None and bool(found))
         thread.join()
     assert found == [(200, b"a message")]
-    assert front.seen == [(PULL, front.seen[0][1], 0)] * 2
+    assert gateway.seen == [(PULL, gateway.seen[0][1], 0)] * 2
 
 
 def answer_in_turn(self: Any) -> None:
@@ -480,24 +479,26 @@ def test_an_empty_answer_is_given_in_the_end_and_looked_for_in_between(
 ) -> None:
     monkeypatch.setattr(limits, "LOOK_AGAIN", 0.01)
     monkeypatch.setattr(limits, "HOLD", 3.0)
-    with Setting(tmp_path, Front(None)).running() as front:
+    with Setting(tmp_path, Gateway(None)).running() as gateway:
         # A second passes with every look: how long one takes on a busy machine does not matter.
-        monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: float(len(front.seen))))
+        monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: float(len(gateway.seen))))
         found: list[tuple[int, bytes]] = []
-        pulled(front, found).join()
+        pulled(gateway, found).join()
         assert found == [(200, b"")]
-        assert len(front.seen) == 3
+        assert len(gateway.seen) == 3
 
 
 def test_nothing_is_fetched_for_a_client_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LOOK_AGAIN", 300.0)
     monkeypatch.setattr(limits, "HOLD", 300.0)
-    with Setting(tmp_path, Front(None)).running() as front:
-        connection = front.connection()
+    with Setting(tmp_path, Gateway(None)).running() as gateway:
+        connection = gateway.connection()
         connection.request("POST", PULL, body=b"")
-        assert eventually(lambda: len(front.seen) == 1 and bool(front.proxy.bell and front.proxy.bell._waiting))
+        assert eventually(
+            lambda: len(gateway.seen) == 1 and bool(gateway.proxy.wake_up and gateway.proxy.wake_up._waiting)
+        )
         connection.close()
-        assert eventually(lambda: not front.proxy._open)
-        ring(front.bell, "")
-        assert front.connection().connect() is None  # the front is still there
-        assert len(front.seen) == 1
+        assert eventually(lambda: not gateway.proxy._open)
+        wake(gateway.wake_up, "")
+        assert gateway.connection().connect() is None  # the gateway is still there
+        assert len(gateway.seen) == 1

@@ -12,8 +12,8 @@ import pytest
 
 import coterie.rounds.round as rounds
 from coterie.cli.signals import TerminationError, terminable
-from coterie.interrupts import SIGNALS, interrupts_wait
 from coterie.partition import Iid
+from coterie.processes import SIGNALS, interrupts_wait
 from coterie.rounds.evaluate import Evaluation
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coterie.reproduce import similarities, similarities_page
+from coterie.reproduce import similarities
 from coterie.reproduce.page import commands, findings_in, heading_of, number_text, numbers_of, page_in
 from coterie.reproduce.paper import paper_tables
 from coterie.reproduce.store import Results
@@ -30,9 +30,9 @@ def rebuilt_tables(results: Path) -> list[Rebuilt]:
 def all_tables(results: Path) -> Iterator[str]:
     """The tables, a section each: the picture, of every column what ran, paper beside ours, and what was found."""
     if runs := similarities.runs_of(results):
-        yield from _section(similarities_page.TITLE, similarities.KEY)
+        yield from _section(similarities.TITLE, similarities.KEY)
         yield from _picture(results, similarities.KEY)
-        yield from similarities_page.numbers_of(runs)
+        yield from similarities.numbers_of(runs)
         yield ""
     for rebuilt in rebuilt_tables(results):
         table = rebuilt.table
@@ -65,9 +65,9 @@ def line_of_each_column(results: Path) -> Iterator[str]:
     yield "| table | column | seeds | rows near the paper's number | claim: what became of it |"
     yield "|---|---|---:|---:|---|"
     if runs := similarities.runs_of(results):
-        where = f"[{similarities_page.TITLE.partition(':')[0]}](results/{similarities.KEY}.md)"
+        where = f"[{similarities.TITLE.partition(':')[0]}](results/{similarities.KEY}.md)"
         seeds = len({run["seed"] for run in runs.values()})
-        claim, answer = similarities_page.CLAIM.rstrip("."), similarities_page.answer_of(runs)
+        claim, answer = similarities.CLAIM.rstrip("."), similarities.answer_of(runs)
         yield f"| {where} | CIFAR-10 | {seeds} |  | {claim}: {answer} |"
     for rebuilt in rebuilt_tables(results):
         where = f"[{rebuilt.table.title.partition(':')[0]}](results/{rebuilt.table.key}.md)"
@@ -134,7 +134,7 @@ def wanted(results: Path, docs: Path) -> dict[Path, str]:
         pages[page] = list(rows_of_method(page.stem, tables))
     found = {page: with_block(page.read_text(encoding="utf-8"), lines) for page, lines in pages.items()}
     if runs := similarities.runs_of(results):
-        found[results / f"{similarities.KEY}.md"] = similarities_page.page_in(results, runs)
+        found[results / f"{similarities.KEY}.md"] = similarities.page_in(results, runs)
     for one in tables:
         found[results / f"{one.table.key}.md"] = page_in(results, one)
     return found

@@ -1,7 +1,8 @@
-"""Worker processes: started, heard, and let go of when they die; and how a process is one."""
+"""Worker processes: started, heard, and let go of when they die; how a process is one; and interrupts that wait."""
 
 from __future__ import annotations
 
+import _thread
 import ast
 import ctypes
 import multiprocessing
@@ -16,6 +17,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Generic, TypeVar
 
 Said = TypeVar("Said")
@@ -236,3 +238,68 @@ def keep_freed_memory() -> bool:
         return False
     set_option.argtypes, set_option.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     return bool(set_option(MMAP_THRESHOLD, LARGEST_BLOCK)) and bool(set_option(TRIM_THRESHOLD, KEPT))
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts_wait(seconds: float) -> Iterator[None]:
+    """What Ctrl-C or SIGTERM do is done after the block, or so many seconds after they came: whichever is earlier.
+
+    A second one is not put off. Signals that end the process without a word, or that are ignored, stay as they are.
+
+    >>> done = []
+    >>> try:
+    ...     with interrupts_wait(5):
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         done.append("the block")
+    ... except KeyboardInterrupt:
+    ...     done
+    ['the block']
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread
+        return
+    before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    came: list[signal.Signals] = []
+    over, reminded = threading.Lock(), threading.Lock()
+
+    def remind() -> None:
+        if not over.acquire(timeout=seconds):
+            _send(came[0])
+        reminded.release()
+
+    def put_off(number: int, frame: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+        if len(came) > 1:
+            before[came[-1]](number, frame)
+            return
+        reminded.acquire()
+        # Not threading.Thread: it takes a lock that what was interrupted here may hold.
+        _thread.start_new_thread(remind, ())
+
+    over.acquire()
+    for number in before:
+        signal.signal(number, put_off)
+    try:
+        try:
+            yield
+        finally:
+            over.release()
+            with reminded:  # nothing is sent from here on
+                pass
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is put_off:  # whoever was called may have set another
+                signal.signal(number, handler)
+        if len(came) == 1:
+            before[came[0]](came[0], None)
+
+
+def _send(number: signal.Signals) -> None:
+    """Send the main thread a signal, even while it waits for something."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(number)

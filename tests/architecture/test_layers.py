@@ -23,7 +23,6 @@ LAYERS = (
         "registry",
         "devices",
         "display",
-        "interrupts",
         "processes",
         "typed",
         "version",

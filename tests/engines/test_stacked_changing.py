@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from coterie.client.optim import TORCH_OPTIMISERS, leaf_of, torch_optimiser
 from coterie.core.training import Training
 from coterie.engines.stacked.changing import InTraining, StackedModule
-from coterie.engines.stacked.phase import StackedPart, stacked_optimiser
-from coterie.engines.stacked.schedule import Schedule
+from coterie.engines.stacked.phase import Schedule, StackedPart, stacked_optimiser
 
 COUNTS = (4, 2, 3)
 WIDTH = max(COUNTS)

@@ -17,7 +17,7 @@ from coterie.client.scores import TrainingScores
 from coterie.client.views import BatchView
 from coterie.core.federation import Federation
 from coterie.core.task import Classification
-from coterie.engines.stacked import schedule
+from coterie.engines.stacked import phase
 from coterie.methods import METHODS, FedAvg
 from coterie.runs.experiment import Experiment
 from coterie.testing.toys import seeded
@@ -64,7 +64,7 @@ def test_the_stacked_engine_tells_what_the_serial_one_tells(name: str, monkeypat
     """Whether gradients are written out, the classifier trains alone, terms look elsewhere, or outputs are many."""
     settings = {"batch": 4, "epochs": 2, "clients": 5, "rounds": 2}
     serial, stacked = (told(tiny(METHODS[name](), engine=engine, **settings)) for engine in ("serial", "stacked"))
-    monkeypatch.setattr(schedule, "MOST_NUMBERS", 20)
+    monkeypatch.setattr(phase, "MOST_NUMBERS", 20)
     pieces = told(tiny(METHODS[name](), engine="stacked", **settings))
     for found in (stacked, pieces):
         for ours, theirs in zip(found, serial, strict=True):

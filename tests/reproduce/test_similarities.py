@@ -14,8 +14,20 @@ from coterie.errors import CoterieError
 from coterie.maths.channels import channel_distances
 from coterie.reproduce import similarities
 from coterie.reproduce.check import check_results
-from coterie.reproduce.similarities import LABELS, PAIRS, compared, data_similarity, dealt, measured
-from coterie.reproduce.similarities_page import MEASURES, answer_of, comparison_of, drawn, numbers_of, rebuild
+from coterie.reproduce.similarities import (
+    LABELS,
+    MEASURES,
+    PAIRS,
+    answer_of,
+    compared,
+    comparison_of,
+    data_similarity,
+    dealt,
+    drawn,
+    measured,
+    numbers_of,
+    rebuild,
+)
 from coterie.runs.experiment import Experiment
 
 

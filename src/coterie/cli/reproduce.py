@@ -14,13 +14,12 @@ from coterie.cli.signals import exit_code, terminable
 from coterie.errors import require
 from coterie.processes import cores
 from coterie.report.terminal import ComparisonProgress, plain_table, print_result
-from coterie.reproduce import similarities, similarities_page
-from coterie.reproduce.budget import fitting
+from coterie.reproduce import similarities
 from coterie.reproduce.cells import Amount, TableCell, cells_of, missing_data
 from coterie.reproduce.check import check_results
 from coterie.reproduce.page import number_text
 from coterie.reproduce.paper import PaperTable, find_table, paper_tables
-from coterie.reproduce.program import run_cells, write_page
+from coterie.reproduce.rebuild import fitting, run_cells, write_page
 from coterie.reproduce.store import Results, without_recorded
 from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
 
@@ -66,7 +65,7 @@ def reproduce_command(
     )
     chosen = [find_table(key, [similarities.KEY]) for key in tables if key != similarities.KEY]
     if similarities.KEY in tables:
-        print(similarities_page.rebuild(results, seeds))
+        print(similarities.rebuild(results, seeds))
     if not chosen:
         return
     cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]

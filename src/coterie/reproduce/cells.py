@@ -111,10 +111,11 @@ class TableCell:
         # Cells are pinned to an engine, which is always told, and to a memory format, which is usual for them: whatever
         # the defaults become, a cell that ran before is still known. So are lengths and rates that protocols set.
         usual = {**_defaults(Settings), **_defaults(rule), "memory": PINNED["memory"]}
-        told = {k: value for k, value in self.config.items() if k in ("method", "engine") or value != usual.get(k)}
+        kept = {"method", "engine"}
+        settled = {key: value for key, value in self.config.items() if key in kept or value != usual.get(key)}
         options = {**_defaults(method), **OF_PAPERS.get(str(self.config["method"]), {})}
-        told["set"] = {key: value for key, value in self.config["set"].items() if value != options.get(key)}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+        settled["set"] = {key: value for key, value in self.config["set"].items() if value != options.get(key)}
+        return hashlib.sha256(json.dumps(settled, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
-from coterie.reproduce import similarities, similarities_page
+from coterie.reproduce import similarities
 from coterie.reproduce.cells import TableCell, missing
 from coterie.reproduce.page import commands, page_in
 from coterie.reproduce.paper import paper_tables
@@ -32,8 +32,8 @@ def check_results(folder: Path) -> Iterator[str]:
     runs = similarities.runs_of(folder)
     require(bool(tables or runs), f"results = {folder}: holds no results")
     if runs:
-        page, wanted = folder / f"{similarities.KEY}.md", similarities_page.page_in(folder, runs)
-        _require_page(page, wanted, similarities_page.command_of(runs))
+        page = folder / f"{similarities.KEY}.md"
+        _require_page(page, similarities.page_in(folder, runs), similarities.command_of(runs))
         yield f"{similarities.KEY}: as on the page (runs: {len(runs)})"
     for table in tables:
         results = Results(table, folder)
@@ -50,12 +50,12 @@ def check_results(folder: Path) -> Iterator[str]:
         yield "no first round was repeated: none of the data sets is on this machine"
     else:
         # If there are any, a cell of which the same bits can be expected.
-        *_, cell, record = min(repeatable, key=lambda one: one[:2])
+        *_, cell, record = min(repeatable, key=lambda cell_and_cost: cell_and_cost[:2])
         yield repeated(cell, record)
 
 
-def _require_page(page: Path, wanted: str, command: str) -> None:
-    shown = page.is_file() and page.read_text(encoding="utf-8") == wanted
+def _require_page(page: Path, text: str, command: str) -> None:
+    shown = page.is_file() and page.read_text(encoding="utf-8") == text
     require(shown, f"results = {page}: does not show what stands beside it; '{command}' writes it anew")
 
 
@@ -90,14 +90,14 @@ def repeated(cell: TableCell, record: Record) -> str:
     return f"{cell}: the first round was repeated: {how}"
 
 
-def _apart(found: Mapping[str, Any], then: Mapping[str, Any]) -> float:
+def _apart(now: Mapping[str, Any], then: Mapping[str, Any]) -> float:
     """The largest difference of two first rounds' numbers."""
-    if found.keys() != then.keys():
+    if now.keys() != then.keys():
         return math.inf
     ours, theirs = (
         [value for moment in sorted(first) for values in first[moment].values() for value in values]
-        for first in (found, then)
+        for first in (now, then)
     )
     if [value is None for value in ours] != [value is None for value in theirs]:
         return math.inf
-    return max((abs((one or 0.0) - (other or 0.0)) for one, other in zip(ours, theirs, strict=True)), default=0.0)
+    return max((abs((our or 0.0) - (their or 0.0)) for our, their in zip(ours, theirs, strict=True)), default=0.0)

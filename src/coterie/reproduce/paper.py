@@ -105,15 +105,15 @@ class PaperTable:
 
     def paper_number(self, row: PaperRow, column: PaperColumn) -> tuple[float, float | None] | None:
         """The paper's mean and standard deviation of a cell, as far as it gives them."""
-        found = row.paper.get(column.key)
-        return None if found is None else (found[0], found[1] if len(found) > 1 else None)
+        numbers = row.paper.get(column.key)
+        return None if numbers is None else (numbers[0], numbers[1] if len(numbers) > 1 else None)
 
 
 def _by_key(what: str, among: Sequence[T], key: str) -> T:
-    found = {getattr(one, "key"): one for one in among}  # noqa: B009, rows and columns alike
-    if key not in found:
-        raise unknown(what, key, found)
-    return found[key]
+    by_key = {getattr(item, "key"): item for item in among}  # noqa: B009, rows and columns alike
+    if key not in by_key:
+        raise unknown(what, key, by_key)
+    return by_key[key]
 
 
 @cache
@@ -123,13 +123,13 @@ def paper_tables() -> dict[str, PaperTable]:
     >>> paper_tables()["pfedsim-table3"].row("pfedsim").paper["cifar10-dir0.1"]
     [86.76, 0.84]
     """
-    found = sorted(
+    entries = sorted(
         (entry for entry in files("coterie.reproduce").joinpath("tables").iterdir() if entry.name.endswith(".toml")),
         key=lambda entry: entry.name,
     )
     return {
         key: read_table(key, entry.read_text(encoding="utf-8"))
-        for entry in found
+        for entry in entries
         if (key := entry.name.removesuffix(".toml"))
     }
 

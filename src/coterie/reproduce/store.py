@@ -67,7 +67,7 @@ def _what_ran(cell: TableCell) -> Record:
 def first_numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """What the first round measured, number by number: a run on the same machine gives the same bits."""
     measured = {moment: line[moment] for moment in ("received", "trained", "cohort_trained") if moment in line}
-    return {moment: {"accuracy": found["accuracy"], "loss": found["loss"]} for moment, found in measured.items()}
+    return {moment: {"accuracy": scores["accuracy"], "loss": scores["loss"]} for moment, scores in measured.items()}
 
 
 def _period(directory: Path) -> float | None:
@@ -84,8 +84,8 @@ def value_of(record: Record, measure: Measure | str, reports: Reports) -> float:
     """
     scale = {"score": 100.0, "seconds": 1e4 * record["config"]["epochs"]}.get(measure, 1.0)
     of_score = measure == "score"
-    found = record["scores"][reports.moment][reports.mean][reports.round] if of_score else record[measure]
-    return math.nan if found is None else scale * float(found)
+    value = record["scores"][reports.moment][reports.mean][reports.round] if of_score else record[measure]
+    return math.nan if value is None else scale * float(value)
 
 
 def content_of(path: Path, name: str, kept: frozenset[str]) -> dict[str, Record]:
@@ -98,7 +98,9 @@ def content_of(path: Path, name: str, kept: frozenset[str]) -> dict[str, Record]
     require(isinstance(content, dict), f"{damaged} (it holds no {name}); {WAY_OUT}")
     require_format(f"results = {path}", content.get("format"), FORMAT, WAY_OUT)
     records: dict[str, Record] = content.get(name)
-    whole = isinstance(records, dict) and all(isinstance(one, dict) and one.keys() >= kept for one in records.values())
+    whole = isinstance(records, dict) and all(
+        isinstance(record, dict) and record.keys() >= kept for record in records.values()
+    )
     require(whole, f"{damaged} (some of its {name} are not whole); {WAY_OUT}")
     for key, record in records.items():
         edited = f"results = {path}: '{key}' is not as it was written; put the file back as it was, or {WAY_OUT}"
@@ -110,7 +112,7 @@ def write_content(path: Path, name: str, records: Mapping[str, Record], **about:
     """Write records under a name into a file of results, each with a seal, by which an edit is noticed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain: dict[str, Record] = json.loads(json.dumps(records))
-    content = {"format": FORMAT, **about, name: {key: {**one, SEAL: _seal(one)} for key, one in plain.items()}}
+    content = {"format": FORMAT, **about, name: {key: {**record, SEAL: _seal(record)} for key, record in plain.items()}}
     write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -137,7 +139,7 @@ class Results:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_suffix(".lock"), wait=True):
-            others = {key: one for key, one in self._read().items() if _where(one) != _where(record)}
+            others = {key: other for key, other in self._read().items() if _where(other) != _where(record)}
             self.cells = {**others, cell.digest: record}
             self.write()
 
@@ -148,8 +150,8 @@ class Results:
 
     def amounts(self) -> list[Amount]:
         """How much of the paper's runs was done, in all the ways that occur; the fullest first."""
-        found = {amount_of(record) for record in self.cells.values()}
-        return sorted(found, key=lambda amount: (not amount.full, -amount.share, -(amount.rounds or math.inf)))
+        amounts = {amount_of(record) for record in self.cells.values()}
+        return sorted(amounts, key=lambda amount: (not amount.full, -amount.share, -(amount.rounds or math.inf)))
 
     def require_current(self) -> None:
         """An error if a cell is not what the table's file now says."""

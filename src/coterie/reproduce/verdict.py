@@ -81,8 +81,8 @@ class RebuiltColumn:
         """Our number of a row, at the paper's moment unless told otherwise."""
         reports = self.table.reports_of(row, self.column)
         reports = reports.changed({"moment": moment}) if moment else reports
-        values = {seed: value_of(one, self.column.measure, reports) for seed, one in self.records[row.key].items()}
-        return Number(values)
+        of_row = self.records[row.key]
+        return Number({seed: value_of(record, self.column.measure, reports) for seed, record in of_row.items()})
 
     def paper(self, row: PaperRow) -> tuple[float, float | None] | None:
         """The paper's number of a row; none where something else was done than the paper did."""
@@ -134,29 +134,30 @@ class RebuiltColumn:
 
     def verdicts(self) -> list[Verdict]:
         """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
-        found = [
+        verdicts = [
             self.lead() if self.column.measure == "score" else None,
             *(self._claim(claim) for claim in self.table.claims),
         ]
-        return [verdict for verdict in found if verdict is not None]
+        return [verdict for verdict in verdicts if verdict is not None]
 
     def lead(self, moment: str = "") -> Verdict | None:
         """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
         proposed = [row for row in self.rows if row.key == self.table.proposed]
         rivals = [row for row in self.table.rows if row.key != self.table.proposed and not row.variant]
         others = [row for row in rivals if row.key in self.records]
-        found = {
+        differences = {
             row.key: difference
             for row in others
             if proposed and (difference := self.ours(proposed[0], moment).minus(self.ours(row, moment))) is not None
         }
-        if not found:
+        if not differences:
             return None
-        best = self.table.row(min(found, key=lambda key: (math.isnan(found[key].mean), found[key].mean)))
-        difference = found[best.key]
+        ordered = sorted(differences, key=lambda key: (math.isnan(differences[key].mean), differences[key].mean))
+        best = self.table.row(ordered[0])
+        difference = differences[best.key]
         published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
-        own = self.paper(proposed[0])
-        lead = own[0] - max(published) if own is not None and published else None
+        paper_of_proposed = self.paper(proposed[0])
+        lead = paper_of_proposed[0] - max(published) if paper_of_proposed is not None and published else None
         ran = "" if all(row in others for row in rivals if self.paper(row) is not None) else " those that ran"
         alike = f", all tested as {moment}" if moment else ""
         text = f"{proposed[0].title} leads{ran} (ours: against {best.title}{alike})"
@@ -186,14 +187,14 @@ def word_of(difference: Number, paper: float | None) -> str:
     ('holds', 'points the other way (1 seed)')
     """
     values = list(difference.by_seed.values())
-    wanted = 1.0 if paper is None or paper >= 0 else -1.0
+    sign = 1.0 if paper is None or paper >= 0 else -1.0
     if any(map(math.isnan, values)):
         return "no number"
     if len(values) < ENOUGH_SEEDS:
         seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
-        return f"points the same way ({seeds})" if wanted * fmean(values) > 0 else f"points the other way ({seeds})"
+        return f"points the same way ({seeds})" if sign * fmean(values) > 0 else f"points the other way ({seeds})"
     words = {1: "holds", -1: "does not hold: it is the other way round", 0: "not seen: the seeds' spread is as large"}
-    return words[clear_sign(wanted * value for value in values)]
+    return words[clear_sign(sign * value for value in values)]
 
 
 def _ranks(values: Mapping[str, float], measure: str) -> dict[str, int]:

@@ -15,8 +15,8 @@ from coterie.core.exchange import ACTIONS, actions_of
 from coterie.core.federation import Federation
 from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
-from coterie.interrupts import interrupts_wait
 from coterie.methods.base import Method
+from coterie.processes import interrupts_wait
 from coterie.rounds.collect import collect, nothing_collected
 from coterie.rounds.delivery import Delivery, as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation

@@ -15,12 +15,10 @@ from coterie.compare.pool import Run
 from coterie.core.numbers import Number
 from coterie.errors import CoterieError
 from coterie.reproduce import check
-from coterie.reproduce.budget import fitting
 from coterie.reproduce.cells import Amount, TableCell, cells_of
-from coterie.reproduce.figure import LETTERS_PER_INCH, NAMES, WIDTH, drawn
-from coterie.reproduce.page import commands, page_in, page_of
+from coterie.reproduce.page import LETTERS_PER_INCH, NAMES, WIDTH, commands, drawn, page_in, page_of
 from coterie.reproduce.paper import read_table
-from coterie.reproduce.program import run_cells, write_page
+from coterie.reproduce.rebuild import fitting, run_cells, write_page
 from coterie.reproduce.store import KEPT, Results, amount_of, value_of, without_recorded
 from coterie.reproduce.verdict import Rebuilt, word_of
 

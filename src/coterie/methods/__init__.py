@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from coterie.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from coterie.methods.local import Local as Local
     from coterie.methods.moon import MOON as MOON
+    from coterie.methods.mr_mtl import MRMTL as MRMTL
     from coterie.methods.per_fedavg import PerFedAvg as PerFedAvg
     from coterie.methods.pfedcs import PFedCS as PFedCS
     from coterie.methods.pfedme import PFedMe as PFedMe

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 from coterie.cli import main
-from coterie.cli.commands import next_free
+from coterie.cli.run import next_free
 from coterie.errors import CoterieError
 from coterie.report.charts import require_plots
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coterie.rounds.round as rounds
-from coterie.cli.signals import TerminationError, terminable
+from coterie.cli.errors import TerminationError, terminable
 from coterie.partition import Iid
 from coterie.processes import SIGNALS, interrupts_wait
 from coterie.rounds.evaluate import Evaluation

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie as ct
-from coterie.cli.merge import experiments
+from coterie.cli.experiments import experiments
 from coterie.compare.grid import RULE
 from coterie.compare.table import Comparison, compare
 from coterie.core.numbers import spoken_bytes
@@ -164,7 +164,7 @@ def test_winner_is_best_and_does_not_depend_on_the_order(values: list[list[float
 
 
 def test_marks_stand_in_the_winners_cells(capsys: pytest.CaptureFixture[str]) -> None:
-    from coterie.cli.commands import print_comparison
+    from coterie.cli.compare import print_comparison
 
     print_comparison(comparison_of(good=[0.90, 0.91, 0.92], bad=[0.10, 0.12, 0.14]), None, json=False)
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ from cli_tools import call, finish, start
 
 import coterie
 from coterie.cli import app
-from coterie.cli.settings import GivenSettings
+from coterie.cli.options import GivenSettings
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.options import BY_RULE, option_fields

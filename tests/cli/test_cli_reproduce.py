@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.reproduce.toy import toy_table
 
-import coterie.cli.reproduce as command
 from coterie.cli import main
 from coterie.reproduce.paper import paper_tables
 
@@ -16,7 +15,7 @@ from coterie.reproduce.paper import paper_tables
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A toy table in place of the papers'."""
-    monkeypatch.setattr(command, "find_table", lambda key, besides: toy_table())
+    monkeypatch.setattr("coterie.reproduce.paper.find_table", lambda key, besides: toy_table())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

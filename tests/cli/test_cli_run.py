@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from cli_tools import SMALL, assert_same_run, call
 
-from coterie.cli.merge import one_experiment
+from coterie.cli.experiments import one_experiment
 from coterie.data import load
 from coterie.partition import Dirichlet
 from coterie.runs.directory import RunDirectory

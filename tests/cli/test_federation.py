@@ -16,10 +16,10 @@ import pytest
 from cli_tools import Answer, call, finish, start
 
 from coterie.cli import app
-from coterie.cli.federation_server import print_results
-from coterie.cli.following import Follower
-from coterie.cli.problems import FailureError
-from coterie.cli.terms import Terms
+from coterie.cli.errors import FailureError
+from coterie.cli.federation.follower import Follower
+from coterie.cli.federation.init import Terms
+from coterie.cli.federation.server import print_results
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.agreement_terms import LINEAGE
 from coterie.deployment.inspection import FederationFacts, look_here
@@ -32,8 +32,7 @@ INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # A process of its own would take seconds to load PyTorch, which is here already.
-    for side in ("server", "client", "join"):
-        monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    monkeypatch.setattr("coterie.deployment.inspection.look", look_here)
     # So would Flower, to pack an app.
     monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
     rng = np.random.default_rng(0)
@@ -398,7 +397,7 @@ def test_a_flower_that_is_too_busy_to_answer_ends_nothing(folder: Path, capsys: 
 
 
 def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.cli.following.SILENCE", 0.1)
+    monkeypatch.setattr("coterie.cli.federation.follower.SILENCE", 0.1)
     (folder / "status.json").write_text(
         '{"state": "running", "round": 1, "rounds": 2, "present": ["a"], "message": "round 1 is under way"}'
     )

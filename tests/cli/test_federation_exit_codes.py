@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cli_tools import call
 
-from coterie.cli.problems import FAILED, MISTAKE, UNWELCOME
+from coterie.cli.errors import FAILED, MISTAKE, UNWELCOME
 from coterie.deployment.flower import commands
 from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.flower.site_processes import SiteProcesses
@@ -28,8 +28,7 @@ CLIENT = ("federation", "client", "fed", "--name", "site-a", "--data", "own.csv"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     monkeypatch.chdir(tmp_path)
-    for side in ("server", "client"):
-        monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    monkeypatch.setattr("coterie.deployment.inspection.look", look_here)
     monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
     monkeypatch.setattr(SiteProcesses, "start", lambda self: None)
     data = toy_data()

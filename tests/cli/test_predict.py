@@ -17,7 +17,7 @@ import torch
 from cli_tools import Answer, call, finish, start
 from PIL import Image
 
-from coterie.cli.federation_model import site_folder
+from coterie.cli.federation.model import site_folder
 from coterie.core.task.quality import quality_of
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement

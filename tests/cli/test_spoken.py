@@ -10,8 +10,8 @@ import pytest
 from test_federation import StandInLink, follower
 
 from coterie.cli import main
-from coterie.cli.federation_shared import insecure_warning
-from coterie.cli.spoken import tell
+from coterie.cli.federation.shared import insecure_warning
+from coterie.cli.output import tell
 
 
 @pytest.fixture(autouse=True)

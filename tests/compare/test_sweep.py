@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.compare.test_cells import Watch
 
-from coterie.cli.tuning import candidates
+from coterie.cli.experiments import candidates
 from coterie.compare.guided import Proposals, guided_sweep
 from coterie.compare.pool import Run
 from coterie.compare.space import grid_of, read_space

@@ -12,7 +12,7 @@ import torch
 from tests.deployment.test_coordinator import Trial
 
 from coterie.cli import main
-from coterie.cli.federation_version import NextVersion
+from coterie.cli.federation.follower import NextVersion
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import write_folder

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from coterie.cli import app
-from coterie.cli.problems import MISTAKE
-from coterie.cli.signals import TerminationError, exit_code
+from coterie.cli.errors import MISTAKE, TerminationError, exit_code
 from coterie.deployment.status import Gauge, served_status, status_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

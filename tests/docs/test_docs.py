@@ -14,7 +14,7 @@ from tools.pictures_of_w import drawn, experiment, svg
 
 import coterie as ct
 from coterie.cli import main
-from coterie.cli.merge import experiments, one_experiment
+from coterie.cli.experiments import experiments, one_experiment
 from coterie.data import DATASETS
 from coterie.engines import ENGINES
 from coterie.methods import METHODS

@@ -45,8 +45,7 @@ def test_the_data_of_the_page_fits_its_agreement(
     pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
     monkeypatch.chdir(tmp_path)
     # A process of its own would take seconds to load PyTorch, which is here already.
-    for side in ("client", "join"):
-        monkeypatch.setattr(f"coterie.cli.federation_{side}.look", look_here)
+    monkeypatch.setattr("coterie.deployment.inspection.look", look_here)
     monkeypatch.setattr("coterie.deployment.flower.relay.packed_app", lambda folder: b"packed")
     text = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

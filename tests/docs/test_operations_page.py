@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import app
-from coterie.cli.problems import FAILED, MISTAKE, UNWELCOME
-from coterie.cli.signals import TerminationError, exit_code
+from coterie.cli.errors import FAILED, MISTAKE, UNWELCOME, TerminationError, exit_code
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("operations.md", "security.md")]

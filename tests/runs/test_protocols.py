@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.cli import main
-from coterie.cli.merge import experiments, one_experiment
+from coterie.cli.experiments import experiments, one_experiment
 from coterie.data import DATASETS
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, MOON, FedCAC, FedGen, FedProx, FedRep, PerFedAvg, PFedCS

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 
-from coterie.cli import look, train
 from coterie.cli.app import app
-from coterie.cli.plain import mend_surroundings, speak_plainly
-from coterie.cli.problems import UNHEARD, FailureError, InterruptionError, code_of, one_line
-from coterie.cli.spoken import complain
+from coterie.cli.errors import UNHEARD, FailureError, InterruptionError, code_of, one_line
+from coterie.cli.output import complain, mend_surroundings, speak_plainly
 from coterie.errors import CoterieError
 
-# Importing them adds their commands.
-__all__ = ["app", "look", "main", "train"]
+__all__ = ["app", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mend_surroundings()
     speak_plainly()
     try:
+        _load_what_is_listed(tokens)
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -44,3 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return 130
     return 0
+
+
+def _load_what_is_listed(tokens: Sequence[str]) -> None:
+    """Load the commands of which the help may be wanted, since each explains itself: all, or those of `federation`."""
+    asked = app
+    for token in tokens:
+        if token.startswith("-") or token not in asked:
+            break
+        asked = asked[token]
+    asked.resolved_commands()

@@ -1,16 +1,40 @@
-"""The command `coterie` itself, to which other files add what it can do."""
+"""The command `coterie`, and the files of what it can do: each is loaded when somebody asks for it, or for help."""
 
 from __future__ import annotations
 
 from cyclopts import App, Group
 
-from coterie.cli.federation import federation
 from coterie.version import VERSION
 
 TRAIN = Group("Train", sort_key=1)
 LOOK = Group("Look up", sort_key=2)
 FEDERATE = Group("Federate over a network", sort_key=3)
 ABOUT = Group("About", sort_key=4)
+
+COMMANDS = {
+    "coterie.cli.run:run": TRAIN,
+    "coterie.cli.compare:compare": TRAIN,
+    "coterie.cli.sweep:sweep": TRAIN,
+    "coterie.cli.run:resume": TRAIN,
+    "coterie.cli.reproduce:reproduce": TRAIN,
+    "coterie.cli.check:check": LOOK,
+    "coterie.cli.engines:engines": LOOK,
+    "coterie.cli.runs:show": LOOK,
+    "coterie.cli.runs:runs": LOOK,
+    "coterie.cli.runs:table": LOOK,
+    "coterie.cli.report:picture": LOOK,
+    "coterie.cli.report:report": LOOK,
+    "coterie.cli.export:export": LOOK,
+    "coterie.cli.export:pack": LOOK,
+    "coterie.cli.predict:predict": LOOK,
+    "coterie.cli.listing:methods": LOOK,
+    "coterie.cli.listing:protocols": LOOK,
+    "coterie.cli.listing:datasets": LOOK,
+    "coterie.cli.listing:models": LOOK,
+    "coterie.cli.listing:partitions": LOOK,
+    "coterie.cli.federation:federation": FEDERATE,
+    "coterie.cli.listing:version": ABOUT,
+}
 
 app = App(
     name="coterie",
@@ -20,5 +44,5 @@ app = App(
 )
 app["--help"].group = ABOUT
 app["--version"].group = ABOUT
-federation.group = (FEDERATE,)
-app.command(federation)
+for command, group in COMMANDS.items():
+    app.command(command, group=group)

@@ -1,49 +1,60 @@
-"""The command `check`: what every method promises, tried on one."""
+"""`coterie check`: what every method promises, tried on one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from cyclopts import Parameter
 
-from coterie.cli.merge import read_sets
-from coterie.cli.problems import FailureError
+from coterie.cli.errors import FailureError
+from coterie.cli.options import OUTPUT, Sets, repeated
 from coterie.errors import require
-from coterie.registry import short_name
-from coterie.report.terminal import plain_table, print_result
-from coterie.setup.settings import make_method
-from coterie.testing.method import METHOD_CHECKS, CheckFailedError, check_method
-
-# What each check is about, in a few words.
-ABOUT = {name: (check.__doc__ or "").strip().splitlines()[0].rstrip(".") for name, check in METHOD_CHECKS.items()}
 
 
-def check_command(method: str, only: Sequence[str], texts: Sequence[str]) -> None:
-    """Check a method and print what it keeps and what it breaks."""
-    sets = read_sets(texts)
+def check(
+    method: Annotated[str, Parameter(help="A method by name, or in a file of your own: ./my.py:FedAvgM.")],
+    /,
+    *,
+    only: Annotated[list[str] | None, repeated("Run this check alone; may be repeated.", OUTPUT, default="all")] = None,
+    set: Sets = None,
+) -> None:
+    """Check that a method keeps what all methods promise: resuming, relabelling, travel, bytes, engines and more."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from coterie.cli.experiments import read_sets
+    from coterie.registry import short_name
+    from coterie.setup.settings import make_method
+    from coterie.testing.method import METHOD_CHECKS, CheckFailedError, check_method
+
+    options = read_sets(set or [])
     require(
-        not any(isinstance(value, dict) for value in sets.values()), "set: give NAME=VALUE, there is just one method"
+        not any(isinstance(value, dict) for value in options.values()), "set: give NAME=VALUE, there is just one method"
     )
-    chosen = make_method(method, sets)
+    chosen = make_method(method, options)
     results: dict[str, Exception | None] = {}
     bar = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True)
     with bar:
         line = bar.add_task("checking")
 
-        def told(name: str, error: Exception | None) -> None:
+        def note(name: str, error: Exception | None) -> None:
             results[name] = error
             bar.update(line, description=f"{name} is done, {len(results)} of {len(only or METHOD_CHECKS)}")
 
         try:
-            check_method(chosen, only, told)
+            check_method(chosen, only or [], note)
         except CheckFailedError as failure:
             _print(results)
             raise FailureError(f"{short_name(method)}: {failure}") from None
     _print(results)
 
 
-def _print(results: dict[str, Exception | None]) -> None:
+def _print(results: Mapping[str, Exception | None]) -> None:
+    from coterie.report.terminal import plain_table, print_result
+    from coterie.testing.method import METHOD_CHECKS
+
     table = plain_table("check", "result", "promise")
     for name, error in results.items():
-        table.add_row(name, "kept" if error is None else "broken", ABOUT[name])
+        promise = (METHOD_CHECKS[name].__doc__ or "").strip().splitlines()[0].rstrip(".")
+        table.add_row(name, "kept" if error is None else "broken", promise)
     print_result(table)

@@ -1,112 +1,169 @@
-"""What there is: methods, data sets, models and partition rules, a line each."""
+"""`coterie methods`, `protocols`, `datasets`, `models`, `partitions`, `version`: what there is, a line each."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
-from rich.text import Text
+from cyclopts import Parameter
 
-from coterie.data import DATASETS
-from coterie.methods import METHODS
-from coterie.models import MODELS
 from coterie.options import option_fields
-from coterie.partition import PARTITIONS, FromFile
-from coterie.partition.from_file import ANY_FILE
-from coterie.registry import Registry
-from coterie.report.facts import MethodFacts, facts
-from coterie.report.terminal import plain_table
-from coterie.runs.protocols import PROTOCOLS, find
+from coterie.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from coterie.registry import Registry
 
 
-def listing(kind: str) -> Table:
-    """The table of a kind: `methods`, `protocols`, `datasets`, `models` or `partitions`."""
-    if kind == "methods":
-        table = plain_table("method", "personal", "up", "down", "server sees", "extra cost", "what it is")
-        for name, cls in METHODS.items():
-            try:
-                told = facts(cls())
-            except Exception as error:  # whatever somebody's method may raise
-                if METHODS.origin(name) is None:
-                    raise
-                told = MethodFacts("?", "?", " ".join(f"cannot be told ({type(error).__name__}: {error})".split()))
-            words = (name, told.personal, told.up, told.down, told.sees, cls.extra_cost, first_line(cls))
-            table.add_row(*map(Text, words))
-        return table
-    if kind == "partitions":
-        table = plain_table("partition", "what it is", "options")
-        for name, rule in PARTITIONS.items():
-            table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
-        table.add_row(*map(Text, (ANY_FILE, first_line(FromFile), "")))
-        return table
-    if kind == "protocols":
-        table = plain_table("protocol", "what it is", "the paper reports")
-        for name, one in PROTOCOLS.items():
-            table.add_row(*map(Text, (name, one.description, one.reported)))
-        return table
-    if kind == "models":
-        table = plain_table("model", "what it is")
-        for name, spec in MODELS.items():
-            table.add_row(*map(Text, (name, spec.description)))
-        return table
+def methods(
+    name: Annotated[str | None, Parameter(help="A method to tell all about.", show_default=False)] = None, /
+) -> None:
+    """List the methods: what is personal, what travels, what it costs, the paper; or all about one method."""
+    from rich.text import Text
+
+    from coterie.methods import METHODS
+    from coterie.report.facts import MethodFacts, facts
+    from coterie.report.terminal import plain_table
+
+    if name is not None:
+        print(_method_details(name))
+        return
+    table = plain_table("method", "personal", "up", "down", "server sees", "extra cost", "what it is")
+    for name, cls in METHODS.items():
+        try:
+            about = facts(cls())
+        except Exception as error:  # whatever somebody's method may raise
+            if METHODS.origin(name) is None:
+                raise
+            about = MethodFacts("?", "?", " ".join(f"cannot be told ({type(error).__name__}: {error})".split()))
+        words = (name, about.personal, about.up, about.down, about.sees, cls.extra_cost, first_line(cls))
+        table.add_row(*map(Text, words))
+    _print(table, METHODS)
+
+
+def protocols(
+    name: Annotated[str | None, Parameter(help="A protocol to tell all about.", show_default=False)] = None, /
+) -> None:
+    """List the papers' protocols, for --protocol; or one's settings, with what its paper does not state."""
+    from rich.text import Text
+
+    from coterie.report.terminal import plain_table, print_result
+    from coterie.runs.protocols import PROTOCOLS
+
+    if name is not None:
+        print_result(*_protocol_details(name))
+        return
+    table = plain_table("protocol", "what it is", "the paper reports")
+    for name, protocol in PROTOCOLS.items():
+        table.add_row(*map(Text, (name, protocol.description, protocol.reported)))
+    print_result(table)
+
+
+def datasets() -> None:
+    """List the data sets known by name."""
+    from rich.text import Text
+
+    from coterie.data import DATASETS
+    from coterie.report.terminal import plain_table
+
     table = plain_table("data set", "what it is", "classes", right=(2,))
     for name, known in DATASETS.items():
         table.add_row(*map(Text, (name, known.description, str(known.classes or "–"))))
-    return table
+    _print(table, DATASETS)
 
 
-def problems(kind: str) -> list[str]:
-    """What is wrong with entries of a kind that other packages added, a line each."""
-    registries: dict[str, Registry[Any]] = {
-        "methods": METHODS,
-        "partitions": PARTITIONS,
-        "models": MODELS,
-        "datasets": DATASETS,
-    }
-    return list(registries[kind].problems().values()) if kind in registries else []
+def models() -> None:
+    """List the models."""
+    from rich.text import Text
+
+    from coterie.models import MODELS
+    from coterie.report.terminal import plain_table
+
+    table = plain_table("model", "what it is")
+    for name, spec in MODELS.items():
+        table.add_row(*map(Text, (name, spec.description)))
+    _print(table, MODELS)
 
 
-def method_details(name: str) -> str:
+def partitions() -> None:
+    """List the partition rules, with their options and defaults."""
+    from rich.text import Text
+
+    from coterie.partition import PARTITIONS, FromFile
+    from coterie.partition.from_file import ANY_FILE
+    from coterie.report.terminal import plain_table
+
+    table = plain_table("partition", "what it is", "options")
+    for name, rule in PARTITIONS.items():
+        table.add_row(*map(Text, (name, first_line(rule), spoken_options(rule))))
+    table.add_row(*map(Text, (ANY_FILE, first_line(FromFile), "")))
+    _print(table, PARTITIONS)
+
+
+def version() -> None:
+    """Print the version."""
+    print(VERSION)
+
+
+def _print(table: Table, registry: Registry[Any]) -> None:
+    """A list on stdout, and on stderr what is wrong with entries that other packages added."""
+    from coterie.report.terminal import print_result
+
+    print_result(table)
+    for problem in registry.problems().values():
+        print(f"coterie: warning: {problem}", file=sys.stderr)
+
+
+def _method_details(name: str) -> str:
     """All about one method: its docstring, and its options with their defaults."""
+    from coterie.methods import METHODS
+    from coterie.report.facts import facts
+
     name = METHODS.spelt(name)
     cls = METHODS.find(name)
     text = inspect.cleandoc(cls.__doc__ or "").partition("\n\n>>> ")[0]  # its example is for Python
-    told = facts(cls())
+    about = facts(cls())
     lines = [
         f"Paper: {cls.paper or 'none'}",
         f"Options (--set NAME=VALUE): {spoken_options(cls) or 'none'}",
-        f"Personal: {told.personal}",
-        f"A client sends: {told.up}",
-        f"A client receives: {told.down}",
-        f"The server sees of single clients: {told.sees}",
+        f"Personal: {about.personal}",
+        f"A client sends: {about.up}",
+        f"A client receives: {about.down}",
+        f"The server sees of single clients: {about.sees}",
         f"Extra cost: {cls.extra_cost}",
     ]
     return f"{name}: {text}\n\n" + "\n".join(lines)
 
 
-def protocol_details(name: str) -> list[Table | str]:
+def _protocol_details(name: str) -> list[Table | str]:
     """All about one protocol: its settings, what methods and data sets change, and what the paper does not state."""
-    found = find(name)
+    from rich.text import Text
+
+    from coterie.report.terminal import plain_table
+    from coterie.runs.protocols import find
+
+    protocol = find(name)
     settings = plain_table("setting", "value", "for")
-    for key, value in found.settings.items():
+    for key, value in protocol.settings.items():
         settings.add_row(key, Text(str(value)), "")
-    for method, own in found.for_method.items():
+    for method, own in protocol.for_method.items():
         for key, value in own.items():
             settings.add_row(key, Text(str(value)), f"method {method}")
-    for data, changes in found.for_data.items():
+    for data, changes in protocol.for_data.items():
         for key, value in changes.settings.items():
             settings.add_row(key, Text(str(value)), f"data {data}")
     options = plain_table("method", "options", "for")
-    for method, own in found.options.items():
+    for method, own in protocol.options.items():
         options.add_row(method, Text(_spoken(own)), "")
-    for data, changes in found.for_data.items():
+    for data, changes in protocol.for_data.items():
         for method, own in changes.options.items():
             options.add_row(method, Text(_spoken(own)), f"data {data}")
-    assumed = [f"  {sentence}" for sentence in found.assumed]
-    about = [f"{name}: {found.description}", f"The paper reports: {found.reported}"]
+    assumed = [f"  {sentence}" for sentence in protocol.assumed]
+    about = [f"{name}: {protocol.description}", f"The paper reports: {protocol.reported}"]
     return [*about, "", settings, "", options, "", "Assumed, since the paper does not state it:", *assumed]
 
 

@@ -5,30 +5,47 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-from torch import Tensor
+from cyclopts import Parameter
 
-from coterie.core.task.quality import calibration_errors, quality_of, recalls
-from coterie.data.arrays import Classes
-from coterie.deployment.site_data import OwnData
+from coterie.cli.options import OUTPUT, file, flag
 from coterie.errors import CoterieError
-from coterie.files import write_whole
-from coterie.report.terminal import plain_table, print_result
-from coterie.serve.model import loaded, predict
-from coterie.serve.model_file import About
-from coterie.serve.samples import Samples, read_samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coterie.serve.model_file import About
+    from coterie.serve.samples import Samples
 
 SHOWN = 20
 
 
-def predict_command(model: Path, data: Path, label: str, out: Path | None, everything: bool) -> None:
-    """Predict, write or print the table, and print how good that is if labels are known."""
+def predict(
+    model: Annotated[
+        Path, Parameter(help="A client's or site's model ('coterie export', 'coterie federation model' write it).")
+    ],
+    data: Annotated[Path, Parameter(help="New data: .npz, .csv, .parquet, or a folder of images.")],
+    /,
+    *,
+    label: Annotated[str, Parameter(help="The column of a table that holds labels, if any.", group=OUTPUT)] = "label",
+    out: Annotated[Path | None, file("The .csv file to write.", "a table is printed", OUTPUT)] = None,
+    all: Annotated[
+        bool, flag("Of data that the model was trained on, predict all samples, not just those held out.", OUTPUT)
+    ] = False,
+) -> None:
+    """Print what a site's model predicts for new data, and how often that is right if labels are known."""
+    from coterie.data.arrays import Classes
+    from coterie.files import write_whole
+    from coterie.report.terminal import plain_table, print_result
+    from coterie.serve.model import loaded, predict
+    from coterie.serve.samples import read_samples
+
     module, about = loaded(model)
     classes = Classes(about.classes, about.class_names)
     samples = read_samples(data, about.shape, classes, label)
     held_out = _held_out(about, samples, model)
-    if held_out is not None and not everything:
+    if held_out is not None and not all:
         print_result(
             f"{about.site} trained on these {len(samples.names)} samples, but for {len(held_out)} that it held out: "
             "only those are predicted (--all predicts all)"
@@ -51,7 +68,7 @@ def predict_command(model: Path, data: Path, label: str, out: Path | None, every
         print_result(f"The predictions for {len(rows)} samples are in {out}")
     if samples.labels is not None and len(rows):
         print_result(_judged(probabilities, samples.labels, about.classes))
-        if held_out is not None and everything:
+        if held_out is not None and all:
             part = _judged(probabilities[held_out], samples.labels[held_out], about.classes)
             print_result(f"on the held-out samples: {part}", "the others were trained on: that they fit says little")
 
@@ -60,6 +77,8 @@ def _held_out(about: About, samples: Samples, model: Path) -> Tensor | None:
     """Which of the samples the model was not trained on, if these are its site's own."""
     if about.trained_on is None:
         return None
+    from coterie.deployment.site_data import OwnData
+
     try:
         return OwnData(**about.trained_on).held_out(samples.inputs)
     except (TypeError, ValueError):
@@ -68,13 +87,17 @@ def _held_out(about: About, samples: Samples, model: Path) -> Tensor | None:
 
 def _judged(probabilities: Tensor, labels: Tensor, classes: int) -> str:
     """How good predictions are, in words."""
+    import numpy as np
+
+    from coterie.core.task.quality import calibration_errors, quality_of, recalls
+
     counts = {name: values[0].numpy() for name, values in quality_of([probabilities], [labels], classes).items()}
     hits, shares = int(counts["hits"].sum()), recalls(counts)
-    told = [f"accuracy {hits / len(labels):.4f} ({hits} of {len(labels)} samples)"]
+    parts = [f"accuracy {hits / len(labels):.4f} ({hits} of {len(labels)} samples)"]
     if not np.isnan(counts["auc"]):
-        told.append(f"AUROC {counts['auc']:.4f}")
-    told.append(f"sensitivity {float(np.nanmean(shares)):.4f} (mean over classes)")
-    return ", ".join([*told, f"calibration error {float(calibration_errors(counts)):.4f}"])
+        parts.append(f"AUROC {counts['auc']:.4f}")
+    parts.append(f"sensitivity {float(np.nanmean(shares)):.4f} (mean over classes)")
+    return ", ".join([*parts, f"calibration error {float(calibration_errors(counts)):.4f}"])
 
 
 def _rows(samples: Samples, predicted: Tensor, probabilities: Tensor, about: About) -> list[list[str]]:

@@ -5,55 +5,65 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-from rich.text import Text
+from cyclopts import Parameter
 
-from coterie.cli.problems import FailureError, InterruptionError
-from coterie.cli.signals import exit_code, terminable
+from coterie.cli.errors import FailureError, InterruptionError, exit_code, terminable
+from coterie.cli.options import OUTPUT, RUNNING, Cluster, Seeds, flag, listed, option
 from coterie.errors import require
-from coterie.processes import cores
-from coterie.report.terminal import ComparisonProgress, plain_table, print_result
-from coterie.reproduce import similarities
-from coterie.reproduce.cells import Amount, TableCell, cells_of, missing_data
-from coterie.reproduce.check import check_results
-from coterie.reproduce.page import number_text
-from coterie.reproduce.paper import PaperTable, find_table, paper_tables
-from coterie.reproduce.rebuild import fitting, run_cells, write_page
-from coterie.reproduce.store import Results, without_recorded
-from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from coterie.reproduce.cells import TableCell
+    from coterie.reproduce.paper import PaperTable
+    from coterie.reproduce.verdict import Rebuilt, RebuiltColumn
+
+Keys = Annotated[list[str] | None, listed("Only these, by key (with commas).", "all", OUTPUT)]
 
 
-def list_command(results: Path) -> None:
-    """Print the tables: how large they are, how much of them is rebuilt, what data they lack here."""
-    listed = plain_table("table", "what it shows", "cells", "rebuilt", "not on this machine", right=(2, 3))
-    for key, table in paper_tables().items():
-        wanted = sum(bool(row.method_name) for row in table.rows) * len(table.columns)
-        done = len({(one["row"], one["column"]) for one in Results(table, results).cells.values()})
-        listed.add_row(*map(Text, (key, table.title, str(wanted), str(done), ", ".join(missing_data(table)))))
-    listed.add_row(similarities.KEY, "pFedSim, table 2: similarity of classifiers (four clients, minutes)", "", "", "")
-    print_result(listed, "", "'coterie reproduce TABLE' runs one; cells are methods × columns, once for each seed.")
-
-
-def check_command(results: Path) -> None:
-    """Check the results in a folder."""
-    for line in check_results(results):
-        print(line)
-
-
-def reproduce_command(
-    tables: Sequence[str],
-    columns: Sequence[str],
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    amount: Amount,
-    hours: float | None,
-    jobs: int,
-    folder: Path,
-    results: Path,
-    cluster: str = "",
+def reproduce(
+    *tables: Annotated[str, Parameter(help="The tables to rebuild; none: list them.", show_default=False)],
+    columns: Keys = None,
+    methods: Keys = None,
+    seeds: Seeds = None,
+    rounds: Annotated[int | None, option("Fewer rounds than the paper's.", "the paper's", RUNNING)] = None,
+    share: Annotated[float | None, option("Only this share of the data.", 1.0, RUNNING)] = None,
+    data: Annotated[
+        str | None, option("In the manner of the paper, on another data set.", "the paper's", RUNNING)
+    ] = None,
+    hours: Annotated[
+        float | None, option("Run what fits into so many hours, the most informative first.", "all", RUNNING)
+    ] = None,
+    jobs: Annotated[int | None, option("Cells at the same time.", "one per core", RUNNING)] = None,
+    cluster: Cluster = None,
+    cells: Annotated[Path, Parameter(help="Where the runs are kept; they are carried on there.", group=OUTPUT)] = Path(
+        "runs/cells"
+    ),
+    results: Annotated[Path, Parameter(help="Where the rebuilt tables are written.", group=OUTPUT)] = Path("results"),
+    check: Annotated[bool, flag("Check results against the tables, and repeat a first round.", OUTPUT)] = False,
 ) -> None:
-    """Run the cells of some tables and print these."""
+    """Rebuild result tables of the five papers, paper beside ours; what has run before is not run again."""
+    from coterie.processes import cores
+    from coterie.report.terminal import print_result
+    from coterie.reproduce import similarities
+    from coterie.reproduce.cells import Amount, cells_of
+    from coterie.reproduce.check import check_results
+    from coterie.reproduce.paper import find_table
+    from coterie.reproduce.rebuild import fitting, write_page
+    from coterie.reproduce.store import Results, without_recorded
+    from coterie.reproduce.verdict import Rebuilt
+
+    if check:
+        for line in check_results(results):
+            print(line)
+        return
+    if not tables:
+        _list(results)
+        return
+    amount, jobs = Amount(rounds, 1.0 if share is None else share, data or ""), jobs or 0
+    seeds = [0] if seeds is None else seeds
     require(bool(seeds), "seeds: name at least one")
     require(0 < amount.share <= 1, f"share = {amount.share:g}: must be above 0 and at most 1")
     require(amount.rounds is None or amount.rounds > 0, f"rounds = {amount.rounds}: must be at least 1")
@@ -68,18 +78,19 @@ def reproduce_command(
         print(similarities.rebuild(results, seeds))
     if not chosen:
         return
-    cells = [cell for table in chosen for cell in cells_of(table, columns, methods, seeds, amount)]
-    _tell_missing(chosen, columns, amount)
-    wanted, cells = len(cells), without_recorded(cells, results)
-    if len(cells) < wanted:
+    asked = [cell for table in chosen for cell in cells_of(table, columns or [], methods or [], seeds, amount)]
+    if not amount.data:
+        _tell_missing(chosen, columns or [])
+    remaining = without_recorded(asked, results)
+    if len(remaining) < len(asked):
         _say(
-            f"{wanted - len(cells)} of {wanted} cells are in {results} already and are not run again; "
+            f"{len(asked) - len(remaining)} of {len(asked)} cells are in {results} already and are not run again; "
             "to run them yourself, give --results a folder of your own"
         )
     left_out: list[TableCell] = []
     if hours is not None:
-        cells, left_out = fitting(cells, hours, jobs or cores(), folder, _say)
-    failures = _run(cells, folder, results, jobs, cluster)
+        remaining, left_out = fitting(remaining, hours, jobs or cores(), cells, _say)
+    failures = _run(remaining, cells, results, jobs, cluster or "")
     for table in chosen:
         write_page(table, results)
         _print(Rebuilt(table, Results(table, results)))
@@ -88,6 +99,25 @@ def reproduce_command(
         _say(f"left out for want of time: {cell}")
     if failures:
         raise FailureError("; ".join(_failed(failures)))
+
+
+def _list(results: Path) -> None:
+    """Print the tables: how large they are, how much of them is rebuilt, what data they lack here."""
+    from rich.text import Text
+
+    from coterie.report.terminal import plain_table, print_result
+    from coterie.reproduce import similarities
+    from coterie.reproduce.cells import missing_data
+    from coterie.reproduce.paper import paper_tables
+    from coterie.reproduce.store import Results
+
+    listed = plain_table("table", "what it shows", "cells", "rebuilt", "not on this machine", right=(2, 3))
+    for key, table in paper_tables().items():
+        cells = sum(bool(row.method_name) for row in table.rows) * len(table.columns)
+        rebuilt = len({(cell["row"], cell["column"]) for cell in Results(table, results).cells.values()})
+        listed.add_row(*map(Text, (key, table.title, str(cells), str(rebuilt), ", ".join(missing_data(table)))))
+    listed.add_row(similarities.KEY, "pFedSim, table 2: similarity of classifiers (four clients, minutes)", "", "", "")
+    print_result(listed, "", "'coterie reproduce TABLE' runs one; cells are methods × columns, once for each seed.")
 
 
 def _failed(failures: Mapping[str, str]) -> list[str]:
@@ -106,8 +136,11 @@ def _failed(failures: Mapping[str, str]) -> list[str]:
 
 
 def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int, cluster: str) -> dict[str, str]:
-    runs = {cell.digest: cell.experiment.rounds for cell in cells}
-    with ComparisonProgress(len(runs), sum(runs.values())) as progress, terminable():
+    from coterie.report.terminal import ComparisonProgress
+    from coterie.reproduce.rebuild import run_cells
+
+    rounds = {cell.digest: cell.experiment.rounds for cell in cells}
+    with ComparisonProgress(len(rounds), sum(rounds.values())) as progress, terminable():
         try:
             return run_cells(cells, folder, results, progress, jobs, cluster)
         except KeyboardInterrupt as stop:
@@ -115,9 +148,9 @@ def _run(cells: Sequence[TableCell], folder: Path, results: Path, jobs: int, clu
             raise InterruptionError(f"interrupted; the same command carries on ({done})", exit_code(stop)) from None
 
 
-def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str], amount: Amount) -> None:
-    if amount.data:
-        return
+def _tell_missing(tables: Sequence[PaperTable], columns: Sequence[str]) -> None:
+    from coterie.reproduce.cells import missing_data
+
     for table in tables:
         for name, how in missing_data(table, columns).items():
             _say(f"{table.key}: the columns of '{name}' are left out, it is not here; {how}")
@@ -128,6 +161,9 @@ def _say(text: str) -> None:
 
 
 def _print(rebuilt: Rebuilt) -> None:
+    from coterie.report.terminal import print_result
+    from coterie.reproduce.page import number_text
+
     print_result(rebuilt.table.title)
     for part in rebuilt.parts:
         print_result("", f"{part.column.title} ({part.amount})", _numbers(part))
@@ -136,6 +172,11 @@ def _print(rebuilt: Rebuilt) -> None:
 
 
 def _numbers(part: RebuiltColumn) -> Table:
+    from rich.text import Text
+
+    from coterie.report.terminal import plain_table
+    from coterie.reproduce.page import number_text
+
     table, ranks = plain_table("method", "paper", "ours", "rank", "ours", right=(1, 2, 3, 4)), part.ranks()
     for row in part.rows:
         paper = part.paper(row)

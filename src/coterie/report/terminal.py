@@ -77,6 +77,11 @@ class ComparisonProgress(ProgressDisplay):
         self._tasks: dict[str, TaskID] = {}
         self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> ComparisonProgress:
+        """How far these runs are."""
+        return cls(len(runs), sum(run.rounds for run in runs))
+
     def begun(self, run: Run) -> None:
         """A run begins."""
         name = str(run)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fuzz.bases import damaged, damages, odd_numbers, odd_texts, odd_values, spoilt_json
 from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, strict_json
 
-from coterie.cli.settings import GivenSettings
+from coterie.cli.options import GivenSettings
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.runs.directory import RunDirectory

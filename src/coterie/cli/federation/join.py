@@ -1,4 +1,4 @@
-"""What `federation join` does: a site accepts an agreement, sees what will run there, and makes its key."""
+"""`coterie federation join`: a site accepts an agreement, sees what will run there, and makes its key."""
 
 from __future__ import annotations
 
@@ -8,28 +8,50 @@ import os
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
-from coterie.cli.federation_shared import AUTHORITY, KEY, STATE, require_flower
-from coterie.cli.spoken import tell
-from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
-from coterie.deployment.inspection import look
+from cyclopts import Parameter
+
+from coterie.cli.federation.shared import (
+    AUTHORITY,
+    KEY,
+    NETWORK,
+    OWN,
+    STATE,
+    SiteName,
+    State,
+    require_flower,
+)
+from coterie.cli.options import file, flag
+from coterie.cli.output import tell
 from coterie.errors import CoterieError, require, unknown
-from coterie.files import private_folder, write_whole
-from coterie.report.terminal import print_result
 
 FRESH = "Whoever runs the server needs the public one"
 KNOWN = "It is the one from before; if the public one is not accepted yet"
 IMPLIED = ("former", "numbers")  # terms that follow from the others
 
 
-def join_command(
-    agreement: Path, name: str, state: Path | None, root_certificate: Path | None, new_key: bool, changed: bool
+def join(
+    agreement: Annotated[Path, Parameter(name="AGREEMENT", help="The federation.toml to accept, or its folder.")],
+    /,
+    *,
+    name: SiteName,
+    state: State = None,
+    root_certificate: Annotated[
+        Path | None, file("The certificate by which to know the server.", "DIR/keys/ca.pem", NETWORK)
+    ] = None,
+    new_key: Annotated[bool, flag("Make another key in place of the one that exists.", OWN)] = False,
+    changed: Annotated[bool, flag("Accept an agreement that differs from the one accepted before.", OWN)] = False,
 ) -> None:
-    """Accept an agreement as one of its sites."""
+    """Accept an agreement as one site: show what will run here, and make the site's own key."""
     require_flower()
     from coterie.deployment.flower.audit import AUDIT, Audit
+    from coterie.deployment.flower.folder import AGREEMENT, KEYS, SITES, require_folder
     from coterie.deployment.flower.keys import fingerprint, make_site_key
     from coterie.deployment.flower.relay import AGREED, APP, agree, app_hash, packed_app
+    from coterie.deployment.inspection import look
+    from coterie.files import private_folder, write_whole
+    from coterie.report.terminal import print_result
 
     is_folder = agreement.is_dir()
     path = require_folder(agreement) if is_folder else agreement

@@ -1,38 +1,62 @@
-"""What `federation keys` does: the server's certificate, and the sites' public keys."""
+"""`coterie federation keys`: the server's certificate, and the sites' public keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
-from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.folder import KEYS, require_folder
+from coterie.cli.federation.shared import Folder
+from coterie.cli.options import listed, repeated
 from coterie.errors import require, unknown
-from coterie.files import expanded
-from coterie.report.terminal import print_result
 
 
-def keys_command(
-    folder: Path, hosts: Sequence[str], accept: Sequence[str], remove: Sequence[str], renew: Sequence[str]
+def keys(
+    folder: Folder,
+    /,
+    *,
+    host: Annotated[
+        list[str] | None,
+        listed("A name or address by which sites reach the server; may be repeated.", "this machine only"),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        repeated(
+            "SITE=KEY: a site's public key as 'federation join' printed it, or a file with it; may be repeated.",
+            default="none",
+        ),
+    ] = None,
+    remove: Annotated[list[str] | None, listed("A site whose key is to be shut out; may be repeated.", "none")] = None,
+    renew: Annotated[
+        list[str] | None,
+        listed(
+            "'server' renews its certificate and key, 'authority' ca.pem for the same key, 'all' everything.",
+            "nothing that exists",
+        ),
+    ] = None,
 ) -> None:
-    """Make and take keys, and say who has which."""
+    """Make the server's certificate, and take the public keys of the sites; what exists stays."""
+    from coterie.deployment.agreement import Agreement
+    from coterie.deployment.flower.folder import KEYS, require_folder
+    from coterie.report.terminal import print_result
+
     agreement = Agreement.read(require_folder(folder))
     require(find_spec("cryptography") is not None, "keys need 'cryptography': pip install 'coterie[flower]'")
     from coterie.deployment.flower.keys import Keys, accept_key, fingerprint, hosts_of, make_keys
 
-    given = [_pair(text) for text in accept]
-    for site in (*(site for site, _ in given), *remove):
+    given = [_pair(text) for text in accept or []]
+    for site in (*(site for site, _ in given), *(remove or [])):
         if site not in agreement.sites:
             raise unknown(f"site of {agreement.name}", site, agreement.sites)
     keys = Keys(folder / KEYS)
     changed = []
-    written = make_keys(folder / KEYS, hosts, renew)
+    written = make_keys(folder / KEYS, host or [], renew or [])
     for site, text in given:
         known = keys.public(site).is_file()
         if accept_key(keys, site, text):
             changed.append(f"the key of {site} is {'replaced' if known else 'accepted'}")
-    for site in remove:
+    for site in remove or []:
         require(keys.public(site).is_file(), f"remove = {site}: there is no key of this site")
         keys.public(site).unlink()
         changed.append(f"the key of {site} is removed")
@@ -76,6 +100,8 @@ def _pair(text: str) -> tuple[str, str]:
     """A site and its public key, which may stand in a file."""
     site, sign, key = text.partition("=")
     require(bool(sign and key.strip()), f"accept = {text}: must be SITE=KEY, as 'coterie federation join' prints it")
+    from coterie.files import expanded
+
     path = expanded(key)
     if len(key) < 256 and path.is_file():
         key = path.read_text(encoding="utf-8", errors="replace")

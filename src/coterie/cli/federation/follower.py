@@ -1,9 +1,10 @@
-"""Follows a federation through the files that its server writes, and shows how far it is."""
+"""Follows a federation through the files that its server writes, and sees when a next version makes it begin anew."""
 
 from __future__ import annotations
 
 import json
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,9 +13,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from coterie.cli.federation_version import NextVersion
-from coterie.cli.problems import FailureError
-from coterie.cli.spoken import WARNING, as_json, tell
+from coterie.cli.errors import FailureError
+from coterie.cli.output import WARNING, as_json, tell
 from coterie.deployment.inspection import FederationFacts
 from coterie.errors import PassingError
 from coterie.files import write_whole
@@ -22,6 +22,7 @@ from coterie.files import write_whole
 POLL = 0.25  # seconds between two looks at the files
 SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
 ENDING = 15.0  # seconds that a finished ServerApp has to go
+PATIENCE = 900.0  # seconds that a round under way may take before what is new begins without it
 SHOWN_LEVELS = (" WARNING ", " ERROR ")
 
 
@@ -154,9 +155,9 @@ class Follower:
         path = self.folder / "rounds.jsonl"
         if not path.exists():
             return
-        found = path.stat()
-        if (found.st_ino, found.st_size) != self._seen:
-            self._seen = (found.st_ino, found.st_size)
+        file = path.stat()
+        if (file.st_ino, file.st_size) != self._seen:
+            self._seen = (file.st_ino, file.st_size)
             lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
             self._scores = means_of(lines)
             self.round = int(lines[-1]["round"]) if lines else 0
@@ -202,16 +203,61 @@ class Follower:
                 time.sleep(POLL)
 
 
+class NextVersion:
+    """Whether an agreement's file holds a newer version or other keys are accepted than at the start, and whether it is
+    time for that: after the round under way. A file that cannot be read just now is no newer version.
+    """
+
+    def __init__(
+        self, agreement: Path, version: int, keys: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._version, self._folder, self._clock = agreement, version, keys, clock
+        self._stamp: tuple[int, int] | None = None
+        self._seen: tuple[float, int] | None = None  # when, and which round was under way
+        self._newest, self._keys = version, self._accepted()
+
+    def is_due(self, status: Mapping[str, Any]) -> bool:
+        """Given how the federation stands, whether what is new begins now."""
+        if not self._is_newer() and self._accepted() == self._keys:
+            return False
+        if self._seen is None:
+            self._seen = (self._clock(), int(status.get("round", 0)))
+        since, first = self._seen
+        under_way = status.get("state") == "running" and str(status.get("message", "")).startswith(f"round {first} ")
+        return not under_way or self._clock() - since > PATIENCE
+
+    def _is_newer(self) -> bool:
+        try:
+            about = self._path.stat()
+            if (stamp := (about.st_mtime_ns, about.st_size)) != self._stamp:
+                self._newest = int(tomllib.loads(self._path.read_text(encoding="utf-8")).get("version", 1))
+                self._stamp = stamp
+        except (OSError, ValueError):  # no TOML is a ValueError too
+            return False
+        return self._newest > self._version
+
+    def _accepted(self) -> dict[str, tuple[int, int]]:
+        """The public keys that are accepted, each with what changes if it does."""
+        stamps = {}
+        for path in [] if self._folder is None else self._folder.glob("*.pub"):
+            try:
+                about = path.stat()
+            except OSError:  # it was removed just now
+                continue
+            stamps[path.name] = (about.st_mtime_ns, about.st_size)
+        return stamps
+
+
 def means_of(lines: Sequence[Mapping[str, Any]]) -> str:
     """The newest means over sites of what they are judged by, from the lines of `rounds.jsonl`.
 
     >>> means_of([{"received": {"mean": 0.75}, "trained": {"mean": 0.7}}, {"trained": {"mean": 0.8}}])
     'received mean 0.7500, trained mean 0.8000'
     """
-    found = []
+    parts = []
     for moment in ("received", "trained"):
         means = (line[moment]["mean"] for line in reversed(lines) if moment in line)
         newest = next((mean for mean in means if mean is not None), None)
         if newest is not None:
-            found.append(f"{moment} mean {newest:.4f}")
-    return ", ".join(found)
+            parts.append(f"{moment} mean {newest:.4f}")
+    return ", ".join(parts)

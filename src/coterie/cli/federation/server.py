@@ -1,4 +1,4 @@
-"""What `federation server` does: start Flower's processes, start or resume the run, and follow it to its end."""
+"""`coterie federation server`: start Flower's processes, start or resume the run, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -6,53 +6,65 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from coterie.cli.federation_shared import (
+from cyclopts import Parameter
+
+from coterie.cli.errors import FailureError, InterruptionError, exit_code
+from coterie.cli.federation.shared import (
+    ANY_PORT,
+    NETWORK,
+    Commands,
+    Folder,
+    Insecure,
+    Status,
     by_signal,
     insecure_warning,
     print_commands,
     require_flower,
     tell_of_page,
 )
-from coterie.cli.federation_version import NextVersion
-from coterie.cli.following import Follower
-from coterie.cli.problems import FailureError, InterruptionError
-from coterie.cli.signals import exit_code
-from coterie.cli.spoken import tell
-from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
-from coterie.deployment.inspection import FederationFacts, look
-from coterie.deployment.server_status import FederationStatus
-from coterie.deployment.status import served_status, status_address
+from coterie.cli.options import flag, option
+from coterie.cli.output import tell
 from coterie.errors import require
-from coterie.report.terminal import plain_table, print_result
 
 if TYPE_CHECKING:
+    from coterie.cli.federation.follower import Follower
     from coterie.deployment.flower.keys import ExpiryWatch, Keys
     from coterie.deployment.flower.processes import Values
     from coterie.deployment.flower.server_processes import ServerProcesses
+    from coterie.deployment.inspection import FederationFacts
 
 ANYWHERE = ("0.0.0.0", "::")
 
 
-def server_command(
-    folder: Path, host: str, port: int, insecure: bool, keep_running: bool, commands: bool, status: str
+def server(
+    folder: Folder,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="The address to listen on; 0.0.0.0 means all of them.", group=NETWORK)] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int | None, option("The port to listen on (0: any free one).", 8000, NETWORK)] = None,
+    insecure: Insecure = False,
+    keep_running: Annotated[bool, flag("Keep listening after the last round.", NETWORK)] = False,
+    status: Status = ANY_PORT,
+    commands: Commands = False,
 ) -> None:
-    """Run a federation's server, one version of its agreement after the other."""
+    """Run a federation's server until the last round is over; the same command resumes a stopped one."""
     require_flower()
-    page = _lasting(status_address(status))
-    while not _version_command(folder, host, port, insecure, keep_running, commands, page):
+    from coterie.deployment.flower.processes import free_port
+    from coterie.deployment.status import status_address
+
+    page = status_address(status)
+    if page is not None:  # the same port, whatever version of the agreement is run
+        page = page[0], page[1] or free_port(page[0])
+    how = host, 8000 if port is None else port, insecure, keep_running, commands, page
+    while not _run_version(folder, *how):
         tell("the agreement or the accepted keys have changed: the server begins anew with them")
 
 
-def _lasting(page: tuple[str, int] | None) -> tuple[str, int] | None:
-    """The same address with a port that stays, whatever version of the agreement is run."""
-    from coterie.deployment.flower.processes import free_port
-
-    return (page[0], page[1] or free_port(page[0])) if page is not None else None
-
-
-def _version_command(
+def _run_version(
     folder: Path,
     host: str,
     port: int,
@@ -62,9 +74,14 @@ def _version_command(
     page: tuple[str, int] | None,
 ) -> bool:
     """Run a federation's server under its agreement as it is now; False if that has a next version, which is due."""
+    from coterie.cli.federation.follower import Follower, NextVersion
+    from coterie.deployment.flower.folder import KEYS, SERVER, require_folder
     from coterie.deployment.flower.keys import Keys
     from coterie.deployment.flower.relay import APP
     from coterie.deployment.flower.server_processes import ServerProcesses
+    from coterie.deployment.inspection import look
+    from coterie.deployment.server_status import FederationStatus
+    from coterie.deployment.status import served_status
 
     require(0 <= port < 65536, f"port = {port}: must lie in 0..65535")
     keys = None if insecure else Keys((folder / KEYS).resolve())
@@ -229,14 +246,16 @@ def site_command(link: ServerProcesses, facts: FederationFacts) -> str:
 
 def print_results(follower: Follower, facts: FederationFacts) -> None:
     """Show how good every site's finished model is."""
+    from coterie.report.terminal import plain_table, print_result
+
     summary = follower.summary()
     table = plain_table("site", f"{facts.metric} of its finished model", right=(1,))
-    found = summary.get("finished", {})
+    finished = summary.get("finished", {})
     for site in facts.sites:
-        score = found.get(site)  # none of a site without test samples, or one that says so
+        score = finished.get(site)  # none of a site without test samples, or one that says so
         table.add_row(site, "–" if score is None else f"{score:.4f}")
     lines = [f"{facts.rounds} rounds of {facts.method} are done; everything about them is in {follower.folder}"]
-    absent = [site for site in facts.sites if site not in found]
+    absent = [site for site in facts.sites if site not in finished]
     if absent:
         lines.append(f"{', '.join(absent)} did not get the finished model: start the server again to hand it over")
     print_result(table, "", *lines)

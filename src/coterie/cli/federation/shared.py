@@ -1,4 +1,4 @@
-"""What the server's and the site's launchers share: words on stderr, warnings, plain commands, signals."""
+"""What the commands of a federation share: options, warnings, plain commands, signals."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.panel import Panel
-from rich.text import Text
+from cyclopts import Group, Parameter
 
-from coterie.cli.signals import TerminationError
-from coterie.cli.spoken import WARNING, as_json, tell
+from coterie.cli.errors import TerminationError
+from coterie.cli.options import file, flag, option
+from coterie.cli.output import WARNING, as_json, tell
 from coterie.errors import require
 
 if TYPE_CHECKING:
@@ -27,6 +26,29 @@ if TYPE_CHECKING:
 
 STATE = Path("federation-state")  # a site's, where nothing else is named
 KEY, AUTHORITY = "key", "ca.pem"  # in a site's folder there
+ANY_PORT = "127.0.0.1:0"
+NETWORK = Group("Network", sort_key=2)
+OWN = Group("This site", sort_key=1)
+
+Folder = Annotated[Path, Parameter(name="DIR", help="The federation's folder.")]
+FolderIfHere = Annotated[
+    Path | None, Parameter(name="DIR", help="The federation's folder, if it is here.", show_default=False)
+]
+SiteName = Annotated[str, Parameter(help="The site's name.", group=OWN)]
+State = Annotated[
+    Path | None,
+    file("The folder in which the site keeps its key, model and logs.", "DIR/sites, or federation-state", OWN),
+]
+Insecure = Annotated[bool, flag("No encryption and no keys: for trials on one machine only.", NETWORK)]
+Commands = Annotated[bool, flag("Print the commands behind this one, and start nothing.", NETWORK)]
+Status = Annotated[
+    str,
+    option(
+        "HOST:PORT of a page that shows how it goes, with /health and /metrics; 'off' for none.",
+        "any free port of 127.0.0.1",
+        NETWORK,
+    ),
+]
 
 
 def require_flower() -> None:
@@ -38,6 +60,10 @@ def require_flower() -> None:
 
 def warn(title: str, text: str) -> None:
     """A warning that cannot be overlooked."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
     if as_json():
         tell(f"{title}: {text}", WARNING)
         return

@@ -1,4 +1,4 @@
-"""What `federation extend` does: write the next version of an agreement, and say who has to do what about it."""
+"""`coterie federation extend` and `rollback`: a federation's agreement changes, or it goes on from an earlier round."""
 
 from __future__ import annotations
 
@@ -9,49 +9,28 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from coterie.cli.federation_shared import require_flower
-from coterie.cli.settings import read_texts
+from coterie.cli.federation.shared import Folder, require_flower
+from coterie.cli.options import listed, repeated
 from coterie.errors import require
 
 VERSIONS = "versions"
 
 
 def extend(
-    folder: Annotated[Path, Parameter(name="DIR", help="The federation's folder.")],
+    folder: Folder,
     /,
     *,
     rounds: Annotated[
         int | None, Parameter(help="How many rounds there are to be in all.", show_default="as many as before")
     ] = None,
-    add: Annotated[
-        list[str] | None,
-        Parameter(
-            help="A new site; may be repeated.", show_default="none", converter=read_texts, negative=(), n_tokens=1
-        ),
-    ] = None,
+    add: Annotated[list[str] | None, listed("A new site; may be repeated.", "none")] = None,
     remove: Annotated[
         list[str] | None,
-        Parameter(
-            help="A site that leaves: its key, rows and values at the server are deleted; may be repeated.",
-            show_default="none",
-            converter=read_texts,
-            negative=(),
-            n_tokens=1,
-        ),
+        listed("A site that leaves: its key, rows and values at the server are deleted; may be repeated.", "none"),
     ] = None,
-    term: Annotated[
-        list[str] | None,
-        Parameter(help="Another term, NAME=VALUE, such as lr=0.01; may be repeated.", negative=(), n_tokens=1),
-    ] = None,
+    term: Annotated[list[str] | None, repeated("Another term, NAME=VALUE, such as lr=0.01; may be repeated.")] = None,
 ) -> None:
     """Change a federation's agreement while it runs, or after its end: more rounds, other sites, other terms."""
-    extend_command(folder, rounds, add or [], remove or [], term or [])
-
-
-def extend_command(
-    folder: Path, rounds: int | None, add: Sequence[str], remove: Sequence[str], terms: Sequence[str]
-) -> None:
-    """Write the next version; a server that runs takes it over after its round."""
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import AGREEMENT, KEYS, SERVER, require_folder
     from coterie.deployment.flower.keys import Keys
@@ -63,14 +42,14 @@ def extend_command(
     require_flower()
     path = require_folder(folder)
     before = Agreement.read(path)
-    after = extended(before, rounds=rounds, add=add, remove=remove, terms=dict(map(_pair, terms)))
+    after = extended(before, rounds=rounds, add=add or [], remove=remove or [], terms=dict(map(_pair, term or [])))
     after.kind.check(after.federation())
     done = _rounds_done(folder / SERVER / STATUS)
     require(after.rounds > done, f"rounds = {after.rounds}: {done} are done; name more than that with --rounds")
     kept = folder / VERSIONS / f"{before.version}.toml"
     kept.parent.mkdir(exist_ok=True)
     write_whole(kept, path.read_bytes())
-    for site in remove:
+    for site in remove or []:
         Keys(folder / KEYS).public(site).unlink(missing_ok=True)
     write_whole(path, after.toml().encode())
     print_result(
@@ -84,8 +63,8 @@ def extend_command(
             for site in after.sites
             if site in before.sites
         ),
-        *_about_new(folder, add),
-        *_about_leavers(remove),
+        *_about_new(folder, add or []),
+        *_about_leavers(remove or []),
     )
 
 
@@ -95,13 +74,13 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _rounds_done(status: Path) -> int:
+def _rounds_done(path: Path) -> int:
     """The rounds that are over, as far as the server says."""
-    if not status.is_file():
+    if not path.is_file():
         return 0
-    told: dict[str, Any] = json.loads(status.read_text(encoding="utf-8"))
-    under_way = told.get("state") == "running" and bool(told.get("message"))
-    return int(told.get("round", 0)) - under_way
+    status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    under_way = status.get("state") == "running" and bool(status.get("message"))
+    return int(status.get("round", 0)) - under_way
 
 
 def _about_new(folder: Path, sites: Sequence[str]) -> list[str]:
@@ -124,3 +103,37 @@ def _about_leavers(sites: Sequence[str]) -> list[str]:
         "models and stays there; that it took part, and its scores, stay in rounds.jsonl and in the logs. Its own",
         "files at the site are the site's to delete.",
     ]
+
+
+def rollback(
+    folder: Folder,
+    round: Annotated[
+        int | None,
+        Parameter(name="ROUND", help="The round to go on from.", show_default="the rounds that are kept are listed"),
+    ] = None,
+    /,
+) -> None:
+    """Go back to an earlier round: the server's next start goes on from there, and sites follow."""
+    from coterie.deployment.agreement import Agreement
+    from coterie.deployment.flower.folder import SERVER, require_folder
+    from coterie.deployment.flower.processes import Lock
+    from coterie.deployment.logbook import Logbook
+    from coterie.report.terminal import print_result
+
+    agreement, path = Agreement.read(require_folder(folder)), folder / SERVER
+    require(path.is_dir(), f"folder = {folder}: its server has not been started yet; there is nothing to go back to")
+    lock = Lock(path / "lock", "the server", patience=0)
+    try:
+        logbook = Logbook(path, agreement)
+        if round is None:
+            kept = ", ".join(map(str, logbook.checkpoints())) or "none"
+            print_result(f"rounds that are kept: {kept}; 'coterie federation rollback {folder} ROUND' goes back to one")
+            return
+        later = logbook.go_back(round)
+    finally:
+        lock.release()
+    taken = f"; what came after it, up to round {later[-1]}, is forgotten then" if later else ""
+    print_result(
+        f"The next start of the server goes on after round {round}{taken}.",
+        "Sites follow by themselves: each goes on from its own last round until then.",
+    )

@@ -1,11 +1,19 @@
-"""Every mistake on the command line as one line: the option, the value, what is allowed."""
+"""How a command ends that does not end well: every mistake as one line with its exit code, and interruptions.
+
+The line names the option, the value, and what is allowed. SIGTERM, which schedulers send before they kill, ends a run
+as Ctrl-C does: it keeps its last round.
+"""
 
 from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from types import FrameType
 
 from cyclopts import (
     CoercionError,
@@ -30,6 +38,37 @@ class InterruptionError(Exception):
 
 class FailureError(Exception):
     """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
+
+
+class TerminationError(KeyboardInterrupt):
+    """SIGTERM; whoever cleans up after Ctrl-C cleans up after it too."""
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """What a shell is told: 128 and the signal's number.
+
+    >>> exit_code(KeyboardInterrupt()), exit_code(TerminationError())
+    (130, 143)
+    """
+    return 128 + (signal.SIGTERM if isinstance(stop, TerminationError) else signal.SIGINT)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does. Further ones are ignored, so that what is being saved is saved."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise TerminationError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 FAILED, MISTAKE, UNWELCOME = 1, 2, 3
@@ -109,14 +148,14 @@ def _option_of_a_method(given: str, words: Sequence[str]) -> str | None:
     named = [word for before, word in pairwise(words) if not word.startswith("-") and not before.startswith("-")]
     if not named or words[0] not in TAKE_METHODS:
         return None
-    from coterie.cli.entries import OWN  # loads methods and PyTorch: for those alone who named a method
+    from coterie.cli.experiments import WITH_OPTIONS  # loads methods and PyTorch: for those alone who named a method
     from coterie.methods import METHODS
     from coterie.options import option_fields
 
     name = _plain(given.split("=")[0])
     for word in named:
-        found = OWN.fullmatch(word)
-        method = METHODS.spelt(word if found is None else found["method"])
+        entry = WITH_OPTIONS.fullmatch(word)
+        method = METHODS.spelt(word if entry is None else entry["method"])
         if method in METHODS and name in option_fields(METHODS[method]):
             return f"'{name}' is an option of {method}: use --set {name}={_value_of(given, words)}"
     return None

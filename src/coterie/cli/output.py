@@ -1,15 +1,50 @@
-"""Output for surroundings that offer little: terminals that know no more than ASCII, none at all, or a wrong width."""
+"""What commands write: lines with the time on stderr, or JSON objects for machines to read, while they run for days;
+and what has to be mended before, for terminals that know no more than ASCII, for none at all, or for a wrong width.
+"""
 
 from __future__ import annotations
 
 import codecs
 import io
+import json
 import os
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+VARIABLE, JSON = "COTERIE_LOG", "json"
+WARNING = "warning"
 PLAIN = {"±": "+-", "–": "-", "—": "-", "─": "-", "…": "...", "×": "x", "→": "->", "‖": "||", "−": "-", "·": "."}
 NAME = "coterie.plain"
+
+
+def as_json() -> bool:
+    """Whether `COTERIE_LOG=json` asks for JSON."""
+    return os.environ.get(VARIABLE) == JSON
+
+
+def tell(line: str, level: str = "info") -> None:
+    """A line on stderr, with the time; what begins with 'warning:' is one."""
+    if not as_json():
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        return
+    if line.startswith(f"{WARNING}: "):
+        level, line = WARNING, line.removeprefix(f"{WARNING}: ")
+    _print_object(level, line)
+
+
+def complain(line: str) -> None:
+    """The last words of a command that did not end well."""
+    if as_json():
+        _print_object("error", line)
+    else:
+        print(f"coterie: {line}", file=sys.stderr)
+
+
+def _print_object(level: str, message: str) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    print(json.dumps({"time": now, "level": level, "message": message}), file=sys.stderr, flush=True)
 
 
 def speak_plainly() -> None:

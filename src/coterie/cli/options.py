@@ -1,4 +1,4 @@
-"""The options that `run` and `compare` share, made from the settings of a run.
+"""What the options of commands are made of, and those that several commands have: the settings of a run above all.
 
 What was not given stays `None` and takes its default elsewhere. Nothing heavy is imported here: `coterie --help` must
 answer at once.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter, Token
@@ -18,6 +19,7 @@ from cyclopts import Group, Parameter, Token
 from coterie.options import BY_RULE, coerced, option_fields
 from coterie.setup.run_options import RunOptions
 
+OUTPUT = Group("Method options, files and output", sort_key=0)
 DATA = Group("Data and model", sort_key=1)
 PARTITION = Group("Partition (each rule takes some of these: see 'coterie partitions')", sort_key=2)
 TRAINING = Group("Training", sort_key=3)
@@ -36,11 +38,11 @@ GROUPS = {
 C = TypeVar("C")
 
 
-def read_value(wanted: Any, tokens: Sequence[Token]) -> Any:
+def read_value(annotation: Any, tokens: Sequence[Token]) -> Any:
     """A converter that reads values just as a configuration file does: `2.7` is no whole number."""
-    plain = wanted
-    if get_origin(wanted) in (Union, types.UnionType):
-        plain = reduce(or_, (one for one in get_args(wanted) if one is not type(None)))
+    plain = annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        plain = reduce(or_, (member for member in get_args(annotation) if member is not type(None)))
     token = tokens[0]
     return coerced((token.keyword or "value").lstrip("-").replace("-", "_"), token.value, plain)
 
@@ -57,16 +59,47 @@ def switch(help: str, default: object, group: Group) -> Parameter:
     return Parameter(help=help, show_default=str(default), group=group)
 
 
+def flag(help: str, group: Group) -> Parameter:
+    """An option that is off unless it is given: `--name`."""
+    return Parameter(help=help, group=group, negative=())
+
+
+def file(help: str, default: str, group: Group) -> Parameter:
+    """A file or a folder; `default` is what the help shows."""
+    return Parameter(help=help, show_default=default, group=group)
+
+
 def read_texts(_: Any, tokens: Sequence[Token]) -> list[str]:
     """Values separated by commas, or given one by one."""
     parts = [part.strip() for token in tokens for part in token.value.split(",")]
     return [part for part in parts if part]
 
 
-def read_numbers(wanted: Any, tokens: Sequence[Token]) -> list[int]:
+def read_numbers(_: Any, tokens: Sequence[Token]) -> list[int]:
     """The same for whole numbers."""
     keyword = (tokens[0].keyword or "value").lstrip("-")
-    return [coerced(keyword, part, int) for part in read_texts(wanted, tokens)]
+    return [coerced(keyword, part, int) for part in read_texts(None, tokens)]
+
+
+def listed(
+    help: str, default: str, group: Group | str = "Parameters", read: Any = read_texts, *names: str
+) -> Parameter:
+    """An option for several values, with commas or one by one; `default` is what the help shows."""
+    return Parameter(
+        name=names or None, help=help, show_default=default, group=group, converter=read, negative=(), n_tokens=1
+    )
+
+
+def repeated(help: str, group: Group | str = "Parameters", default: str | None = None) -> Parameter:
+    """An option that may be repeated, with one text each time."""
+    return Parameter(help=help, show_default=default, group=group, negative=(), n_tokens=1)
+
+
+def seed_numbers(help: str, default: str) -> Parameter:
+    """The seeds of a command that runs everything with each of them."""
+    return Parameter(
+        help=help, show_default=default, consume_multiple=True, negative=(), converter=read_numbers, group=OUTPUT
+    )
 
 
 def parameters(settings: type, groups: Mapping[str, Group], leave_out: Sequence[str] = ()) -> dict[str, Any]:
@@ -76,28 +109,20 @@ def parameters(settings: type, groups: Mapping[str, Group], leave_out: Sequence[
     return {name: parameter(known[name], hints[name], groups) for name in dict.fromkeys(order) if name not in leave_out}
 
 
-def parameter(item: Field[Any], wanted: Any, groups: Mapping[str, Group]) -> Any:
+def parameter(item: Field[Any], hint: Any, groups: Mapping[str, Group]) -> Any:
     """A setting as the annotated type of an option that may be left out."""
-    told = item.metadata
-    group, names, shown = groups[told["group"]], told["names"], told["shown"]
-    if wanted is bool:
-        return Annotated[bool | None, switch(told["help"], shown, group)]
-    if get_origin(wanted) is tuple:
-        kind = get_args(wanted)[0]
-        several = Parameter(
-            name=names or None,
-            help=told["help"],
-            show_default=shown,
-            group=group,
-            converter=read_numbers if kind is int else read_texts,
-            negative=(),
-            n_tokens=1,
-        )
-        wanted = types.GenericAlias(list, (kind,))
-        return Annotated[wanted | None, several]
+    about = item.metadata
+    group, names, shown = groups[about["group"]], about["names"], about["shown"]
+    if hint is bool:
+        return Annotated[bool | None, switch(about["help"], shown, group)]
+    if get_origin(hint) is tuple:
+        kind = get_args(hint)[0]
+        texts: Any = types.GenericAlias(list, (kind,))
+        read = read_numbers if kind is int else read_texts
+        return Annotated[texts | None, listed(about["help"], shown, group, read, *names)]
     # What may be an object in Python is a name here; words are checked later, where all are known.
-    plain = str if wanted is Any or get_origin(wanted) is Literal else wanted
-    return Annotated[plain | None, option(told["help"], shown, group, *names)]
+    plain = str if hint is Any or get_origin(hint) is Literal else hint
+    return Annotated[plain | None, option(about["help"], shown, group, *names)]
 
 
 def options(annotations: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
@@ -115,10 +140,10 @@ def options(annotations: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
 class Given:
     """Options of a command."""
 
-    def given(self) -> dict[str, Any]:
-        """Those that were given."""
+    def given(self, **others: Any) -> dict[str, Any]:
+        """Those that were given, and of some others those that are not `None` either."""
         made: Any = self  # subclasses are dataclasses
-        values = {item.name: getattr(self, item.name) for item in fields(made)}
+        values = {item.name: getattr(self, item.name) for item in fields(made)} | others
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -141,18 +166,18 @@ _OF_RULES: dict[str, tuple[type, str]] = {
 
 
 def _all_options() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    annotations: dict[str, Any] = {
         "protocol": Annotated[
             str | None, option("A paper's settings to start from (see 'coterie protocols').", "none", DATA)
         ]
     }
     for name, annotated in parameters(RunOptions, GROUPS, leave_out=("method", "seed")).items():
-        found[name] = annotated
+        annotations[name] = annotated
         if name == "partition":
-            for own, (kind, help) in _OF_RULES.items():
-                told = switch(help, BY_RULE, PARTITION) if kind is bool else option(help, BY_RULE, PARTITION)
-                found[own] = Annotated[kind | None, told]
-    return found
+            for rule_option, (kind, help) in _OF_RULES.items():
+                made = switch(help, BY_RULE, PARTITION) if kind is bool else option(help, BY_RULE, PARTITION)
+                annotations[rule_option] = Annotated[kind | None, made]
+    return annotations
 
 
 @options(_all_options())
@@ -160,5 +185,34 @@ class GivenSettings(Given):
     """Every setting of an experiment but its method and its seed, each `None` unless it was given."""
 
 
-SEED = get_args(parameter(option_fields(RunOptions)["seed"], int, GROUPS))[1]
-"""The option of `run` alone: `compare` has several seeds."""
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(help="A TOML file with the same keys as the options; options given here override it.", group=OUTPUT),
+]
+Seed = Annotated[int | None, get_args(parameter(option_fields(RunOptions)["seed"], int, GROUPS))[1]]
+AsJson = Annotated[bool, flag("Print JSON, and nothing else, on stdout.", OUTPUT)]
+Listeners = Annotated[
+    list[str] | None,
+    repeated(
+        "Who is told how it goes: tensorboard, wandb, or one of your own, such as ./my.py:EarlyStop; may be repeated.",
+        OUTPUT,
+    ),
+]
+Sets = Annotated[list[str] | None, repeated("A method option, NAME=VALUE; may be repeated.", OUTPUT)]
+Seeds = Annotated[list[int] | None, seed_numbers("Everything runs once with each seed.", "0")]
+Jobs = Annotated[
+    int | None, option("Runs at the same time (0: one per core if that is faster, otherwise 1).", 0, RUNNING)
+]
+Cluster = Annotated[
+    str | None,
+    option("Runs take place on a Ray cluster: HOST:PORT, or 'auto' on a machine of it.", "this machine", RUNNING),
+]
+Columns = Annotated[
+    list[str] | None,
+    listed(
+        "The table's columns, with commas: MOMENT.MEAN.READING such as stored.weighted.last, worst_decile.MOMENT, "
+        "bytes, seconds …",
+        "the usual ones",
+        OUTPUT,
+    ),
+]

@@ -11,17 +11,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from coterie.cli.federation.shared import STATE, FolderIfHere
 from coterie.errors import CoterieError, require, unknown
 
-STATE = Path("federation-state")
 DEPTHS = ("*", "*/*", "*/*/*")
 """How deep below the folder that was named a site's files are looked for."""
 
 
 def model(
-    folder: Annotated[
-        Path | None, Parameter(name="DIR", help="The federation's folder, if it is here.", show_default=False)
-    ] = None,
+    folder: FolderIfHere = None,
     /,
     *,
     client: Annotated[str, Parameter(help="The site whose model is wanted.")],

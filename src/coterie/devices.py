@@ -91,8 +91,8 @@ def seed_everything_drawn(device: torch.device, seed: int) -> None:
 
 def drawn_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Where the random numbers stand that layers draw by themselves: the processor's, and the device's own."""
-    own = device.type in KNOWN and _module(device).is_available()
-    return torch.get_rng_state(), _module(device).get_rng_state() if own else None
+    has_its_own = device.type in KNOWN and _module(device).is_available()
+    return torch.get_rng_state(), _module(device).get_rng_state() if has_its_own else None
 
 
 def draw_again(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:

@@ -160,7 +160,7 @@ def _held_file(path: Path, wait: bool) -> IO[str]:
             raise
 
 
-def require_format(what: str, found: object, wanted: int, way_out: str) -> None:
+def require_format(what: str, written: object, readable: int, way_out: str) -> None:
     """An error unless something on disk was written in the format that this version reads.
 
     >>> require_format("run = x", 2, 1, "again")
@@ -172,11 +172,13 @@ def require_format(what: str, found: object, wanted: int, way_out: str) -> None:
     ...
     coterie.errors.CoterieError: run = x: was written by an older version of Coterie (this one reads format 1); again
     """
-    newer = str(found).isdecimal() and int(str(found)) > wanted
-    require(not newer, f"{what}: was written by a newer version of Coterie (format {found}, this one reads {wanted})")
+    newer = str(written).isdecimal() and int(str(written)) > readable
     require(
-        str(found) == str(wanted),
-        f"{what}: was written by an older version of Coterie (this one reads format {wanted}); {way_out}",
+        not newer, f"{what}: was written by a newer version of Coterie (format {written}, this one reads {readable})"
+    )
+    require(
+        str(written) == str(readable),
+        f"{what}: was written by an older version of Coterie (this one reads format {readable}); {way_out}",
     )
 
 
@@ -224,7 +226,7 @@ def silence() -> Iterator[None]:
         log.setLevel(level)
 
 
-def json_text(found: Mapping[str, Any]) -> str:
+def json_text(content: Mapping[str, Any]) -> str:
     """An object as JSON to be read by people too; of a list of objects, each stands on a line of its own.
 
     There may be a hundred thousand of those, and JSON that is indented throughout takes a minute to write then.
@@ -238,12 +240,12 @@ def json_text(found: Mapping[str, Any]) -> str:
       ]
     }
     """
-    parts = ",\n".join(f"  {json.dumps(key)}: {_spelled(value)}" for key, value in found.items())
+    parts = ",\n".join(f"  {json.dumps(key)}: {_spelled(value)}" for key, value in content.items())
     return f"{{\n{parts}\n}}\n"
 
 
 def _spelled(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-        lines = ",\n".join(f"    {json.dumps(one)}" for one in value)
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        lines = ",\n".join(f"    {json.dumps(entry)}" for entry in value)
         return f"[\n{lines}\n  ]"
     return json.dumps(value, indent=2).replace("\n", "\n  ")

@@ -29,8 +29,8 @@ def setting(default: Any, help: str, group: str, *names: str, shown: str | None 
 
 def same_setting(cls: type, name: str) -> Any:
     """The setting of that name of another dataclass, once more."""
-    found = option_fields(cls)[name]
-    return field(default=found.default, metadata=found.metadata)
+    original = option_fields(cls)[name]
+    return field(default=original.default, metadata=original.metadata)
 
 
 def option_fields(cls: type) -> dict[str, Field[Any]]:
@@ -84,7 +84,7 @@ def references_in(text: str) -> list[str]:
     """
     if is_reference(text):
         return [text]
-    return [found[0] for part in text.split("+") if (found := re.match(r".*?\.py:[^:]+", part))]
+    return [match[0] for part in text.split("+") if (match := re.match(r".*?\.py:[^:]+", part))]
 
 
 def all_absolute(text: str) -> str:
@@ -110,8 +110,8 @@ def made(registry: Registry[type[T]], text: str) -> T:
     reference = next(iter(references_in(text)), "")
     name = reference or text.partition(":")[0]
     parts = text[len(name) :].split(":")[1:]
-    found = registry.find(name)
-    known = list(option_fields(found))
+    cls = registry.find(name)
+    known = list(option_fields(cls))
     values: dict[str, Any] = {}
     for place, part in enumerate(parts):
         option, named, value = part.partition("=")
@@ -123,10 +123,10 @@ def made(registry: Registry[type[T]], text: str) -> T:
         if option in values:
             raise CoterieError(f"{registry.kind} '{text}': {option} is given twice")
         values[option] = value
-    return build(registry.kind, short_name(name), found, values)
+    return build(registry.kind, short_name(name), cls, values)
 
 
-def coerced(option: str, value: Any, wanted: Any) -> Any:
+def coerced(option: str, value: Any, kind: Any) -> Any:
     """`value` as the wanted type, if it says so without loss; strings from a command line are read.
 
     >>> coerced("clients", "20", int), coerced("alpha", 1, float), coerced("cap", "no", bool)
@@ -136,4 +136,4 @@ def coerced(option: str, value: Any, wanted: Any) -> Any:
     ...
     coterie.errors.CoterieError: lr = 'inf': must be a number, finite and at most 3.4e38
     """
-    return fitting(option, value, wanted, said_in=TEXT)
+    return fitting(option, value, kind, said_in=TEXT)

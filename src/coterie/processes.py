@@ -143,8 +143,8 @@ class WorkerProcesses(Generic[Member]):
         """Wait until something happens (or so many seconds); the workers that said something or died."""
         handles: list[Connection | int] = [member.connection for member in self.members]
         handles += [member.process.sentinel for member in self.members]
-        happened = wait(handles, timeout)
-        return [one for one in self.members if one.connection in happened or one.process.sentinel in happened]
+        happened = set(wait(handles, timeout))
+        return [member for member in self.members if {member.connection, member.process.sentinel} & happened]
 
     def bury(self, member: Member) -> int | None:
         """Let go of a worker that died; its exit code, if it did not merely hang up."""

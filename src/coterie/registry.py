@@ -76,13 +76,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def problems(self) -> dict[str, str]:
         """What is wrong with entry points that cannot be used, by name."""
-        found = {}
+        reasons = {}
         for name in self._points():
             try:
                 self[name]
             except CoterieError as error:
-                found[name] = str(error)
-        return found
+                reasons[name] = str(error)
+        return reasons
 
     def name_of(self, thing: object) -> str | None:
         """The name under which a class or function is listed; nothing more is loaded for it."""
@@ -179,10 +179,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
 def subclasses_of(base: type[Any]) -> Adopt[Any]:
     """Entries are classes that extend `base`."""
 
-    def adopt(name: str, found: object) -> object:
-        fits = isinstance(found, type) and issubclass(found, base)
+    def adopt(name: str, thing: object) -> object:
+        fits = isinstance(thing, type) and issubclass(thing, base)
         require(fits, f"'{name}' must be a class that extends {base.__module__}.{base.__qualname__}")
-        return found
+        return thing
 
     return adopt
 
@@ -287,16 +287,16 @@ def deferred(file: str) -> Mapping[str, str]:
     """
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for node in (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)):
         for alias in node.names:
             if alias.name == "*":
                 spec = importlib.util.find_spec(str(node.module))
                 assert spec is not None
-                found |= deferred(str(spec.origin))
+                places |= deferred(str(spec.origin))
             else:
-                found[alias.asname or alias.name] = f"{node.module}:{alias.name}"
-    return found
+                places[alias.asname or alias.name] = f"{node.module}:{alias.name}"
+    return places
 
 
 def on_first_use(module: str, file: str) -> Callable[[str], Any]:
@@ -396,10 +396,10 @@ def reference_to(thing: Any) -> str | None:
 @functools.cache
 def _entry_points(group: str, _path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
     """The entry points of a group, as long as Python looks for packages where it does now."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    points: dict[str, tuple[EntryPoint, ...]] = {}
     for point in importlib.metadata.entry_points(group=group):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        points[point.name] = (*points.get(point.name, ()), point)
+    return points
 
 
 def sources_sha256(package: str) -> str:

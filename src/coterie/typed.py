@@ -67,7 +67,7 @@ TEXT = Language(
 """A command line or a file: TOML has types of its own, a command line has none."""
 
 
-def fitting(option: str, value: Any, wanted: Any, example: str = "", said_in: Language = PYTHON) -> Any:
+def fitting(option: str, value: Any, annotation: Any, example: str = "", said_in: Language = PYTHON) -> Any:
     """`value` as what is wanted there, if it is that; otherwise an error that says what it must be.
 
     >>> import numpy as np
@@ -83,18 +83,18 @@ def fitting(option: str, value: Any, wanted: Any, example: str = "", said_in: La
     coterie.errors.CoterieError: lr = inf: must be a number, finite and at most 3.4e38
     """
     try:
-        return _any_of(value, wanted, said_in)
+        return _any_of(value, annotation, said_in)
     except _UnfitError:
         pass  # said below, with what would fit
     text = said_in is TEXT
-    kinds = _alternatives(wanted)
-    words = [word for one in kinds if get_origin(one) is typing.Literal for word in get_args(one)]
+    kinds = _alternatives(annotation)
+    words = [word for kind in kinds if get_origin(kind) is typing.Literal for word in get_args(kind)]
     if words and isinstance(value, str) and not text:
         raise unknown(option, value, words)
     such = f", such as {example}" if example else ""
     beyond = bounds(kinds) if (text or not isinstance(value, str)) and _is_beyond(value) else ""
-    told = repr(value) if text else shown(value)
-    raise CoterieError(f"{option} = {told}: must be {spoken(wanted, said_in)}{beyond}{such}")
+    text_of_value = repr(value) if text else shown(value)
+    raise CoterieError(f"{option} = {text_of_value}: must be {spoken(annotation, said_in)}{beyond}{such}")
 
 
 def bounds(kinds: Iterable[Any]) -> str:
@@ -145,13 +145,13 @@ def shown(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def spoken(wanted: Any, said_in: Language = PYTHON) -> str:
+def spoken(annotation: Any, said_in: Language = PYTHON) -> str:
     """An annotation in words.
 
     >>> spoken(int | None), spoken(Sequence[str]), spoken(Mapping[str, float])
     ('a whole number or None', 'a list, each of it text', 'a table of names, each with a number')
     """
-    words = list(dict.fromkeys(_word(one, said_in) for one in _alternatives(wanted)))
+    words = list(dict.fromkeys(_word(kind, said_in) for kind in _alternatives(annotation)))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -228,7 +228,7 @@ def _hints(thing: Any) -> dict[str, Any]:
     if isinstance(thing, types.FunctionType):
         # What a function returns may be known to type checkers alone.
         arguments = types.FunctionType(thing.__code__, thing.__globals__)
-        arguments.__annotations__ = {name: one for name, one in thing.__annotations__.items() if name != "return"}
+        arguments.__annotations__ = {name: hint for name, hint in thing.__annotations__.items() if name != "return"}
         thing = arguments
     try:
         return get_type_hints(thing)
@@ -239,8 +239,8 @@ def _hints(thing: Any) -> dict[str, Any]:
 @functools.cache
 def _signature(cls: type) -> inspect.Signature:
     made: Any = getattr(cls, "__init__")  # noqa: B009 (mypy takes it for that of an instance)
-    own = inspect.signature(made)
-    return own.replace(parameters=list(own.parameters.values())[1:])
+    signature = inspect.signature(made)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 @functools.cache
@@ -276,32 +276,34 @@ def _misfit(
     known = signature.parameters
     for option in given:
         if option not in known:
-            return unknown(f"argument of {name}", option, [one for one in known if one not in ("self", "cls")])
+            return unknown(
+                f"argument of {name}", option, [argument for argument in known if argument not in ("self", "cls")]
+            )
     for option, parameter in known.items():
         if f"'{option}'" in str(error) and parameter.default is inspect.Parameter.empty and "missing" in str(error):
             return CoterieError(f"{name} needs {option}: {spoken(hints.get(option, Any))}")
-    named = [option for option, one in known.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    named = [option for option, parameter in known.items() if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
     return CoterieError(f"{name}: {error}; without names it takes {', '.join(named) or 'none'}")
 
 
-def _alternatives(wanted: Any) -> list[Any]:
-    if get_origin(wanted) in (typing.Union, types.UnionType):
-        return sorted(get_args(wanted), key=lambda one: one is type(None))
-    return [wanted]
+def _alternatives(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return sorted(get_args(annotation), key=lambda kind: kind is type(None))
+    return [annotation]
 
 
-def _as(value: Any, wanted: Any, said_in: Language) -> Any:
+def _as(value: Any, annotation: Any, said_in: Language) -> Any:
     """The value as one of the alternatives; an error if it is none."""
-    if wanted is Any:
+    if annotation is Any:
         return value
-    if wanted in said_in.readers:
+    if annotation in said_in.readers:
         try:
-            value = said_in.readers[wanted](value)
+            value = said_in.readers[annotation](value)
         except (ValueError, KeyError):
             raise _UnfitError from None
-    if wanted in _PLAIN:
-        return _PLAIN[wanted](value)
-    origin, inner = get_origin(wanted), get_args(wanted)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation](value)
+    origin, inner = get_origin(annotation), get_args(annotation)
     if origin is typing.Literal:
         return _require(value, isinstance(value, str) and value in inner)
     if origin is type:
@@ -314,8 +316,8 @@ def _as(value: Any, wanted: Any, said_in: Language) -> Any:
         return _elements(_require(value, isinstance(value, list | tuple)), inner[0], said_in)
     if origin is collections.abc.Mapping:
         return _entries(value, inner[0], inner[1], said_in)
-    if isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False):
-        return _require(value, isinstance(value, wanted))
+    if isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False):
+        return _require(value, isinstance(value, annotation))
     return value  # an annotation that nobody can check
 
 
@@ -331,21 +333,21 @@ def _elements(value: Any, inner: Any, said_in: Language) -> tuple[Any, ...]:
         elements = iter(value)
     except TypeError:  # a tensor or an array of no dimension has the method, but it fails
         raise _UnfitError from None
-    return tuple(_any_of(one, inner, said_in) for one in elements)
+    return tuple(_any_of(element, inner, said_in) for element in elements)
 
 
 def _entries(value: Any, key: Any, inner: Any, said_in: Language) -> dict[Any, Any]:
     _require(value, isinstance(value, Mapping))
-    return {_any_of(name, key, said_in): _any_of(one, inner, said_in) for name, one in value.items()}
+    return {_any_of(name, key, said_in): _any_of(entry, inner, said_in) for name, entry in value.items()}
 
 
-def _any_of(value: Any, wanted: Any, said_in: Language) -> Any:
+def _any_of(value: Any, annotation: Any, said_in: Language) -> Any:
     def later(kind: Any) -> tuple[bool, bool]:
         if said_in is TEXT:  # strings take anything, so they come last
             return kind is str, kind is float
         return kind is not type(value), False  # where both may be, 1 is a whole number and 1.0 is not
 
-    for candidate in sorted(_alternatives(wanted), key=later):
+    for candidate in sorted(_alternatives(annotation), key=later):
         try:
             return _as(value, candidate, said_in)
         except _UnfitError:
@@ -385,11 +387,11 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
 _WORDS = {int: "a whole number", float: "a number", str: "text"}
 
 
-def _word(wanted: Any, said_in: Language) -> str:
+def _word(kind: Any, said_in: Language) -> str:
     """One alternative in words."""
-    if word := _WORDS.get(wanted) or said_in.words.get(wanted):
+    if word := _WORDS.get(kind) or said_in.words.get(kind):
         return word
-    origin, inner = get_origin(wanted), get_args(wanted)
+    origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, inner))}"
     if origin is type:
@@ -402,5 +404,5 @@ def _word(wanted: Any, said_in: Language) -> str:
         return "a list" if inner[0] is Any else f"a list, each of it {spoken(inner[0], said_in)}"
     if origin is collections.abc.Mapping:
         return f"a table of names, each with {spoken(inner[1], said_in)}"
-    name = getattr(wanted, "__name__", str(wanted))
+    name = getattr(kind, "__name__", str(kind))
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -155,8 +155,8 @@ def test_dirichlet_cap_stops_large_clients() -> None:
     """After the mean is reached no further class arrives, so without the last class a client is below it."""
     rule = Dirichlet(20, 0.1, least=1)
     sizes = np.full(10, 6000)
-    counts = rule._counts(sizes, 50, np.random.default_rng(0))
-    free = Dirichlet(20, 0.1, cap=False, least=1)._counts(sizes, 50, np.random.default_rng(0))
+    counts = rule.counts(sizes, 50, np.random.default_rng(0))
+    free = Dirichlet(20, 0.1, cap=False, least=1).counts(sizes, 50, np.random.default_rng(0))
     before = np.cumsum(counts, axis=1) - counts
     assert (counts[before >= 3000] == 0).all()
     assert (free[(np.cumsum(free, axis=1) - free) >= 3000] > 0).any()

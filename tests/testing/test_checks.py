@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedavg", "fedcac"])
 def test_all_checks_run_on_a_method(name: str) -> None:
     told: dict[str, Exception | None] = {}
-    check_method(METHODS[name](), told=told.__setitem__)
+    check_method(METHODS[name](), hear=told.__setitem__)
     assert told == dict.fromkeys(METHOD_CHECKS)
 
 
@@ -120,7 +120,7 @@ BROKEN: dict[type[ct.Method], str] = {
 def test_a_broken_promise_is_found(kind: type[ct.Method], check: str) -> None:
     told: dict[str, Exception | None] = {}
     with pytest.raises(CheckFailedError, match=rf"{kind.__name__} fails 1 checks:\n{check}: "):
-        check_method(kind(), only=[check], told=told.__setitem__)
+        check_method(kind(), only=[check], hear=told.__setitem__)
     assert isinstance(told[check], Exception)
 
 

@@ -59,7 +59,7 @@ def owed(federation: Federation, client: int) -> Owed:
         for name, kind in federation.kinds.items()
         if kind.held_by != "server" and bool(_owed_value(federation, name, torch.tensor([client]), mark))
     ]
-    return Owed({name: found for name, found in columns.items() if found}, tuple(values))
+    return Owed({name: held for name, held in columns.items() if held}, tuple(values))
 
 
 def owed_bytes(federation: Federation, clients: Tensor) -> Tensor:

@@ -109,8 +109,8 @@ class Federation:
     @property
     def is_uniform(self) -> bool:
         """Whether all clients hold the same: nothing is personal."""
-        own = any(slot.own_columns for slot in self.slots.values() if slot.held_by != "server")
-        return not own and not any(kind.per_client for kind in self.kinds.values() if kind.held_by != "server")
+        rows = any(slot.own_columns for slot in self.slots.values() if slot.held_by != "server")
+        return not rows and not any(kind.per_client for kind in self.kinds.values() if kind.held_by != "server")
 
     def add_slot(
         self,

@@ -194,8 +194,8 @@ def samples_at(inputs: Inputs, places: Tensor) -> Tensor:
     """
     flat = places.flatten()
     # Whole samples are copied this way; indexing would pick their numbers one by one.
-    found: Tensor = inputs.index_select(0, flat) if isinstance(inputs, Tensor) else inputs[flat]
-    shaped: Tensor = found.unflatten(0, places.shape)
+    chosen: Tensor = inputs.index_select(0, flat) if isinstance(inputs, Tensor) else inputs[flat]
+    shaped: Tensor = chosen.unflatten(0, places.shape)
     return shaped
 
 

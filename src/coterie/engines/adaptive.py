@@ -69,8 +69,8 @@ class Contest:
 
     def pace(self, name: str) -> float | None:
         """The seconds that a unit of work takes somebody, as far as is known."""
-        found = self._paces.get(name)
-        return statistics.median(found) if found else None
+        paces = self._paces.get(name)
+        return statistics.median(paces) if paces else None
 
     def leader(self, names: Sequence[str]) -> str:
         """The fastest of some; one that is not known yet comes first of all."""

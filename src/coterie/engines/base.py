@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.client.effort import Effort
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
-from coterie.client.scores import Score, Seen, TrainingSums
+from coterie.client.scores import Score, Seen, TrainingScores, TrainingSums
 from coterie.client.trainer import train, tune
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
@@ -145,6 +145,40 @@ def do_work(
     score = tuned_score(worker, keep_scores=False)
     worker.effort = effort
     return measured, score, time.perf_counter() - begin
+
+
+def do_all(
+    worker: Worker,
+    federation: Federation,
+    work: Work,
+    clients: Sequence[int],
+    rows: Mapping[str, Tensor],
+    places: Sequence[int],
+    tell: Callable[[int], None],
+) -> Trained:
+    """The round of several clients, one after the other: each fills its place of `rows` (slot, `[n, slot width]`).
+
+    `tell` hears how many are done.
+    """
+    trained = Trained(rows)
+    measured: dict[str, list[Tensor]] = {name: [] for name in work.measured}
+    training = TrainingScores(worker.problem.task, len(clients))
+    for done, (client, place) in enumerate(zip(clients, places, strict=True)):
+        seen: Seen = []
+        own_rows = [(slot, matrix[place]) for slot, matrix in rows.items()]
+        values, score, seconds = do_work(worker, federation, client, work, own_rows, seen)
+        training.take(done, seen)
+        trained.efforts.append(worker.effort)
+        for name, value in values.items():
+            measured[name].append(value)
+        if score is not None:
+            trained.scores.append(score)
+        trained.test_seconds += seconds
+        tell(done + 1)
+    trained.scores = Score.brought_back(trained.scores)
+    trained.measured = {name: torch.stack(values).cpu() for name, values in measured.items()}
+    trained.training = training.sums()
+    return trained
 
 
 def do_test(

@@ -100,12 +100,12 @@ class TaskQueue:
         if not waiting:
             return None
         pace = self._pace.seconds_per_sample
-        wanted = 0.0  # one position, as long as nothing is known
+        most = 0.0  # one position, as long as nothing is known
         if pace:
-            wanted = max(min(TASK_SECONDS / pace, self._left / (2 * self._workers)), SHORTEST / pace)
+            most = max(min(TASK_SECONDS / pace, self._left / (2 * self._workers)), SHORTEST / pace)
         task: list[int] = []
         size = 0
-        while waiting and (not task or size + self._samples[waiting[-1]] <= wanted):
+        while waiting and (not task or size + self._samples[waiting[-1]] <= most):
             task.append(waiting.pop())
             size += self._samples[task[-1]]
         self._left -= size
@@ -182,9 +182,9 @@ class RemoteEngine(Engine):
         samples = [len(self._problem.train[client]) for client in clients]
         results = self._perform(federation, call, samples, self._train_pace, rows)
         lasted = time.perf_counter() - begin
-        found, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
-        measured = {name: torch.stack(found[f"{MEASURED}{name}"]) for name in work.measured}
-        trained = Trained(rows, measured, scores, training=_training(found), efforts=_efforts(found))
+        sent, scores = _by_client(results, [len(self._problem.test[client]) for client in clients])
+        measured = {name: torch.stack(sent[f"{MEASURED}{name}"]) for name in work.measured}
+        trained = Trained(rows, measured, scores, training=_training(sent), efforts=_efforts(sent))
         busy = sum(done.seconds for _, done in results)
         tested = sum(done.test_seconds for _, done in results)
         trained.test_seconds = lasted * tested / busy if busy else 0.0
@@ -208,8 +208,8 @@ class RemoteEngine(Engine):
 
     def _require_own_work(self, federation: Federation, work: Work) -> None:
         method = self._method
-        own = Work(method.recipe(federation))
-        if _outline(own) != _outline(work):
+        by_recipe = Work(method.recipe(federation))
+        if _outline(by_recipe) != _outline(work):
             raise CoterieError(
                 f"engine = '{self.name}': workers do the recipe of {type(method).__name__} itself; for another use "
                 "engine='serial'"
@@ -220,9 +220,9 @@ def position_names(call: Call) -> Callable[[Positions], str]:
     """What to call positions of a call in messages: "round 3, client 7", "round 3, clients 7, 2"."""
 
     def name(positions: Positions) -> str:
-        one, several = ("test batch", "test batches") if call.action == "batches" else ("client", "clients")
+        singular, several = ("test batch", "test batches") if call.action == "batches" else ("client", "clients")
         numbers = positions if call.action == "batches" else [call.clients[position] for position in positions]
-        return f"round {call.round}, {one if len(positions) == 1 else several} {', '.join(map(str, numbers))}"
+        return f"round {call.round}, {singular if len(positions) == 1 else several} {', '.join(map(str, numbers))}"
 
     return name
 
@@ -234,7 +234,7 @@ def packed(values: dict[str, Tensor]) -> bytes:
 
 def _outline(work: Work) -> list[object]:
     """What can be compared of a piece of work: terms and rules may be functions made for the round."""
-    trained = [(one.slot, one.train, dict(one.also), one.epochs, one.lr) for one in phases(work.recipe)]
+    trained = [(phase.slot, phase.train, dict(phase.also), phase.epochs, phase.lr) for phase in phases(work.recipe)]
     return [trained, work.measured]
 
 
@@ -254,24 +254,24 @@ def _by_client(results: list[tuple[Positions, Done]], tests: list[int]) -> tuple
             }
         for name, rows in tensors.items():
             sent.setdefault(name, {}).update(zip(task, rows, strict=True))
-    return {name: _in_order(found) for name, found in sent.items()}, _in_order(scores)
+    return {name: _in_order(by_position) for name, by_position in sent.items()}, _in_order(scores)
 
 
-def _training(found: dict[str, list[Tensor]]) -> list[TrainingSums]:
+def _training(sent: dict[str, list[Tensor]]) -> list[TrainingSums]:
     """The sums over training samples among what workers sent, client by client."""
-    columns = {name.removeprefix(TRAINING): values for name, values in found.items() if name.startswith(TRAINING)}
-    by_client = [dict(zip(columns, map(float, own), strict=True)) for own in zip(*columns.values(), strict=True)]
-    return [{**own, SAMPLES: int(own[SAMPLES])} for own in by_client]
+    columns = {name.removeprefix(TRAINING): values for name, values in sent.items() if name.startswith(TRAINING)}
+    by_client = [dict(zip(columns, map(float, sums), strict=True)) for sums in zip(*columns.values(), strict=True)]
+    return [{**sums, SAMPLES: int(sums[SAMPLES])} for sums in by_client]
 
 
-def _efforts(found: dict[str, list[Tensor]]) -> list[Effort]:
+def _efforts(sent: dict[str, list[Tensor]]) -> list[Effort]:
     """What workers counted, client by client."""
-    counts = {name: values for name, values in found.items() if name.startswith(EFFORT)}
-    return efforts_of({name.removeprefix(EFFORT): [int(one) for one in values] for name, values in counts.items()})
+    counts = {name: values for name, values in sent.items() if name.startswith(EFFORT)}
+    return efforts_of({name.removeprefix(EFFORT): [int(value) for value in values] for name, values in counts.items()})
 
 
-def _in_order(found: dict[int, Item]) -> list[Item]:
-    return [found[position] for position in sorted(found)]
+def _in_order(by_position: dict[int, Item]) -> list[Item]:
+    return [by_position[position] for position in sorted(by_position)]
 
 
 def cannot_import(reason: str, engine: str = "processes") -> CoterieError:

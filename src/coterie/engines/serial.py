@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
-from coterie.client.scores import Score, Seen, TrainingScores
+from coterie.client.scores import Score
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.devices import PROCESSOR
-from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work, do_test, do_work, empty_rows
+from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work, do_all, do_test, empty_rows
 from coterie.methods.base import Method
 
 
@@ -31,25 +30,8 @@ class Serial(Engine):
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have every client of the cohort do the work."""
-        trained = Trained(empty_rows(federation, work, len(cohort)))
-        found: dict[str, list[Tensor]] = {name: [] for name in work.measured}
-        training = TrainingScores(self.worker.problem.task, len(cohort))
-        for position, client in enumerate(cohort.tolist()):
-            rows = [(slot, matrix[position]) for slot, matrix in trained.rows.items()]
-            seen: Seen = []
-            measured, score, seconds = do_work(self.worker, federation, client, work, rows, seen)
-            training.take(position, seen)
-            trained.efforts.append(self.worker.effort)
-            for name, value in measured.items():
-                found[name].append(value)
-            if score is not None:
-                trained.scores.append(score)
-            trained.test_seconds += seconds
-            self.tell(position + 1)
-        trained.scores = Score.brought_back(trained.scores)
-        trained.measured = {name: torch.stack(values).cpu() for name, values in found.items()}
-        trained.training = training.sums()
-        return trained
+        rows = empty_rows(federation, work, len(cohort))
+        return do_all(self.worker, federation, work, cohort.tolist(), rows, range(len(cohort)), self.tell)
 
     def test(
         self, federation: Federation, clients: Tensor, keep_scores: bool = False, peers: PeersOf = NOBODY

@@ -79,7 +79,7 @@ class Bound:
         with _shared_memory():
             mapped = [slot.own for slot in federation.slots.values() if slot.mapped is not None]
             for tensor in self._tensors():
-                if not any(tensor is own for own in mapped):  # workers map the file for themselves
+                if not any(tensor is rows for rows in mapped):  # workers map the file for themselves
                     tensor.share_memory_()
         self._places = self._now()
         view = copy.copy(federation)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from coterie.client.effort import Effort, effort_columns
 from coterie.client.problem import Problem
-from coterie.client.scores import Score, Seen, TrainingScores, TrainingSums
+from coterie.client.scores import Score, TrainingSums
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
-from coterie.engines.base import PeersOf, Work, do_test, do_work, empty_rows
+from coterie.engines.base import PeersOf, Work, do_all, do_test, empty_rows
 from coterie.engines.stacked.engine import Stacked
 from coterie.errors import CoterieError
 from coterie.methods.base import Method
@@ -203,35 +203,23 @@ class TaskWorker:
         call, method, federation = self._call, self._method, self._federation
         if self._work is None:
             self._work = Work(method.recipe(federation), call.test_trained, call.peers)
+        clients = self._clients(task)
         if self._together is not None and own_room is not None:
-            trained = self._together.train(federation, self._work, self._clients(task))
+            trained = self._together.train(federation, self._work, clients)
             own_room |= trained.rows
-            sums = _as_columns(trained.training) | _counted(trained.efforts)
-            return _named(trained.measured) | _joined(trained.scores) | sums, trained.test_seconds
-        if own_room is not None:
-            own_room |= empty_rows(federation, self._work, len(task))
-        measured: dict[str, list[Tensor]] = {name: [] for name in self._work.measured}
-        scores: list[Score] = []
-        efforts: list[Effort] = []
-        training = TrainingScores(self._problem.task, len(task))
-        seconds = 0.0
-        for place, position in enumerate(task):
-            self._position = position
+        else:
+            rows: Mapping[str, Tensor] = {slot: self._buffers[number] for slot, number in call.rows.items()}
+            places: Sequence[int] = task
             if own_room is not None:
-                rows = [(slot, matrix[place]) for slot, matrix in own_room.items()]
-            else:
-                rows = [(slot, self._buffers[number][position]) for slot, number in call.rows.items()]
-            seen: Seen = []
-            values, score, lasted = do_work(self._worker, federation, call.clients[position], self._work, rows, seen)
-            training.take(place, seen)
-            efforts.append(self._worker.effort)
-            for name, value in values.items():
-                measured[name].append(value)
-            if score is not None:
-                scores.append(score)
-            seconds += lasted
-        together = {name: torch.stack(values) for name, values in measured.items()}
-        return _named(together) | _joined(scores) | _as_columns(training.sums()) | _counted(efforts), seconds
+                own_room |= empty_rows(federation, self._work, len(task))
+                rows, places = own_room, range(len(task))
+
+            def turn_to_next(done: int) -> None:
+                self._position = task[min(done, len(task) - 1)]
+
+            trained = do_all(self._worker, federation, self._work, clients.tolist(), rows, places, turn_to_next)
+        sums = _as_columns(trained.training) | _counted(trained.efforts)
+        return _named(trained.measured) | _joined(trained.scores) | sums, trained.test_seconds
 
     def _test(self, task: Positions) -> dict[str, Tensor]:
         call, scores = self._call, []
@@ -269,7 +257,7 @@ def _named(measured: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _as_columns(training: Sequence[TrainingSums]) -> dict[str, Tensor]:
     """Sums over training samples, each quantity's of all clients of a task together: `[len(task)]`."""
-    columns = {name: [own[name] for own in training] for name in training[0]}
+    columns = {name: [sums[name] for sums in training] for name in training[0]}
     return {f"{TRAINING}{name}": torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 

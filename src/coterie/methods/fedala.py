@@ -47,32 +47,32 @@ class AdaptiveAggregation:
         received = [worker.received()[slice(*part.span)] for part in model]
 
         def blend() -> None:
-            for part, own, new, share in zip(model, last, received, blends, strict=True):
-                part.row.copy_(torch.lerp(own, new, share))
+            for part, before, new, share in zip(model, last, received, blends, strict=True):
+                part.row.copy_(torch.lerp(before, new, share))
 
         blend()
         samples = self.samples(trainer)
         features = worker.features(samples) if trainer.head_only else None
         losses: list[float] = []
         for _pass in range(MOST_PASSES if rounds == 1 else 1):
-            found: list[Tensor] = []
+            batch_losses: list[Tensor] = []
             for batch in batches_of(worker, samples, features):
                 trainer.gradient(batch)
-                found.append(task_loss(batch).detach().sum())
-                for part, own, new, share in zip(model, last, received, blends, strict=True):
-                    share.sub_(self.rate * part.grad * (new - own)).clamp_(0, 1)
+                batch_losses.append(task_loss(batch).detach().sum())
+                for part, before, new, share in zip(model, last, received, blends, strict=True):
+                    share.sub_(self.rate * part.grad * (new - before)).clamp_(0, 1)
                 blend()
-            losses.append(sum(torch.stack(found).cpu().tolist()) / len(samples))
+            losses.append(sum(torch.stack(batch_losses).cpu().tolist()) / len(samples))
             if len(losses) > WINDOW and torch.tensor(losses[-WINDOW:]).std(correction=0) < self.settled:
                 break
 
     def samples(self, trainer: TrainerView) -> Tensor:
         """The share of the client's training samples on which the blend is learnt, in random order: `[n]`."""
         worker = trainer.worker
-        own = worker.problem.train[worker.client]
+        samples_held = worker.problem.train[worker.client]
         stream = torch_stream(worker.seed, "aggregation", worker.federation.round, worker.key)
-        chosen = torch.randperm(len(own), generator=stream)[: math.ceil(self.share * len(own) - 1e-9)]
-        return own[chosen.to(own.device)]
+        chosen = torch.randperm(len(samples_held), generator=stream)[: math.ceil(self.share * len(samples_held) - 1e-9)]
+        return samples_held[chosen.to(samples_held.device)]
 
 
 def batches_of(worker: ClientView, samples: Tensor, features: Tensor | None) -> Iterator[Batch]:

@@ -30,10 +30,10 @@ class ClassLogits:
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the trained model, in evaluation mode."""
-        own = worker.problem.train[worker.client]
+        samples = worker.problem.train[worker.client]
         with torch.no_grad():
             logits = worker.model("model").head(worker.train_features())
-        return mean_by_class(logits, worker.problem.labels[own], worker.federation.classes)
+        return mean_by_class(logits, worker.problem.labels[samples], worker.federation.classes)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class FedDistill(Method):
 
     def init(self, federation: Federation) -> None:
         """Nothing to teach yet."""
-        own = (federation.clients,) if self.leave_out_own else ()
-        nothing = torch.full((*own, federation.classes, federation.classes), torch.nan)
+        each_client = (federation.clients,) if self.leave_out_own else ()
+        nothing = torch.full((*each_client, federation.classes, federation.classes), torch.nan)
         federation.add_value("class_logits", nothing, per_client=self.leave_out_own)
 
     def recipe(self, federation: Federation) -> Recipe:

@@ -28,24 +28,24 @@ def mix_then_train(trainer: TrainerView, batches: Batches) -> None:
     peers, rows = worker.peers()
     gains = rows.new_zeros(worker.federation.clients)
     if peers:
-        own = network.row.clone()
-        gains[peers] = helpfulness(worker, own, rows)
+        own_row = network.row.clone()
+        gains[peers] = helpfulness(worker, own_row, rows)
         useful = gains[peers].clamp(min=0)
-        network.row.copy_(useful / useful.sum() @ rows if bool(useful.any()) else own)
+        network.row.copy_(useful / useful.sum() @ rows if bool(useful.any()) else own_row)
         network.mode(True)
     worker.notes["gains"] = gains
     plain_steps(trainer, batches)
 
 
-def helpfulness(worker: ClientView, own: Tensor, rows: Tensor) -> Tensor:
+def helpfulness(worker: ClientView, own_row: Tensor, rows: Tensor) -> Tensor:
     """(L(w_k) − L(w_n)) / (‖w_n − w_k‖ + 1e-5) of the models `rows [n, P]` on the client's validation data: `[n]`."""
     network, parameters = worker.model("model"), worker.problem.layout.columns("parameters")
     index = worker.problem.validation[worker.client]
     losses = []
-    for row in (own, *rows):
+    for row in (own_row, *rows):
         network.row.copy_(row)
         losses.append(worker.test(index).losses.mean())
-    distances = parameters.take(rows - own).norm(dim=1)
+    distances = parameters.take(rows - own_row).norm(dim=1)
     gains: Tensor = (losses[0] - torch.stack(losses[1:])) / (distances + 1e-5)
     # Losses may overflow: such gains stay comparable, and what cannot be compared does not count.
     return gains.nan_to_num(nan=0.0).clamp(-MOST, MOST)

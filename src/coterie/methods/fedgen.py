@@ -170,7 +170,7 @@ def ensemble_loss(loss: Loss, logits: Iterable[Tensor], labels: Tensor, counts: 
     tensor(0.6931)
     """
     trust = (counts / counts.sum(0))[:, labels]  # [m, n]
-    losses = torch.stack([loss(one, labels) for one in logits])
+    losses = torch.stack([loss(client_logits, labels) for client_logits in logits])
     return (trust * losses).sum(0).mean()
 
 

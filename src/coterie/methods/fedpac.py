@@ -35,13 +35,13 @@ class FeatureStatistics:
 
     def __call__(self, worker: ClientView) -> Tensor:
         """Measure with the received extractor, in evaluation mode."""
-        own = worker.problem.train[worker.client]
+        samples = worker.problem.train[worker.client]
         features = exact(worker.train_features())
-        labels = worker.problem.labels[own].to(features.device)
+        labels = worker.problem.labels[samples].to(features.device)
         sums = features.new_zeros(worker.federation.classes, features.shape[1])
-        shares_of_mean = sums.index_add_(0, labels, features) / len(own)
+        shares_of_mean = sums.index_add_(0, labels, features) / len(samples)
         spread = features.square().sum(1).mean() - shares_of_mean.square().sum()
-        return torch.cat([spread[None] / len(own), shares_of_mean.flatten()]).float()
+        return torch.cat([spread[None] / len(samples), shares_of_mean.flatten()]).float()
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class ModelContrast:
 
     def __call__(self, batch: BatchView) -> Tensor:
         """The term for every sample, `[B]`; as softplus of the difference it cannot overflow."""
-        wanted = cosine_similarity(batch.features, batch.under(RECEIVED).features)
-        unwanted = cosine_similarity(batch.features, batch.under("previous").features)
-        contrast = softplus((unwanted - wanted) / self.temperature)
+        to_received = cosine_similarity(batch.features, batch.under(RECEIVED).features)
+        to_previous = cosine_similarity(batch.features, batch.under("previous").features)
+        contrast = softplus((to_previous - to_received) / self.temperature)
         return self.weight * (batch.rounds_taken > 0) * contrast
 
 

@@ -28,15 +28,15 @@ class MoreauSteps:
         theta, local = trainer.worker.model("personal"), trainer.worker.model("model")
         theta.row.copy_(local.row)
         personal = [part for part in trainer.parts if part.slot == "personal"]
-        own = [part for part in trainer.parts if part.slot == "model"]
+        anchors = [part for part in trainer.parts if part.slot == "model"]
         rate = self.inner_lr * trainer.factor
         for batch in batches:
             for _ in range(self.steps):
                 trainer.gradient(batch.under(batch.slot))
-                for part, anchor in zip(personal, own, strict=True):
+                for part, anchor in zip(personal, anchors, strict=True):
                     part.grad.add_(part.row - anchor.row, alpha=self.lam)
                     part.row.sub_(part.grad, alpha=rate)
-            for part, anchor in zip(personal, own, strict=True):
+            for part, anchor in zip(personal, anchors, strict=True):
                 part.grad.zero_()
                 anchor.grad.copy_(self.lam * (anchor.row - part.row))
             trainer.step()

@@ -74,20 +74,20 @@ class OwnModel:
         return module
 
 
-def own_model(name: str, found: object) -> ModelSpec:
+def own_model(name: str, thing: object) -> ModelSpec:
     """The specification of a class of modules, or of a function that makes one; its classifier has to be named.
 
     >>> own_model("mine", nn.Identity).classifiers
     {}
     """
-    if isinstance(found, ModelSpec):
-        return replace(found, name=name)
-    wanted = "must be a class that extends torch.nn.Module, a function that makes one, or a ModelSpec"
-    if isinstance(found, nn.Module) or not callable(found):
-        raise CoterieError(f"model '{name}': {wanted}")
-    require(not isinstance(found, type) or issubclass(found, nn.Module), f"model '{name}': {wanted}")
-    about = (found.__doc__ or "").strip().partition("\n")[0]
-    return ModelSpec(name, about, OwnModel(name, found), {}, takes_any=True)
+    if isinstance(thing, ModelSpec):
+        return replace(thing, name=name)
+    allowed = "must be a class that extends torch.nn.Module, a function that makes one, or a ModelSpec"
+    if isinstance(thing, nn.Module) or not callable(thing):
+        raise CoterieError(f"model '{name}': {allowed}")
+    require(not isinstance(thing, type) or issubclass(thing, nn.Module), f"model '{name}': {allowed}")
+    about = (thing.__doc__ or "").strip().partition("\n")[0]
+    return ModelSpec(name, about, OwnModel(name, thing), {}, takes_any=True)
 
 
 def is_built_in(model: object) -> bool:
@@ -136,10 +136,10 @@ def build(model: str | ModelSpec, shape: Sequence[int], classes: int, **options:
         if option not in spec.options:
             raise unknown(f"option of model {name}", option, spec.options)
     sides = tuple(shape)
-    wanted = "(channels, height, width)" + (" or (features,)" if spec.takes_flat else "")
+    allowed = "(channels, height, width)" + (" or (features,)" if spec.takes_flat else "")
     require(
         spec.takes_any or len(sides) == 3 or (spec.takes_flat and len(sides) == 1),
-        f"shape = {sides}: model '{name}' takes inputs of shape {wanted}",
+        f"shape = {sides}: model '{name}' takes inputs of shape {allowed}",
     )
     require(
         all(isinstance(side, int) and side >= 1 for side in sides),

@@ -32,10 +32,10 @@ def load_weights(module: nn.Module, path: str | Path, *, classifier: str | None 
     left = [name for name in expected if name.endswith("num_batches_tracked") and name not in stored]
     if classifier is not None:
         prefix = classifier + "."
-        own = [name for name in expected if name.startswith(prefix) and name not in left]
-        require(bool(own), f"classifier = '{classifier}': the model has no tensors at that path")
-        if any(name not in stored or stored[name].shape != expected[name].shape for name in own):
-            left += own
+        of_classifier = [name for name in expected if name.startswith(prefix) and name not in left]
+        require(bool(of_classifier), f"classifier = '{classifier}': the model has no tensors at that path")
+        if any(name not in stored or stored[name].shape != expected[name].shape for name in of_classifier):
+            left += of_classifier
             stored = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
 
     problems = [f"tensor '{name}' is missing" for name in expected if name not in stored and name not in left]
@@ -56,10 +56,10 @@ def load_weights(module: nn.Module, path: str | Path, *, classifier: str | None 
     return tuple(left)
 
 
-def _finite_as(tensor: Tensor, own: Tensor) -> bool:
+def _finite_as(tensor: Tensor, initial: Tensor) -> bool:
     """Whether a tensor is finite where the model's own is: constants such as causal masks may not be."""
     # What float32 cannot hold becomes infinite.
-    return bool((tensor.to(own.dtype).isfinite() | ~own.isfinite()).all())
+    return bool((tensor.to(initial.dtype).isfinite() | ~initial.isfinite()).all())
 
 
 def _read(path: Path) -> dict[str, Tensor]:

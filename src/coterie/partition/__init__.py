@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # the rules: a class's name, in small letters, is the rule's
 __getattr__ = on_first_use(__name__, __file__)
 
 
-def _rule(name: str, found: object) -> type[Rule]:
-    rule: type[Rule] = subclasses_of(Rule)(name, found)
+def _rule(name: str, thing: object) -> type[Rule]:
+    rule: type[Rule] = subclasses_of(Rule)(name, thing)
     require(isinstance(getattr(rule, "name", None), str), f"'{name}' must have a name (name: ClassVar[str])")
     return rule
 

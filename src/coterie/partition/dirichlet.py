@@ -6,6 +6,7 @@ draw is repaired. Where alpha is large all clients are alike, which `Iid` is fro
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -132,8 +133,42 @@ def batch_of(numbers: int) -> int:
     return int(np.clip(NUMBERS_PER_BATCH // numbers, 1, 100))
 
 
+class DealtByDraws(Rule):
+    """Abstract: deals out groups of samples, each in Dirichlet(alpha) proportions, until nobody has too little."""
+
+    clients: int
+    alpha: float
+    least: int | None
+
+    def __post_init__(self) -> None:
+        require_skew(self.clients, self.alpha, self.least)
+
+    def shares(self, dataset: Dataset, seed: int) -> Shares:
+        """Draw the counts, shuffle each group and cut it; repair what no draw could satisfy."""
+        require_enough_samples(self.clients, dataset)
+        least, notes = least_samples(self.least, self.clients, len(dataset))
+        groups = self.groups(dataset)
+        sizes = np.array([len(samples) for samples in groups])
+        draw = partial(self.counts, sizes, stream=numpy_stream(seed, f"partition:{self.name}"))
+        counts, draws = first_accepted(draw, least, batch_of(len(sizes) * self.clients))
+        stream = numpy_stream(seed, f"partition:{self.name}:shuffle")
+        slices = [cut(stream.permutation(samples), row) for samples, row in zip(groups, counts, strict=True)]
+        pools = [np.concatenate(pieces) for pieces in zip(*slices, strict=True)]
+        if counts.sum(0).min() < least:
+            notes.append(repaired(draws, repair(pools, least, stream)))
+        return Shares(pools=pools, notes=tuple(notes), resolved={"least": least})
+
+    @abstractmethod
+    def groups(self, dataset: Dataset) -> list[Indices]:
+        """What is dealt out, one after the other."""
+
+    @abstractmethod
+    def counts(self, sizes: Indices, draws: int, stream: np.random.Generator) -> Indices:
+        """Samples of each group for each client, many independent draws at once: `[draws, C, K]`."""
+
+
 @dataclass(frozen=True)
-class Dirichlet(Rule):
+class Dirichlet(DealtByDraws):
     """Deal out each class over the clients in Dirichlet(alpha) proportions: small alpha, few classes each.
 
     The official training and test sets are merged. With `cap`, a client that already holds N/K samples
@@ -157,38 +192,20 @@ class Dirichlet(Rule):
     name: ClassVar[str] = "dirichlet"
     needs_classes: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        require_skew(self.clients, self.alpha, self.least)
-
-    def shares(self, dataset: Dataset, seed: int) -> Shares:
-        """Draw the counts, shuffle each class and cut it; repair what no draw could satisfy."""
-        require_enough_samples(self.clients, dataset)
-        least, notes = least_samples(self.least, self.clients, len(dataset))
-        classes = self.groups(dataset)
-        class_sizes = np.array([len(samples) for samples in classes])
-        draw = partial(self._counts, class_sizes, stream=numpy_stream(seed, f"partition:{self.name}"))
-        counts, draws = first_accepted(draw, least, batch_of(len(class_sizes) * self.clients))
-        stream = numpy_stream(seed, f"partition:{self.name}:shuffle")
-        slices = [cut(stream.permutation(samples), row) for samples, row in zip(classes, counts, strict=True)]
-        pools = [np.concatenate(pieces) for pieces in zip(*slices, strict=True)]
-        if counts.sum(0).min() < least:
-            notes.append(repaired(draws, repair(pools, least, stream)))
-        return Shares(pools=pools, notes=tuple(notes), resolved={"least": least})
-
     def groups(self, dataset: Dataset) -> list[Indices]:
-        """What is dealt out, one after the other: the samples of every class."""
+        """The samples of every class."""
         return by_class(dataset)
 
-    def _counts(self, class_sizes: Indices, draws: int, stream: np.random.Generator) -> Indices:
-        """Samples of each class for each client, many independent draws at once: `[draws, C, K]`."""
-        logs = log_gamma_draws(stream, self.alpha, (draws, len(class_sizes), self.clients))
+    def counts(self, sizes: Indices, draws: int, stream: np.random.Generator) -> Indices:
+        """Class by class, with those left out that hold their share already."""
+        logs = log_gamma_draws(stream, self.alpha, (draws, len(sizes), self.clients))
         counts = np.zeros(logs.shape, dtype=np.int64)
         held = np.zeros((draws, self.clients), dtype=np.int64)
-        for c, size in enumerate(class_sizes):
+        for c, size in enumerate(sizes):
             if size == 0:
                 continue
             # Before the last sample is dealt out somebody holds less than the mean, so one client is open.
-            closed = held * self.clients >= class_sizes.sum()
+            closed = held * self.clients >= sizes.sum()
             counts[:, c] = proportional(np.where(closed & self.cap, -np.inf, logs[:, c]), size)
             held += counts[:, c]
         return counts
@@ -345,7 +362,7 @@ class ExtendedDirichlet(Rule):
 
 
 @dataclass(frozen=True)
-class Quantity(Rule):
+class Quantity(DealtByDraws):
     """Draw the clients' sizes from Dirichlet(alpha) and deal out shuffled samples: unequal sizes, equal kinds.
 
     The quantity skew of Li et al., "Federated learning on non-IID data silos" (ICDE 2022). The official training and
@@ -367,25 +384,13 @@ class Quantity(Rule):
 
     name: ClassVar[str] = "quantity"
 
-    def __post_init__(self) -> None:
-        require_skew(self.clients, self.alpha, self.least)
+    def groups(self, dataset: Dataset) -> list[Indices]:
+        """Everything alike."""
+        return [np.arange(len(dataset))]
 
-    def shares(self, dataset: Dataset, seed: int) -> Shares:
-        """Draw the sizes, shuffle everything and cut it; repair what no draw could satisfy."""
-        require_enough_samples(self.clients, dataset)
-        least, notes = least_samples(self.least, self.clients, len(dataset))
-        sizes_stream = numpy_stream(seed, "partition:quantity")
-
-        def draw(draws: int) -> Indices:
-            logs = log_gamma_draws(sizes_stream, self.alpha, (draws, self.clients))
-            return proportional(logs, len(dataset))[:, None]
-
-        counts, draws = first_accepted(draw, least, batch_of(self.clients))
-        stream = numpy_stream(seed, "partition:quantity:shuffle")
-        pools = cut(stream.permutation(len(dataset)).astype(np.int64), counts[0])
-        if counts.min() < least:
-            notes.append(repaired(draws, repair(pools, least, stream)))
-        return Shares(pools=pools, notes=tuple(notes), resolved={"least": least})
+    def counts(self, sizes: Indices, draws: int, stream: np.random.Generator) -> Indices:
+        """The clients' sizes."""
+        return proportional(log_gamma_draws(stream, self.alpha, (draws, self.clients)), int(sizes[0]))[:, None]
 
 
 @dataclass(frozen=True)

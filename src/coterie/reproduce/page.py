@@ -210,7 +210,7 @@ def commands(table: PaperTable, cells: Sequence[Record]) -> list[str]:
     seeds_of = _together(((amount_of(cell), cell["column"], cell["row"]), cell["seed"]) for cell in in_order)
     rows_of = _together(((amount, seeds, column), row) for (amount, column, row), seeds in seeds_of.items())
     columns_of = _together(((amount, seeds, rows), column) for (amount, seeds, column), rows in rows_of.items())
-    found = []
+    lines = []
     for (amount, seeds, rows), columns in columns_of.items():
         parts = [f"coterie reproduce {table.key}"]
         parts += [f"--columns {','.join(columns)}"] if len(columns) < len(table.columns) else []
@@ -219,29 +219,26 @@ def commands(table: PaperTable, cells: Sequence[Record]) -> list[str]:
         parts += [f"--rounds {amount.rounds}"] if amount.rounds is not None else []
         parts += [f"--share {amount.share:g}"] if amount.share != 1.0 else []
         parts += [f"--data {amount.data}"] if amount.data else []
-        found.append(" ".join(parts))
-    return found or [f"coterie reproduce {table.key}"]
+        lines.append(" ".join(parts))
+    return lines or [f"coterie reproduce {table.key}"]
 
 
 def _together(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, tuple[Value, ...]]:
     """The values of each key."""
-    found: dict[Key, list[Value]] = {}
+    by_key: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return {key: tuple(values) for key, values in found.items()}
+        by_key.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in by_key.items()}
 
 
 def machines_of(records: Iterable[Record]) -> list[str]:
     """The machines and versions behind records."""
     described = {tuple(sorted(record["machine"].items())) for record in records}
-    texts = []
-    for one in sorted(described):
-        about = dict(one)
-        texts.append(
-            f"Coterie {about['coterie']}, PyTorch {about['torch']}, Python {about['python']}, {about['processor']} "
-            f"({about['capability']})"
-        )
-    return texts
+    return [
+        f"Coterie {about['coterie']}, PyTorch {about['torch']}, Python {about['python']}, {about['processor']} "
+        f"({about['capability']})"
+        for about in map(dict, sorted(described))
+    ]
 
 
 def _list(title: str, items: Sequence[str]) -> Iterator[str]:

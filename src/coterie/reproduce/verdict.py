@@ -42,8 +42,8 @@ class Rebuilt:
     @cached_property
     def parts(self) -> list[RebuiltColumn]:
         """Every column with every amount for which anything has run, in the table's order."""
-        found = (self.column(column, amount) for column in self.table.columns for amount in self.results.amounts())
-        return [part for part in found if part.records]
+        columns = (self.column(column, amount) for column in self.table.columns for amount in self.results.amounts())
+        return [part for part in columns if part.records]
 
     def column(self, column: PaperColumn, amount: Amount) -> RebuiltColumn:
         """What there is of a column."""
@@ -51,9 +51,13 @@ class Rebuilt:
         for row in self.table.rows:
             if row.method_name:
                 cells = [TableCell(self.table, row, column, seed, amount) for seed in self.seeds]
-                found = {cell.seed: self.results.cells.get(cell.digest) for cell in cells}
-                own = {seed: one for seed, one in found.items() if one is not None and self._shown_in(column, one)}
-                records |= {row.key: own} if own else {}
+                records_of = {cell.seed: self.results.cells.get(cell.digest) for cell in cells}
+                shown = {
+                    seed: record
+                    for seed, record in records_of.items()
+                    if record is not None and self._shown_in(column, record)
+                }
+                records |= {row.key: shown} if shown else {}
         return RebuiltColumn(self.table, column, amount, records)
 
     def _shown_in(self, column: PaperColumn, record: Record) -> bool:

@@ -76,7 +76,8 @@ def _run(
         with torch.random.fork_rng(devices=[]):
             rounds = Rounds(method, prepared.federation(), engine, join)
             reports = [rounds.run_round() for _ in range(ROUNDS)]
-            losses = np.concatenate([np.zeros(0) if one.training is None else one.training.loss for one in reports])
+            trainings = [report.training for report in reports]
+            losses = np.concatenate([np.zeros(0) if training is None else training.loss for training in trainings])
             efforts = [report.efforts for report in reports]
             return rounds.federation, rounds.evaluate_received(), torch.from_numpy(losses).nan_to_num(), efforts
     finally:
@@ -88,7 +89,7 @@ def _rows(federation: Federation, slot: str) -> Tensor:
     return federation[slot].rows(federation.everyone)
 
 
-def _compare(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
-    apart = float((found.double() - expected.double()).abs().max()) if expected.numel() else 0.0
+def _compare(actual: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
+    apart = float((actual.double() - expected.double()).abs().max()) if expected.numel() else 0.0
     if apart > tolerance:
         raise CheckFailedError(f"{what} lies {apart:.2g} from the serial engine's (at most {tolerance:g})")

@@ -39,11 +39,11 @@ class CheckFailedError(AssertionError):
 
 
 def check_method(
-    method: Method, only: Sequence[str] = (), told: Callable[[str, Exception | None], None] = lambda *_: None
+    method: Method, only: Sequence[str] = (), hear: Callable[[str, Exception | None], None] = lambda *_: None
 ) -> None:
     """Run the checks that Coterie's own methods pass on a method; an error lists all that it fails.
 
-    `only` names some of `METHOD_CHECKS`; `told` hears of each check and, if it failed, why.
+    `only` names some of `METHOD_CHECKS`; `hear` is told of each check and, if it failed, why.
 
     >>> from coterie.methods import FedAvg
     >>> check_method(FedAvg(), only=["relabelling"])
@@ -56,9 +56,9 @@ def check_method(
         try:
             with silence():
                 METHOD_CHECKS[name](method)
-            told(name, None)
+            hear(name, None)
         except (AssertionError, CoterieError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-            told(name, error)
+            hear(name, error)
             failures.append(f"{name}: {str(error).strip() or type(error).__name__}")
     if failures:
         raise CheckFailedError(f"{type(method).__name__} fails {len(failures)} checks:\n" + "\n".join(failures))
@@ -122,13 +122,15 @@ def _odd_settings() -> Iterator[tuple[str, dict[str, Any]]]:
     usual = with_validation(toy_partition(data, CLIENTS))
     yield "one client a round", {"data": data, "partition": usual, "join": 1 / CLIENTS, "rounds": CLIENTS}
     yield "rows that do not change", {"data": data, "partition": usual, "lr": 1e-30}
-    one = replace(usual, train=(usual.train[0][:1], *usual.train[1:]))
-    yield "a client with one sample", {"data": data, "partition": one}
+    with_one_sample = replace(usual, train=(usual.train[0][:1], *usual.train[1:]))
+    yield "a client with one sample", {"data": data, "partition": with_one_sample}
     for classes, where in ((CLASSES, "clients with one class each"), (1, "one class in all")):
         members = [
             np.flatnonzero(data.labels.numpy() == client % classes)[client::CLIENTS] for client in range(CLIENTS)
         ]
-        parts = Partition(train=tuple(own[3:] for own in members), test=tuple(own[:3] for own in members))
+        parts = Partition(
+            train=tuple(samples[3:] for samples in members), test=tuple(samples[:3] for samples in members)
+        )
         yield where, {"data": data, "partition": with_validation(parts)}
 
 
@@ -138,11 +140,11 @@ def check_relabelling(method: Method) -> None:
     partition = with_validation(toy_partition(data, CLIENTS))
     order = [2, 0, 3, 1]
     for model, join in (("plain", 1.0), ("norm", 1.0), ("norm", JOIN)):
-        one = toy_experiment(method, model, join=join, data=data, partition=partition).run()
+        plain = toy_experiment(method, model, join=join, data=data, partition=partition).run()
         other = toy_experiment(method, model, join=join, data=data, partition=partition.permuted(order)).run()
         where = f"model '{model}', join {join:g}"
-        _expect_near(_rows(other.federation), _rows(one.federation)[order], f"{where}: relabelled rows", 1e-4)
-        for line, again in zip(one.history.lines, other.history.lines, strict=True):
+        _expect_near(_rows(other.federation), _rows(plain.federation)[order], f"{where}: relabelled rows", 1e-4)
+        for line, again in zip(plain.history.lines, other.history.lines, strict=True):
             at = f"{where}, round {line['round']}"
             _expect(sorted(order[client] for client in again["cohort"]) == line["cohort"], f"{at}: another cohort")
             for moment in ("received", "trained"):
@@ -184,7 +186,7 @@ def check_resumption(method: Method) -> None:
 def check_extension(method: Method) -> None:
     """A run that gets more rounds ends like one that planned them, unless `resolved` says that their number counts."""
     short, longer = (toy_experiment(method, "norm", join=JOIN, rounds=rounds) for rounds in (2, 5))
-    planned, more = (method.resolved(one.prepare().bare_federation()) for one in (short, longer))
+    planned, more = (method.resolved(experiment.prepare().bare_federation()) for experiment in (short, longer))
     if planned != more:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -213,8 +215,8 @@ def check_newcomers(method: Method) -> None:
     partition = Partition(train=whole.train, validation=whole.validation, test=whole.test, held_out=(1, 4))
     result = toy_experiment(method, "norm", data=data, partition=partition, join=0.67).run()
     for moment in ("received", "trained"):
-        found = result.summary["newcomers"][moment]["accuracy"]
-        _expect(len(found) == 2 and all(map(math.isfinite, found)), f"newcomers as {moment}: {found}")
+        accuracies = result.summary["newcomers"][moment]["accuracy"]
+        _expect(len(accuracies) == 2 and all(map(math.isfinite, accuracies)), f"newcomers as {moment}: {accuracies}")
 
 
 def check_divergence(method: Method) -> None:
@@ -258,9 +260,9 @@ def check_travel(method: Method) -> None:
 def check_engines(method: Method) -> None:
     """The stacked engine (or its fall-back) ends with the serial engine's rows, and tells the same of training."""
     for join in (1.0, JOIN):
-        (one, told), (other, also_told) = (_rounds(method, engine, join) for engine in ("serial", "stacked"))
-        _expect_near(_rows(other), _rows(one), f"join {join:g}: stacked rows", 1e-3)
-        _expect_near(also_told, told, f"join {join:g}: losses on training samples", 1e-3)
+        (serial, losses), (other, also_told) = (_rounds(method, engine, join) for engine in ("serial", "stacked"))
+        _expect_near(_rows(other), _rows(serial), f"join {join:g}: stacked rows", 1e-3)
+        _expect_near(also_told, losses, f"join {join:g}: losses on training samples", 1e-3)
 
 
 METHOD_CHECKS: dict[str, Callable[[Method], None]] = {
@@ -286,9 +288,9 @@ def _rounds(method: Method, name: str, join: float) -> tuple[Federation, Tensor]
     engine: Engine = make_engine(name, prepared.problem(), method, experiment.seed)
     rounds = Rounds(method, prepared.federation(), engine, join)
     with torch.random.fork_rng(devices=[]):
-        told = [rounds.run_round().training for _ in range(ROUNDS)]
+        trainings = [rounds.run_round().training for _ in range(ROUNDS)]
     engine.close()
-    losses = [np.zeros(0) if one is None else one.loss for one in told]
+    losses = [np.zeros(0) if training is None else training.loss for training in trainings]
     return rounds.federation, torch.from_numpy(np.concatenate(losses)).nan_to_num()
 
 
@@ -297,8 +299,8 @@ def _expect(promise: bool, message: str) -> None:
         raise CheckFailedError(message)
 
 
-def _expect_near(found: Tensor, expected: Tensor, what: str, tolerance: float = NEAR) -> None:
-    apart = float((found - expected).abs().max()) if found.numel() else 0.0
+def _expect_near(actual: Tensor, expected: Tensor, what: str, tolerance: float = NEAR) -> None:
+    apart = float((actual - expected).abs().max()) if actual.numel() else 0.0
     _expect(apart <= tolerance, f"{what} lie {apart:.2g} apart (at most {tolerance:g})")
 
 

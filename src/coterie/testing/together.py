@@ -100,12 +100,12 @@ class Together:
 
     def finish(self) -> dict[str, Note]:
         """Hand everybody the finished model; how good it is."""
-        found = {}
+        notes = {}
         for name, task in self.server.farewells(list(self.agreement.sites)).items():
             site, packed = self.sites[name], pack(task)
             note = read_text(packed.text)["note"]
-            found[name] = site.finish(unpack(packed, site.expected(note))).note
-        return found
+            notes[name] = site.finish(unpack(packed, site.expected(note))).note
+        return notes
 
     def run(self) -> dict[str, Note]:
         """From the first hello to the farewell."""

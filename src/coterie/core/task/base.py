@@ -141,9 +141,9 @@ class Task(metaclass=TypedOptions):
     label_dtype: ClassVar[torch.dtype]
 
     def __post_init__(self) -> None:
-        own = self.own_metrics()
-        known = {metric.scale.name for metric in own}
-        metrics = (*own, *(metric for metric in self.metrics if metric.scale.name not in known))
+        task_metrics = self.own_metrics()
+        known = {metric.scale.name for metric in task_metrics}
+        metrics = (*task_metrics, *(metric for metric in self.metrics if metric.scale.name not in known))
         names = [metric.scale.name for metric in metrics]
         require(len(set(names)) == len(names), f"metrics = {', '.join(names)}: two have one name")
         object.__setattr__(self, "metrics", metrics)
@@ -182,10 +182,10 @@ class Task(metaclass=TypedOptions):
 
     def metric(self, name: str) -> Metric:
         """A metric by name."""
-        found = {metric.scale.name: metric for metric in self.metrics}
-        if name not in found:
-            raise unknown(f"metric of the task '{self.name}'", name, found)
-        return found[name]
+        by_name = {metric.scale.name: metric for metric in self.metrics}
+        if name not in by_name:
+            raise unknown(f"metric of the task '{self.name}'", name, by_name)
+        return by_name[name]
 
     def loss_mean(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch."""
@@ -193,12 +193,12 @@ class Task(metaclass=TypedOptions):
 
     def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """All that is summed for the metrics, sample by sample: each `[B]`."""
-        found: dict[str, Tensor] = {}
+        scores: dict[str, Tensor] = {}
         for metric in self.metrics:
             if metric.scale.name == LOSS:
-                found[LOSS] = self.loss(outputs, labels)
-            found |= metric.quantities(outputs, labels)
-        return found
+                scores[LOSS] = self.loss(outputs, labels)
+            scores |= metric.quantities(outputs, labels)
+        return scores
 
     def kept(self, outputs: Tensor) -> Tensor | None:
         """What the final metrics need of every sample besides sums: `[n, ...]`, or nothing."""
@@ -219,10 +219,10 @@ class Task(metaclass=TypedOptions):
         """Whether these may be sums of this task's quantities: what a site says of itself may be anything."""
         if not isinstance(sums, dict) or type(sums.get(SAMPLES)) is not int or sums[SAMPLES] < 0:
             return False
-        one = self.scores(torch.zeros(1, self.outputs), torch.zeros(1, dtype=self.label_dtype))
-        if sums.keys() != {*one, SAMPLES}:
+        example = self.scores(torch.zeros(1, self.outputs), torch.zeros(1, dtype=self.label_dtype))
+        if sums.keys() != {*example, SAMPLES}:
             return False
-        for name, quantity in one.items():
+        for name, quantity in example.items():
             total = sums[name]
             if quantity.dtype == torch.bool and not (type(total) is int and 0 <= total <= sums[SAMPLES]):
                 return False

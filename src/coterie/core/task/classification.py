@@ -130,7 +130,7 @@ class Classification(Task):
         A client's AUC is over the classes in its own test data; with a single class there is none. Scores that
         are not numbers (a model that overflowed) rank lowest.
         """
-        return quality_of([own for own in kept if own is not None], labels, self.classes)
+        return quality_of([probabilities for probabilities in kept if probabilities is not None], labels, self.classes)
 
     def final_metrics(self, sums: Sequence[Sums], quality: Mapping[str, Tensor]) -> dict[str, float | None]:
         """Macro-F1 and AUC, each the mean over clients that can have one."""

@@ -34,10 +34,10 @@ def quality_of(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classe
     >>> found["hits"].tolist(), found["auc"].tolist(), found["bin_samples"].tolist()
     ([[1, 0]], [1.0], [[0, 0, 0, 0, 0, 0, 0, 1, 0, 1]])
     """
-    counts = np.array([len(own) for own in labels], np.int64)
+    counts = np.array([len(client_labels) for client_labels in labels], np.int64)
     parts = [_quality_of_some(probabilities[begin:end], labels[begin:end], classes) for begin, end in _pieces(counts)]
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {name: torch.from_numpy(values) for name, values in found.items()}
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: torch.from_numpy(values) for name, values in whole.items()}
 
 
 def _pieces(counts: Integers) -> Iterator[tuple[int, int]]:
@@ -54,7 +54,7 @@ def _pieces(counts: Integers) -> Iterator[tuple[int, int]]:
 def _quality_of_some(probabilities: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -> dict[str, Array]:
     """The same of clients whose samples are gone through together."""
     clients = len(labels)
-    owner = np.repeat(np.arange(clients), [len(own) for own in labels])
+    owner = np.repeat(np.arange(clients), [len(client_labels) for client_labels in labels])
     truth, scores = torch.cat(list(labels)).numpy(), np.nan_to_num(torch.cat(list(probabilities)).double().numpy())
     guess, confidence = scores.argmax(1), scores.max(1)
     right = truth == guess
@@ -85,11 +85,11 @@ def _mean_where(values: Floats, counts: npt.NDArray[np.bool_]) -> Floats:
 
     Rows of the same number are taken together, so that each is summed as it would be alone, to the bit.
     """
-    found, numbers = np.full(len(values), np.nan), counts.sum(1)
+    means, numbers = np.full(len(values), np.nan), counts.sum(1)
     for number in np.unique(numbers[numbers > 0]).tolist():
         rows = numbers == number
-        found[rows] = values[rows][counts[rows]].reshape(-1, number).mean(1)
-    return found
+        means[rows] = values[rows][counts[rows]].reshape(-1, number).mean(1)
+    return means
 
 
 def _shares_ranked_right(
@@ -100,7 +100,7 @@ def _shares_ranked_right(
     A class's samples among all of a client's, in ascending order, with twice the mean rank of equal scores: the sum of
     theirs less m(m + 1) is twice the number of pairs ranked right.
     """
-    found, samples = np.zeros(ranked.shape), support.sum(1)
+    auc, samples = np.zeros(ranked.shape), support.sum(1)
     for present in np.flatnonzero(ranked.any(0)).tolist():
         chosen = np.flatnonzero(ranked[owner, present])
         order = chosen[np.lexsort((scores[chosen, present], owner[chosen]))]
@@ -112,13 +112,13 @@ def _shares_ranked_right(
         lengths = np.diff(np.r_[begins, len(order)])
         group = np.cumsum(new) - 1
         twice_the_rank = 2 * (begins[group] - first_of_client) + lengths[group] + 1
-        own = truth[order] == present
+        of_class = truth[order] == present
         total = np.zeros(len(ranked), np.int64)
-        np.add.at(total, whose[own], twice_the_rank[own])
+        np.add.at(total, whose[of_class], twice_the_rank[of_class])
         clients, m = ranked[:, present], support[:, present]
         pairs = (m * (samples - m))[clients]
-        found[clients, present] = (total - m * (m + 1))[clients] / 2 / pairs
-    return found
+        auc[clients, present] = (total - m * (m + 1))[clients] / 2 / pairs
+    return auc
 
 
 def fits(quality: Mapping[str, npt.NDArray[np.generic]], clients: int, classes: int) -> bool:

@@ -21,8 +21,8 @@ LARGEST_ERROR = 1e30
 
 def errors(outputs: Tensor, labels: Tensor) -> Tensor:
     """The absolute errors in float64, none larger than `LARGEST_ERROR`: `[B]`."""
-    found = (exact(outputs[..., 0]) - exact(labels)).abs()
-    return found.nan_to_num(nan=LARGEST_ERROR, posinf=LARGEST_ERROR).clamp(max=LARGEST_ERROR)
+    absolute = (exact(outputs[..., 0]) - exact(labels)).abs()
+    return absolute.nan_to_num(nan=LARGEST_ERROR, posinf=LARGEST_ERROR).clamp(max=LARGEST_ERROR)
 
 
 @dataclass(frozen=True)

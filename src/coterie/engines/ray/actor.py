@@ -95,9 +95,9 @@ class Actor:
         return Arrived(socket.gethostname(), os.getpid())
 
     def perform(
-        self, task: Positions, news: News | None, own: Mapping[str, Block], mark: tuple[str, int] | None = None
+        self, task: Positions, news: News | None, blocks: Mapping[str, Block], mark: tuple[str, int] | None = None
     ) -> tuple[Done | Failed, Rows]:
-        """Do a task of the last call there was news of; `own` are rows that have not been sent as they are now.
+        """Do a task of the last call there was news of; `blocks` are rows that have not been sent as they are now.
 
         With a `mark`, a key and a number, it is noted first that the task was begun.
         """
@@ -110,13 +110,13 @@ class Actor:
             self._federation.rounds_taken.copy_(_tensor(news.rounds_taken))
             self._write(news.own)
             self._seat.begin(news.call)
-        self._write(own)
+        self._write(blocks)
         rows: dict[str, Tensor] = {}
         answer = self._seat.perform(task, rows)
         return answer, {slot: matrix.numpy() for slot, matrix in rows.items()}
 
-    def _write(self, own: Mapping[str, Block]) -> None:
-        for slot, block in own.items():
+    def _write(self, blocks: Mapping[str, Block]) -> None:
+        for slot, block in blocks.items():
             self._federation[slot].own[torch.tensor(block.clients)] = _tensor(block.rows)
 
 

@@ -149,9 +149,9 @@ class RayCluster(RemoteEngine):
         require(cpus >= 1, "engine = 'ray': the cluster has no CPUs")
         room = self._room_for_actors(session)
         require(room >= 1, f"ray_gpus = {self._gpus:g}: the cluster has {gpus:g} GPUs")
-        wanted = self._workers or room
-        require(wanted <= room, f"workers = {wanted}: the cluster has room for {room} (CPUs: {cpus}, GPUs: {gpus:g})")
-        return wanted
+        actors = self._workers or room
+        require(actors <= room, f"workers = {actors}: the cluster has room for {room} (CPUs: {cpus}, GPUs: {gpus:g})")
+        return actors
 
     def _room_for_actors(self, session: RaySession) -> int:
         cpus = int(session.total("CPU"))
@@ -169,7 +169,7 @@ def homes_by_size(sizes: Sequence[int], actors: int) -> list[int]:
     [0, 1, 1, 0]
     """
     homes, loads = [0] * len(sizes), [0] * actors
-    for client in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+    for client in sorted(range(len(sizes)), key=lambda client_id: -sizes[client_id]):
         homes[client] = loads.index(min(loads))
         loads[homes[client]] += sizes[client]
     return homes

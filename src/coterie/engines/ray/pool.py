@@ -74,10 +74,10 @@ class Cargo:
         """The call for an actor that knows all until the one before, or nothing; made once for all such actors."""
         if up_to_date not in self._parcels:
             slots, values = self.federation.slots, self.federation.values
-            shared, wanted = (self._new_shared, self._new_values) if up_to_date else (list(slots), list(values))
+            shared, sent_values = (self._new_shared, self._new_values) if up_to_date else (list(slots), list(values))
             self._parcels[up_to_date] = self._ray.put(
                 News(
-                    replace(self._call, new_values=packed({name: values[name] for name in wanted})),
+                    replace(self._call, new_values=packed({name: values[name] for name in sent_values})),
                     {name: slots[name].shared.numpy() for name in shared},
                     self.federation.rounds_taken.numpy(),
                     {"model": self._block("model", self._peers)} if self._peers else {},
@@ -91,16 +91,16 @@ class Cargo:
         """The own rows of a task's clients that are not yet held, which then are."""
         if self._call.action == "batches":
             return {}
-        found: dict[str, Block] = {}
+        blocks: dict[str, Block] = {}
         for name, slot in self.federation.slots.items():
             if not slot.own_columns:
                 continue
             known = self._held(name, held)
             missing = [client for position in task if (client := self._call.clients[position]) not in known]
             if missing:
-                found[name] = self._block(name, missing)
+                blocks[name] = self._block(name, missing)
                 known.update(missing)
-        return found
+        return blocks
 
     def _held(self, slot: str, held: Held) -> set[int]:
         """Whose rows of a slot are held as they are now."""
@@ -233,7 +233,7 @@ class ActorPool:
     def _heard(self) -> _ActorState:
         """Wait until an actor answers or is lost."""
         waiting = {member.answers[0]: member for member in self._members if member.stage != "idle"}
-        begun, told = time.monotonic(), False
+        begun, warned = time.monotonic(), False
         while True:
             answered, _ = self._ray.wait(list(waiting), num_returns=1, timeout=LOOK_SECONDS)
             if answered:
@@ -247,8 +247,8 @@ class ActorPool:
                     f"engine = 'ray': no actor could start within {START_SECONDS:g} s; are the cluster's CPUs and GPUs "
                     "taken by others?"
                 )
-            if waited >= TOLD_SECONDS and not told:
-                told = True
+            if waited >= TOLD_SECONDS and not warned:
+                warned = True
                 log.warning(
                     "engine = 'ray': no actor has started yet (%s); given up after %g s", self._room(), START_SECONDS
                 )

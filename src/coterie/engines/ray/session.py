@@ -195,12 +195,12 @@ class RaySession:
                 f"engine = 'ray': no local Ray could be started ({' '.join(str(error).split())}); engine = 'processes' "
                 "computes the same without"
             ) from error
-        found = self.ray.util.get_node_ip_address()
-        if found != LOOPBACK:
+        address = self.ray.util.get_node_ip_address()
+        if address != LOOPBACK:
             self.close()
             raise CoterieError(
-                f"engine = 'ray': this version of Ray listens on {found}, not just on this machine; start Ray yourself "
-                "('ray start --head') and give ray_address='auto'"
+                f"engine = 'ray': this version of Ray listens on {address}, not just on this machine; start Ray "
+                "yourself ('ray start --head') and give ray_address='auto'"
             )
         return context
 
@@ -221,10 +221,10 @@ def _notes() -> Any:
 
 
 @contextmanager
-def _set(wanted: dict[str, str]) -> Iterator[None]:
+def _set(variables: dict[str, str]) -> Iterator[None]:
     """Set variables of the environment for a while; the processes that Ray starts meanwhile keep them."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

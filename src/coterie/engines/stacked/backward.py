@@ -180,15 +180,15 @@ class _Conv:
     def backward(self, weights: Tensors, saved: Saved, grad: Tensor, into: Tensors, further: bool) -> Tensor:
         weight = weights[self.weight]
         outputs = weight.shape[0] * weight.shape[1]
-        found = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             *(grad, saved[0], weight.flatten(0, 1), [outputs], *self._geometry, len(weight)),
             [further, self.weight in into, self._bias in into],
         )
         if self.weight in into:
-            into[self.weight].copy_(found[1].view(weight.shape))
+            into[self.weight].copy_(gradients[1].view(weight.shape))
         if self._bias in into:
-            into[self._bias].copy_(found[2].view(weight.shape[:2]))
-        out: Tensor = found[0] if further else grad
+            into[self._bias].copy_(gradients[2].view(weight.shape[:2]))
+        out: Tensor = gradients[0] if further else grad
         return out
 
 
@@ -247,10 +247,10 @@ def _plain(module: nn.Conv2d) -> bool:
 
 def _convolution_before(layers: Sequence[Layer]) -> str | None:
     """The weight of the convolution that left the clients side by side, if they are."""
-    found = None
+    weight = None
     for layer in layers:
         if isinstance(layer, _Conv):
-            found = layer.weight
+            weight = layer.weight
         elif isinstance(layer, _Apart):
-            found = None
-    return found
+            weight = None
+    return weight

@@ -95,8 +95,8 @@ class StackedBatch:
             values: dict[str, Tensor],
         ) -> tuple[Tensor, ...]:
             batch = OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features, self.training)
-            found = function(batch)
-            return (found,) if batch.computed is None else (found, batch.computed)
+            result = function(batch)
+            return (result,) if batch.computed is None else (result, batch.computed)
 
         per_value = {name: 0 if federation.kinds[name].per_client else None for name in values}
         batched = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, per_value))

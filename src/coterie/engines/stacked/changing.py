@@ -43,8 +43,8 @@ class InTraining:
             for count, stream in zip(self.counts, self.streams, strict=True)
         ]
         mask = self.shares.new_zeros(len(drawn), self.shares.shape[1], *drawn[0].shape[1:])
-        for own, part in zip(mask, drawn, strict=True):
-            own[: len(part)] = part
+        for of_client, part in zip(mask, drawn, strict=True):
+            of_client[: len(part)] = part
         return mask
 
 
@@ -123,47 +123,49 @@ class StackedModule:
 
     def __call__(self, tensors: Tensors, x: Tensor, now: InTraining | None) -> Tensor:
         """The outputs `[k, B, ...]` for inputs `[k, B, ...]`."""
-        local = {name.removeprefix(self._prefix): one for name, one in tensors.items() if name.startswith(self._prefix)}
-        own = {name: one for name, one in local.items() if name in self._names}
+        local = {
+            name.removeprefix(self._prefix): tensor for name, tensor in tensors.items() if name.startswith(self._prefix)
+        }
+        held = {name: tensor for name, tensor in local.items() if name in self._names}
         if now is None or not (self._norms or self._dropouts):
-            out: Tensor = torch.vmap(self._one)(own, x)
+            out: Tensor = torch.vmap(self._one)(held, x)
             return out
-        masks = [now.mask(layer, sample) for layer, sample in self._drawn(own, x)]
-        out, found = torch.vmap(self._one_in_training)(own, x, now.shares, masks)
-        now.statistics.update(found)
+        masks = [now.mask(layer, sample) for layer, sample in self._drawn(held, x)]
+        out, statistics = torch.vmap(self._one_in_training)(held, x, now.shares, masks)
+        now.statistics.update(statistics)
         return out
 
-    def _drawn(self, own: Tensors, x: Tensor) -> Asked:
+    def _drawn(self, held: Tensors, x: Tensor) -> Asked:
         """Which dropout layers are called, in order. It is found out once, on one sample of one client."""
         if self._asked is None:
             asked: Asked = []
             self._begin(None, [], {}, asked)
             with torch.no_grad():
-                torch.vmap(self._one)({name: one[:1] for name, one in own.items()}, x[:1, :1])
+                torch.vmap(self._one)({name: tensor[:1] for name, tensor in held.items()}, x[:1, :1])
             self._begin(None, [], {})
             self._asked = asked
         return self._asked
 
-    def _one(self, own: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(self._module, own, (x,))
+    def _one(self, held: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(self._module, held, (x,))
         return out
 
     def _one_in_training(
-        self, own: dict[str, Tensor], x: Tensor, shares: Tensor, masks: list[Tensor]
+        self, held: dict[str, Tensor], x: Tensor, shares: Tensor, masks: list[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        found: dict[str, Tensor] = {}
-        self._begin(shares, list(masks), found)
+        statistics: dict[str, Tensor] = {}
+        self._begin(shares, list(masks), statistics)
         try:
-            return self._one(own, x), found
+            return self._one(held, x), statistics
         finally:
             self._begin(None, [], {})
 
     def _begin(
-        self, shares: Tensor | None, masks: list[Tensor], found: dict[str, Tensor], asked: Asked | None = None
+        self, shares: Tensor | None, masks: list[Tensor], statistics: dict[str, Tensor], asked: Asked | None = None
     ) -> None:
         """From here on layers train on samples of these shares `[B]`, with these masks, or (none) are tested."""
         for norm in self._norms:
-            norm.shares, norm.found = shares, found
+            norm.shares, norm.found = shares, statistics
         for dropout in self._dropouts:
             dropout.masks, dropout.asked = masks, asked
 
@@ -174,7 +176,9 @@ def changes_in_training(module: nn.Module) -> bool:
     >>> changes_in_training(nn.Dropout(0.5)), changes_in_training(nn.ReLU())
     (True, False)
     """
-    return any(isinstance(one, BatchNorm) or (isinstance(one, AnyDropout) and one.p > 0) for one in module.modules())
+    return any(
+        isinstance(layer, BatchNorm) or (isinstance(layer, AnyDropout) and layer.p > 0) for layer in module.modules()
+    )
 
 
 def forward_of(module: nn.Module) -> type[nn.Module]:

@@ -48,8 +48,8 @@ class Stacked(Engine):
         self.problem = self._ground.problem
         self._serial = Serial(self.problem, method, seed, device)
         tied = problem.layout.tied
-        own = f"{tied} are one tensor" if tied else cannot_be_batched(problem.module)
-        self._model_reason = own or not_alike(self._ground, method)
+        reason = f"{tied} are one tensor" if tied else cannot_be_batched(problem.module)
+        self._model_reason = reason or not_alike(self._ground, method)
         self._said: set[str] = set()
 
     @classmethod
@@ -112,8 +112,8 @@ class Stacked(Engine):
         measured = self._do(stack, work, back, training)
         place = federation.initial.device
         rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
-        told = training.sums()
-        trained = Trained(rows, measured, training=[told[position] for position in back.tolist()])
+        sums = training.sums()
+        trained = Trained(rows, measured, training=[sums[position] for position in back.tolist()])
         efforts = stack.efforts
         trained.efforts = [efforts[position] for position in back.tolist()]
         if work.test:
@@ -137,7 +137,7 @@ class Stacked(Engine):
 
     def _measured(self, stack: Stack, step: Measure, work: Work, back: Tensor) -> Tensor:
         """Measurements are taken one client at a time, on the client's rows as they are now."""
-        found, worker = [], self._serial.worker
+        values, worker = [], self._serial.worker
         features: dict[str, dict[int, Tensor]] = {}
         for position in back.tolist():
             client = int(stack.clients[position])
@@ -146,14 +146,14 @@ class Stacked(Engine):
                 worker.model(slot).row.copy_(rows[position])
             size = len(self.problem.train[client])
             worker.known_features.update({slot: known[position, :size] for slot, known in stack.features.items()})
-            found.append(step.take(worker))
+            values.append(step.take(worker))
             stack.forward[position] += worker.effort.forward
             for slot, known in worker.known_features.items():
                 features.setdefault(slot, {})[position] = known
         # What was measured on serves phases that train a classifier alone, as at the seat of a worker.
         for slot in features.keys() - stack.features.keys():
             stack.features[slot] = pad_sequence([features[slot][place] for place in sorted(features[slot])], True)
-        return torch.stack(found).cpu()
+        return torch.stack(values).cpu()
 
     def _test(self, stack: Stack, keep_scores: bool) -> list[Score]:
         untuned, tuning = _tune_together(stack, self.method.tune(stack.federation))
@@ -166,13 +166,13 @@ class Stacked(Engine):
                 batch = StackedBatch(stack, self.method.tested, index, part)
                 outputs = batch.logits if plain else batch.per_client(self.method.predict)
                 real = torch.arange(index.shape[1]) < sizes[part, None]  # what is not padding
-                found = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
-                quantities = {name: values.reshape(index.shape).cpu()[real] for name, values in found.items()}
+                flat_scores = task.scores(outputs.flatten(0, 1), batch.labels.flatten())
+                quantities = {name: values.reshape(index.shape).cpu()[real] for name, values in flat_scores.items()}
                 kept = task.kept(outputs.cpu()[real]) if keep_scores else None
                 scores += Score(quantities, kept).split(sizes[part].tolist())
         if tuning:
             flags = untuned.tolist()
-            scores = [replace(one, untuned=flags[place], tuning=tuning[place]) for place, one in enumerate(scores)]
+            scores = [replace(score, untuned=flags[place], tuning=tuning[place]) for place, score in enumerate(scores)]
         return scores
 
 

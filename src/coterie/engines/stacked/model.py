@@ -53,15 +53,15 @@ class BatchedNet:
     def one_features(self, tensors: Tensors, inputs: Tensor, training: bool) -> Tensor:
         """One client's extractor on its inputs, inside `vmap`: `[B, d]`."""
         _set_mode(self._trunk_module, training)
-        own = {name: tensors[name] for name in self._trunk_names}
-        out: Tensor = torch.func.functional_call(self._trunk_module, own, (inputs,))
+        of_trunk = {name: tensors[name] for name in self._trunk_names}
+        out: Tensor = torch.func.functional_call(self._trunk_module, of_trunk, (inputs,))
         return out
 
     def one_logits(self, tensors: Tensors, features: Tensor, training: bool) -> Tensor:
         """One client's classifier on its features, inside `vmap`: `[B, C]`."""
         _set_mode(self._head_module, training)
-        own = {local: tensors[name] for name, local in self._head_names.items()}
-        out: Tensor = torch.func.functional_call(self._head_module, own, (features,))
+        of_head = {local: tensors[name] for name, local in self._head_names.items()}
+        out: Tensor = torch.func.functional_call(self._head_module, of_head, (features,))
         return out
 
 

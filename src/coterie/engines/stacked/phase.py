@@ -137,7 +137,7 @@ class LastEpoch:
         chosen = torch.from_numpy(places)
         real = schedule.shares.flatten(0, 1).index_select(0, chosen).flatten() > 0  # what is not padding
         samples = self._samples.flatten(0, 1).index_select(0, chosen.to(self._samples.device)).flatten()
-        outputs = torch.cat([one.flatten(0, 1) for one in self._outputs])
+        outputs = torch.cat([of_step.flatten(0, 1) for of_step in self._outputs])
         owners = (places % clients).repeat(schedule.shares.shape[2])
         self._training.add(owners, outputs, self._labels[samples], real.numpy())
         self._steps, self._outputs, self._numbers = [], [], 0
@@ -281,23 +281,23 @@ class StackedPhase:
         `training`, if given, is told what the models put out for their samples in their last epoch.
         """
         stack = self.stack
-        own = stack.ground.train.of(stack.clients)
+        indices = stack.ground.train.of(stack.clients)
         schedule = self._schedule()
-        clients = torch.arange(len(own), device=own.device)[:, None]
-        samples = own[clients, schedule.positions.to(own.device)]  # [S, m, B]
-        told = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
+        clients = torch.arange(len(indices), device=indices.device)[:, None]
+        samples = indices[clients, schedule.positions.to(indices.device)]  # [S, m, B]
+        last_epoch = None if training is None else LastEpoch(schedule, samples, stack.ground.labels, training)
         if self.by_hand:
-            self._run_by_hand(self.by_hand, own, schedule, samples, told)
+            self._run_by_hand(self.by_hand, indices, schedule, samples, last_epoch)
         else:
-            self._run_by_terms(own, schedule, samples, told)
+            self._run_by_terms(indices, schedule, samples, last_epoch)
         for slot, begin in self._begins.items():
             stack.trained[slot].copy_(torch.lerp(begin, stack.trained[slot], self.phase.reach))
         counts = (schedule.shares[: len(self._passes)] > 0).sum(2)
         stack.took(self.phase.moves, counts, self._passes)
 
-    def _run_by_terms(self, own: Tensor, schedule: Schedule, samples: Tensor, told: LastEpoch | None) -> None:
+    def _run_by_terms(self, indices: Tensor, schedule: Schedule, samples: Tensor, last_epoch: LastEpoch | None) -> None:
         stack = self.stack
-        for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
+        for step, (index, x, shares) in enumerate(self._batches(indices, schedule, samples)):
             part = slice(0, len(index))
             batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
             batch.training = self._mode(shares, schedule.counts[step])
@@ -305,18 +305,18 @@ class StackedPhase:
             self._step(self._gradients(batch, shares), len(index))
             self._passes.append(stack.passes - before)
             self._take_statistics(batch.training, part)
-            if told is not None and batch.computed is not None:
-                told.take(step, batch.computed)
-        if told is not None:
-            told.score()
+            if last_epoch is not None and batch.computed is not None:
+                last_epoch.take(step, batch.computed)
+        if last_epoch is not None:
+            last_epoch.score()
 
     def _run_by_hand(
-        self, net: HandWrittenNet, own: Tensor, schedule: Schedule, samples: Tensor, told: LastEpoch | None
+        self, net: HandWrittenNet, indices: Tensor, schedule: Schedule, samples: Tensor, last_epoch: LastEpoch | None
     ) -> None:
         ground, rows = self.stack.ground, self.stack.trained[self.phase.slot]
         grads = [torch.empty_like(part.rows) for part in self.parts]
         mounted = 0
-        for step, (index, x, shares) in enumerate(self._batches(own, schedule, samples)):
+        for step, (index, x, shares) in enumerate(self._batches(indices, schedule, samples)):
             if len(index) != mounted:
                 mounted = len(index)
                 weights = ground.net.tensors(rows[:mounted]) | self._tensors(
@@ -326,18 +326,18 @@ class StackedPhase:
             outputs = net.gradients(weights, into, x, ground.labels[index], shares, head_only=self.head_only)
             self._step([grad[:mounted] for grad in grads], mounted)
             self._passes.append(0 if self.head_only else 1)
-            if told is not None:
-                told.take(step, outputs)
-        if told is not None:
-            told.score()
+            if last_epoch is not None:
+                last_epoch.take(step, outputs)
+        if last_epoch is not None:
+            last_epoch.score()
         for part in self.parts:
             rows[:, part.span] = part.rows
 
     def _tensors(self, rows: list[Tensor], k: int) -> dict[str, Tensor]:
         """The first k clients' tensors by name, as views of one `[m, n]` for each part."""
         entries = {entry.start: entry for entry in self.stack.ground.net.layout.entries}
-        found = [(entries[part.span.start], matrix) for part, matrix in zip(self.parts, rows, strict=True)]
-        return {entry.name: entry.view(matrix[:k]) for entry, matrix in found}
+        by_entry = [(entries[part.span.start], matrix) for part, matrix in zip(self.parts, rows, strict=True)]
+        return {entry.name: entry.view(matrix[:k]) for entry, matrix in by_entry}
 
     def _schedule(self) -> Schedule:
         """Which samples every client takes in every step."""
@@ -368,16 +368,16 @@ class StackedPhase:
                 slot = head if entry.name.startswith(f"{layout.classifier}.") else trunk
                 self.stack.trained[slot][part, entry.start : entry.stop] = mode.step.statistics[entry.name]
 
-    def _batches(self, own: Tensor, schedule: Schedule, samples: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _batches(self, indices: Tensor, schedule: Schedule, samples: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For every step: whose turn it is with which samples `[k, B]`, inputs or features `[k, B, ...]`, shares."""
         ground = self.stack.ground
         source: Inputs = ground.inputs
         places = samples
         if self.head_only:
-            features = self._features(own)
+            features = self._features(indices)
             source = features.flatten(0, 1)
-            clients = torch.arange(len(own), device=ground.device)[:, None]
-            places = clients * own.shape[1] + schedule.positions.to(ground.device)
+            clients = torch.arange(len(indices), device=ground.device)[:, None]
+            places = clients * indices.shape[1] + schedule.positions.to(ground.device)
         shares = schedule.shares.to(ground.device)
         a_step = max(1, places.shape[1:].numel() * source[0].numel())
         at_once = max(1, FETCHED // a_step)
@@ -390,7 +390,7 @@ class StackedPhase:
                 k = schedule.active[step]
                 yield samples[step, :k], fetched[step - start, :k], shares[step, :k]
 
-    def _features(self, own: Tensor) -> Tensor:
+    def _features(self, indices: Tensor) -> Tensor:
         """The frozen extractors' outputs on all training samples `own [m, n]`: `[m, n, d]`."""
         ground, stack = self.stack.ground, self.stack
         slot = stack.slot_with_extractor(self.phase.slot)
@@ -398,8 +398,8 @@ class StackedPhase:
             rows = stack.rows(slot)
             with torch.no_grad():
                 parts = [
-                    ground.net.features(ground.net.tensors(rows[part]), ground.inputs[own[part]])
-                    for part in chunks(len(own), own.shape[1])
+                    ground.net.features(ground.net.tensors(rows[part]), ground.inputs[indices[part]])
+                    for part in chunks(len(indices), indices.shape[1])
                 ]
             stack.features[slot] = torch.cat(parts)
             stack.forward += ground.train.sizes[stack.clients]
@@ -420,8 +420,8 @@ class StackedPhase:
             losses = flat.view(batch.labels.shape)
         else:
             losses = torch.stack([batch.per_client(term) for term in self.phase.terms]).sum(0)
-        found = torch.autograd.grad((losses * shares).sum(), list(leaves.values()))
-        grads = dict(zip(slots, found, strict=True))
+        slopes = torch.autograd.grad((losses * shares).sum(), list(leaves.values()))
+        grads = dict(zip(slots, slopes, strict=True))
         return [grads[part.slot][:, part.span] for part in self.parts]
 
     def _step(self, grads: list[Tensor], k: int) -> None:

@@ -82,11 +82,11 @@ def not_alike(ground: Ground, method: MethodAtClient) -> str | None:
 @contextmanager
 def _draws_undone(device: torch.device) -> Iterator[None]:
     """Whatever is drawn inside is drawn anew afterwards, as if nothing had been tried."""
-    own, python, numpy = drawn_state(device), random.getstate(), np.random.get_state()
+    drawn, python, numpy = drawn_state(device), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        draw_again(device, own)
+        draw_again(device, drawn)
         random.setstate(python)
         np.random.set_state(numpy)
 
@@ -103,8 +103,8 @@ class Twins:
         samples = _samples(ground)
         training = Training(epochs=1, batch=len(samples[0]), lr=1.0)
         self._problem = replace(ground.problem, train=samples, validation=samples, test=samples, training=training)
-        own = PaddedIndices(samples)
-        self._ground = replace(ground, problem=self._problem, train=own, test=own)
+        indices = PaddedIndices(samples)
+        self._ground = replace(ground, problem=self._problem, train=indices, test=indices)
         self._federation = _federation(self._problem, ground.seed, attempt)
         self._worker = Worker(self._problem, method, ground.seed)
         self.bent: str | None = None  # which gradient differs where nothing else does: it may be at a kink
@@ -114,11 +114,11 @@ class Twins:
         layout, before = self._problem.layout, global_draws()
         head = layout.columns("classifier") & layout.trainable
         ways = (Phase(), *((Phase(train="classifier"),) if head else ()))
-        found = next((told for phase in ways if (told := self._training(phase))), None)
-        found = found or self._client_by_client() or self._testing()
-        if found is None and global_draws() != before:
+        difference = next((said for phase in ways if (said := self._training(phase))), None)
+        difference = difference or self._client_by_client() or self._testing()
+        if difference is None and global_draws() != before:
             return DRAWS
-        return found
+        return difference
 
     def _client_by_client(self) -> str | None:
         try:
@@ -139,27 +139,27 @@ class Twins:
             changed, row = self._alone(phase, client, seen)
             if changed is not None:
                 return changed
-            state, own = drawn_state(self._worker.device)
-            if not torch.equal(stack.streams[client].get_state(), state if own is None else own):
+            state, of_device = drawn_state(self._worker.device)
+            if not torch.equal(stack.streams[client].get_state(), state if of_device is None else of_device):
                 return DRAWS
             apart = TrainingScores(self._problem.task, 1)
             apart.take(0, seen)
-            losses = [torch.tensor(one.get(LOSS, 0.0)) for one in (sums, apart.sums()[0])]
+            losses = [torch.tensor(loss_sums.get(LOSS, 0.0)) for loss_sums in (sums, apart.sums()[0])]
             if not _near(losses[0], losses[1], SHARE * _size(losses[1])):
                 return f"{OTHERWISE}: its loss in training differs"
             if differs := self._moved(start[client], rows[client], row):
                 return differs
         return None
 
-    def _moved(self, start: Tensor, found: Tensor, expected: Tensor) -> str | None:
+    def _moved(self, start: Tensor, actual: Tensor, expected: Tensor) -> str | None:
         """The first buffer `[n]` of a row `[P]` that differs; a gradient that does is taken note of."""
         row = OF_ROW * _size(expected - start)
         for entry in self._problem.layout.entries:
-            one, other, before = (whole[entry.start : entry.stop] for whole in (found, expected, start))
+            ours, other, before = (whole[entry.start : entry.stop] for whole in (actual, expected, start))
             moved = _size(other - before)
-            if entry.is_buffer and not _near(one, other, SHARE * moved):
+            if entry.is_buffer and not _near(ours, other, SHARE * moved):
                 return f"{OTHERWISE}: '{entry.name}' differs"
-            if not (entry.is_buffer or self.bent or _near(one, other, OF_GRADIENT * moved + row)):
+            if not (entry.is_buffer or self.bent or _near(ours, other, OF_GRADIENT * moved + row)):
                 self.bent = f"{OTHERWISE}: the gradient of '{entry.name}' differs"
         return None
 
@@ -199,9 +199,9 @@ def _kept(changed: str | None) -> str | None:
     return None if changed is None else f"the model keeps '{changed}', which changes as it runs"
 
 
-def _near(found: Tensor, expected: Tensor, far: float) -> bool:
+def _near(actual: Tensor, expected: Tensor, far: float) -> bool:
     """Whether two tensors are no further apart than so much, but for rounding."""
-    apart = torch.where(found == expected, torch.zeros_like(found), found - expected)
+    apart = torch.where(actual == expected, torch.zeros_like(actual), actual - expected)
     least = LEAST * (_size(expected) + math.sqrt(expected.numel()))
     return float(apart.norm()) <= far + least
 
@@ -268,8 +268,8 @@ def hidden_state(parts: Mapping[str, nn.Module], layout: Layout) -> dict[str, ob
     # The row's tensors change as they should, wherever else a layer mentions them.
     known = {id(layer) for _, layer in layers}
     for _, layer in layers:
-        known |= {id(one) for one in (*layer._parameters.values(), *layer._buffers.values())}
-    found: dict[str, object] = {}
+        known |= {id(tensor) for tensor in (*layer._parameters.values(), *layer._buffers.values())}
+    kept_by_name: dict[str, object] = {}
     for path, layer in layers:
         kept = {name: value for name, value in vars(layer).items() if name not in _PARTS}
         kept |= {
@@ -280,8 +280,8 @@ def hidden_state(parts: Mapping[str, nn.Module], layout: Layout) -> dict[str, ob
         }
         for name, value in (*kept.items(), *_around(type(layer))):
             beside = known - {id(value)} if name in layer._buffers else known
-            found[_joined(path, name)] = _comparable(value, beside, {})
-    return found
+            kept_by_name[_joined(path, name)] = _comparable(value, beside, {})
+    return kept_by_name
 
 
 def change(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
@@ -306,9 +306,9 @@ def _around(kind: type) -> Iterator[tuple[str, object]]:
             continue
         for name, value in vars(base).items():
             if isinstance(value, FunctionType):
-                for one, inner in _outside(value):
+                for variable, inner in _outside(value):
                     if not isinstance(inner, (ModuleType, type)) and not callable(inner):
-                        yield one, inner
+                        yield variable, inner
             elif not name.startswith("__") and not callable(value):
                 yield name, value
 
@@ -316,7 +316,11 @@ def _around(kind: type) -> Iterator[tuple[str, object]]:
 def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
     """The variables of its module, and of functions around it, that a function names."""
     code, around = function.__code__, function.__globals__
-    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")
+    }
     yield from ((name, around[name]) for name in sorted(names & around.keys()))
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -341,9 +345,9 @@ def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return "array", value.shape, str(value.dtype), hashlib.blake2b(value.tobytes()).digest()
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(_comparable(one, known, seen) for one in value)
+        return type(value).__name__, tuple(_comparable(item, known, seen) for item in value)
     if isinstance(value, dict):
-        return "dict", tuple((repr(name), _comparable(one, known, seen)) for name, one in value.items())
+        return "dict", tuple((repr(name), _comparable(item, known, seen)) for name, item in value.items())
     try:
         # The way in which any object is copied tells all that it holds.
         held = value.__reduce_ex__(4)
@@ -351,8 +355,8 @@ def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:
         return "object", id(value)
     if isinstance(held, str):
         return "named", held
-    insides = [list(one) if isinstance(one, Iterator) else one for one in held]
-    return type(value).__name__, tuple(_comparable(one, known, seen) for one in insides)
+    insides = [list(item) if isinstance(item, Iterator) else item for item in held]
+    return type(value).__name__, tuple(_comparable(item, known, seen) for item in insides)
 
 
 def _content(value: Tensor) -> object:

@@ -35,7 +35,7 @@ class PaddedIndices:
 
     def __init__(self, samples: Sequence[Tensor]) -> None:
         self._samples = samples
-        self.sizes = torch.tensor([len(own) for own in samples], dtype=torch.int64)
+        self.sizes = torch.tensor([len(indices) for indices in samples], dtype=torch.int64)
         self._last: tuple[Tensor, Tensor] | None = None
 
     def of(self, clients: Tensor) -> Tensor:
@@ -140,12 +140,12 @@ class Stack:
 
     def value(self, name: str, part: slice) -> Tensor:
         """A value: the one for everybody, or a row for each client in a part of the stack."""
-        own = self.federation.kinds[name].per_client
+        per_client = self.federation.kinds[name].per_client
         if name not in self._values:
             value = self.federation.values[name]
-            self._values[name] = (value[self.clients] if own else value).to(self.ground.device)
+            self._values[name] = (value[self.clients] if per_client else value).to(self.ground.device)
         kept = self._values[name]
-        return kept[part] if own else kept
+        return kept[part] if per_client else kept
 
     @cached_property
     def rounds_taken(self) -> Tensor:

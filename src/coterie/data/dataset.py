@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from coterie.core.pixels import Inputs, Pixels, PixelScale, some, whole
+from coterie.core.pixels import Inputs, Pixels, PixelScale, some
 from coterie.core.task import Classification, Task, as_task
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
@@ -225,11 +225,6 @@ def fingerprint(data: Dataset) -> dict[str, str]:
         inputs = _of_inputs(data.inputs)
     labels = hashlib.sha256(f"{data.labels.dtype} {len(data)}\n".encode() + _plain(data.labels))
     return {"labels": labels.hexdigest(), "inputs": inputs}
-
-
-def older_fingerprint(data: Dataset) -> dict[str, str]:
-    """The same as versions told it that kept images as the numbers that models take."""
-    return fingerprint(replace(data, inputs=whole(data.inputs)))
 
 
 def _of_inputs(inputs: Tensor, scale: str = "") -> str:

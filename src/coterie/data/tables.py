@@ -10,7 +10,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,11 @@ ROWS_AT_A_TIME = 2048
 
 
 @dataclass(frozen=True)
-class HubFiles:
-    """The shards of the training split and of the test split, each in order."""
+class TableSplits:
+    """The files of the training split and of the test split (which may be empty), the shards of each in order."""
 
     train: tuple[Path, ...]
-    test: tuple[Path, ...]
+    test: tuple[Path, ...] = ()
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -46,7 +47,16 @@ class HubFiles:
         return self.train + self.test
 
 
-def find_hub(folder: Path, extra_train: Sequence[str] = ()) -> HubFiles | None:
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Report damage in one line that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
+
+
+def find_hub(folder: Path, extra_train: Sequence[str] = ()) -> TableSplits | None:
     """The Parquet files in `folder` or its `data` sub-folder; None where there is no training split.
 
     `extra_train` names splits that are counted as training data too (CINIC-10's validation split).
@@ -60,7 +70,7 @@ def find_hub(folder: Path, extra_train: Sequence[str] = ()) -> HubFiles | None:
         for split in TEST_SPLITS:
             test = shards(place, split)
             if test and split not in extra_train:
-                return HubFiles(train, test)
+                return TableSplits(train, test)
         raise CoterieError(f"{place} holds {train[0].name} but no test*.parquet; place the test split beside it")
     return None
 
@@ -83,7 +93,7 @@ def shards(folder: Path, split: str) -> tuple[Path, ...]:
 
 
 def read_hub(
-    files: HubFiles, spec: ImageSpec, label: str = "label", owner: str | None = None, progress: bool = True
+    files: TableSplits, spec: ImageSpec, label: str = "label", owner: str | None = None, progress: bool = True
 ) -> Decoded:
     """All images and labels, the training split first; `owner` names the column of domains or clients."""
     tables = [open_table(file) for file in files.all]
@@ -111,10 +121,8 @@ def read_hub(
 
 def open_table(file: Path) -> pq.ParquetFile:
     """A Parquet file; damage is reported in one line."""
-    try:
+    with _readable(file):
         return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
 
 
 def is_image(kind: pa.DataType) -> bool:
@@ -128,16 +136,16 @@ def is_image(kind: pa.DataType) -> bool:
 
 def encoded_images(file: Path, table: pq.ParquetFile, column: str) -> Iterator[tuple[str, bytes]]:
     """Name (file and row) and encoded content of each image of a struct column."""
-    row = 0
-    try:
-        for batch in table.iter_batches(ROWS_AT_A_TIME, columns=[f"{column}.bytes"]):
-            for content in batch.column(0).field(0):
-                row += 1
-                what = f"in row {row} of {file}"
-                require(content.is_valid, f"image {what} is missing")
-                yield what, content.as_py()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
+    batches = table.iter_batches(ROWS_AT_A_TIME, columns=[f"{column}.bytes"])
+    with _readable(file):
+        yield from _contents(file, (batch.column(0).field(0) for batch in batches))
+
+
+def _contents(file: Path, chunks: Iterable[pa.Array]) -> Iterator[tuple[str, bytes]]:
+    for row, content in enumerate((content for chunk in chunks for content in chunk), start=1):
+        what = f"in row {row} of {file}"
+        require(content.is_valid, f"image {what} is missing")
+        yield what, content.as_py()
 
 
 def index_column(files: Sequence[Path], tables: Sequence[pq.ParquetFile], column: str) -> tuple[Ints, tuple[str, ...]]:
@@ -166,14 +174,6 @@ def declared_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 DEFAULT_CLIENT = "client"
-
-
-@dataclass(frozen=True)
-class TableSplits:
-    """The files of the training split and of the test split (which may be empty)."""
-
-    train: tuple[Path, ...]
-    test: tuple[Path, ...] = ()
 
 
 def table_splits(path: Path) -> TableSplits | None:
@@ -263,10 +263,8 @@ def holds_images(splits: TableSplits) -> bool:
     first = splits.train[0]
     if first.suffix.lower() == ".csv":
         return False
-    try:
+    with _readable(first):
         return image_column(pq.read_schema(first)) is not None
-    except (pa.ArrowException, OSError) as error:
-        raise CoterieError(f"cannot read {first} ({str(error).splitlines()[0]})") from error
 
 
 def feature_names(splits: TableSplits, label: str) -> tuple[str, ...]:
@@ -302,10 +300,8 @@ def read_table(files: tuple[Path, ...]) -> pa.Table:
     """One table from its shards."""
     tables = []
     for file in files:
-        try:
+        with _readable(file):
             tables.append(_read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file))
-        except (pa.ArrowException, OSError) as error:
-            raise CoterieError(f"cannot read {file} ({str(error).splitlines()[0]})") from error
     try:
         table = pa.concat_tables(tables)
     except pa.ArrowException as error:
@@ -365,9 +361,4 @@ def _keys(table: pa.Table, column: str, file: Path) -> Array:
 
 def _encoded(tables: list[pa.Table], files: list[Path], column: str) -> Iterator[tuple[str, bytes]]:
     for file, table in zip(files, tables, strict=True):
-        row = 0
-        for chunk in table.column(column).chunks:
-            for content in chunk.field("bytes"):
-                row += 1
-                require(content.is_valid, f"image in row {row} of {file} is missing")
-                yield f"in row {row} of {file}", content.as_py()
+        yield from _contents(file, (chunk.field("bytes") for chunk in table.column(column).chunks))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.core.pixels import Pixels
-from coterie.data.dataset import fingerprint, older_fingerprint
+from coterie.data.dataset import fingerprint
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
 from coterie.runs.about import described_model
@@ -162,8 +162,6 @@ def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
     require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
     assert isinstance(known, dict)
     differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
-    if differing == ["inputs"] and isinstance(prepared.data.inputs, Pixels):
-        differing = [part for part, digest in older_fingerprint(prepared.data).items() if known.get(part) != digest]
     require(
         not differing,
         f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "

@@ -138,6 +138,7 @@ def test_sizes_are_told_with_noise_or_not_at_all() -> None:
 
 REFUSED = {
     "client": {
+        "apfl": "measures 'alpha'",
         "apple": "measures 'relations'",
         "fedap": "measures 'channel_statistics'",
         "fedcac": "measures 'critical'",

@@ -12,6 +12,7 @@ from coterie.methods.base import Method as Method
 from coterie.registry import Registry, deferred, on_first_use, subclasses_of
 
 if TYPE_CHECKING:
+    from coterie.methods.apfl import APFL as APFL
     from coterie.methods.apple import APPLE as APPLE
     from coterie.methods.cfl import CFL as CFL
     from coterie.methods.ditto import Ditto as Ditto

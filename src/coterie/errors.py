@@ -48,6 +48,15 @@ def require(condition: bool, message: str) -> None:
         raise CoterieError(message)
 
 
+def described(error: BaseException) -> str:
+    """An error of somebody else's code on one line, with its kind.
+
+    >>> described(KeyError("colour"))
+    "KeyError: 'colour'"
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def said(*words: object) -> str:
     """A command in a message, in quotes: what is between them can be typed into a shell as it stands.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from coterie.errors import CoterieError, require, unknown
+from coterie.errors import CoterieError, described, require, unknown
 from coterie.files import resolved
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 self._adopted[point] = self._adopt(point.name, point.load())
             except (Exception, SystemExit) as error:  # whatever importing somebody's package may raise
                 raise CoterieError(
-                    f"{self.kind} '{point.name}' of {_spoken(point)} cannot be loaded ({_described(error)}); mend or "
+                    f"{self.kind} '{point.name}' of {_spoken(point)} cannot be loaded ({_reason(error)}); mend or "
                     "uninstall that package"
                 ) from error
         return self._adopted[point]
@@ -167,7 +167,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             module = file.load()
         except (Exception, SystemExit) as error:  # whatever somebody's file may raise
             raise CoterieError(
-                f"{self.kind} '{reference}': {path} cannot be loaded ({_described(error)}); a file may import what is "
+                f"{self.kind} '{reference}': {path} cannot be loaded ({_reason(error)}); a file may import what is "
                 "installed, not its neighbours"
             ) from error
         if not hasattr(module, name):
@@ -445,6 +445,5 @@ def _spoken(point: EntryPoint) -> str:
     return "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def _described(error: BaseException) -> str:
-    kind = "" if isinstance(error, CoterieError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split())
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) if isinstance(error, CoterieError) else described(error)

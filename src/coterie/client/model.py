@@ -15,7 +15,7 @@ from coterie.core.columns import Columns
 from coterie.core.inventory import copied
 from coterie.core.layout import Layout, paths_of, require_classifier
 from coterie.devices import PROCESSOR
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, described
 
 
 class MountedModel:
@@ -142,11 +142,6 @@ def outputs_of(made: object) -> Tensor:
 
 def _no_outputs(what: str) -> CoterieError:
     return CoterieError(f"model: returns {what}; it must return one floating-point tensor, [samples, outputs]")
-
-
-def described(error: Exception) -> str:
-    """An error of somebody else's code, on a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def single_samples_fail(module: nn.Module, sample: Tensor) -> bool:

@@ -16,10 +16,10 @@ from numbers import Number
 import torch
 from torch import Tensor, nn
 
-from coterie.client.model import MountedModel, described, outputs_of
+from coterie.client.model import MountedModel, outputs_of
 from coterie.core.inventory import copied
 from coterie.core.layout import Layout
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, described, require
 
 SAMPLES = 4
 """How many samples a rehearsal takes, half of them a pass."""

@@ -23,8 +23,7 @@ from coterie.compare.pool import Message, Run, Watcher, take_in, task_of
 from coterie.data.archives import DATA
 from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote import DEATHS
-from coterie.engines.worker import described
-from coterie.errors import CoterieError, PassingError, require
+from coterie.errors import CoterieError, PassingError, described, require
 from coterie.files import LockedError, locked
 from coterie.runs.directory import RunDirectory
 from coterie.runs.lock import lock_of

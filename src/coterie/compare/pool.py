@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from coterie.compare.cell import Summary, perform
 from coterie.engines import ENGINES
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, described
 from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.partition import PARTITIONS
@@ -281,8 +281,7 @@ def failure(error: Exception) -> Message:
     """What is told of an error that is being handled: mistakes are the user's to mend and need no traceback."""
     if isinstance(error, CoterieError | OSError):
         return {"mistake": " ".join(str(error).split())}
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return {"error": text, "details": traceback.format_exc()}
+    return {"error": described(error), "details": traceback.format_exc()}
 
 
 class _Messenger(Listener):

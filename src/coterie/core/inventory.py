@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, described, require
 
 
 @dataclass(frozen=True)
@@ -156,5 +156,4 @@ def copied(module: nn.Module) -> nn.Module:
                     f"layer '{path}' ({type(layer).__name__}) keeps a computed '{name}' that cannot be copied; use "
                     "torch.nn.utils.parametrizations (which has weight_norm too), or compute it in forward",
                 )
-        reason = " ".join(str(error).split())
-        raise CoterieError(f"model: cannot be copied ({type(error).__name__}: {reason})") from error
+        raise CoterieError(f"model: cannot be copied ({described(error)})") from error

@@ -12,7 +12,7 @@ import torch
 from coterie.core.pixels import Pixels
 from coterie.data.archives import Remote, data_folder, download
 from coterie.data.dataset import Dataset
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, described, require
 from coterie.registry import Registry
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class KnownDataset:
             except CoterieError:
                 raise
             except (Exception, SystemExit) as error:  # whatever somebody's function may raise
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                raise CoterieError(f"data '{self.name}': cannot be made ({reason})") from error
+                raise CoterieError(f"data '{self.name}': cannot be made ({described(error)})") from error
             require(isinstance(made, Dataset), f"data '{self.name}': made {type(made).__name__}, no coterie.Dataset")
             return made
         assert self.find is not None

@@ -18,7 +18,8 @@ from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.core.pixels import Inputs
 from coterie.engines.remote import WorkersFailError, cannot_import
-from coterie.engines.worker import Job, described, without_tensors
+from coterie.engines.worker import Job, without_tensors
+from coterie.errors import described
 from coterie.methods.base import Method
 
 

@@ -27,7 +27,7 @@ from coterie.client.worker import Worker
 from coterie.core.federation import Federation
 from coterie.engines.base import PeersOf, Work, do_all, do_test, empty_rows
 from coterie.engines.stacked.engine import Stacked
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, described
 from coterie.methods.base import Method
 from coterie.processes import depend_on_parent, use_one_core
 from coterie.registry import PluginFile
@@ -141,11 +141,6 @@ def serve(connection: Connection) -> None:
                 connection.send(seat.perform(message))
     except BrokenPipeError:
         return
-
-
-def described(error: Exception) -> str:
-    """An error on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class TaskWorker:

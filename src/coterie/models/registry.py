@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from coterie.errors import CoterieError, require, unknown
+from coterie.errors import CoterieError, described, require, unknown
 from coterie.models.layers import Shape
 from coterie.registry import Registry
 
@@ -67,8 +67,7 @@ class OwnModel:
         except CoterieError:
             raise
         except Exception as error:  # whatever a user's model may raise
-            reason = " ".join(str(error).split())
-            raise CoterieError(f"model '{self.name}': cannot be made ({type(error).__name__}: {reason})") from error
+            raise CoterieError(f"model '{self.name}': cannot be made ({described(error)})") from error
         require(isinstance(module, nn.Module), f"model '{self.name}': made {type(module).__name__}, no torch.nn.Module")
         assert isinstance(module, nn.Module)
         return module

@@ -32,9 +32,9 @@ from coterie.engines.worker import (
     Positions,
     Refused,
     TaskWorker,
-    described,
     without_tensors,
 )
+from coterie.errors import described
 from coterie.methods.base import Method
 from coterie.processes import use_one_core
 from coterie.registry import PluginFile

@@ -19,8 +19,8 @@ from coterie.engines.ray.actor import Actor, Array, Arrived, Block, News, Rows, 
 from coterie.engines.ray.session import RaySession
 from coterie.engines.remote import DEATHS, WAY_OUT, TaskQueue, cannot_import, packed, raised_here
 from coterie.engines.shared_memory import Changes
-from coterie.engines.worker import Call, Done, Positions, Refused, described
-from coterie.errors import CoterieError, PassingError
+from coterie.engines.worker import Call, Done, Positions, Refused
+from coterie.errors import CoterieError, PassingError, described
 from coterie.methods.base import Method
 from coterie.registry import FILES
 

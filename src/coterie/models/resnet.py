@@ -46,8 +46,9 @@ def residual_network(shape: Shape, classes: int, blocks: Sequence[int]) -> nn.Se
     Every stage but the first halves the map. All windows are padded, so images of any size fit.
     Convolutions start from He's fan-out normal distribution, the linear layer from PyTorch's default.
 
-    >>> len(residual_network((3, 32, 32), 10, blocks=[1, 1]).layer2)
-    1
+    >>> model = residual_network((3, 32, 32), 10, blocks=[1, 1])
+    >>> len(model.layer2), model.fc.in_features
+    (1, 128)
     """
     channels, _ = image_size(shape)
     parts: OrderedDict[str, nn.Module] = OrderedDict(
@@ -70,52 +71,18 @@ def residual_network(shape: Shape, classes: int, blocks: Sequence[int]) -> nn.Se
     return model
 
 
-def resnet8(shape: Shape, classes: int) -> nn.Sequential:
-    """ResNet-8 (FedCAC on CIFAR-10): three stages of one block.
+def _spec(name: str, blocks: Sequence[int], papers: str) -> ModelSpec:
+    def build(shape: Shape, classes: int) -> nn.Sequential:
+        return residual_network(shape, classes, blocks)
 
-    >>> resnet8((3, 32, 32), 10).fc.in_features
-    256
-    """
-    return residual_network(shape, classes, blocks=[1, 1, 1])
-
-
-def resnet10(shape: Shape, classes: int) -> nn.Sequential:
-    """ResNet-10 (FedCAC on CIFAR-100 and Tiny-ImageNet): four stages of one block.
-
-    >>> resnet10((3, 32, 32), 100).fc.in_features
-    512
-    """
-    return residual_network(shape, classes, blocks=[1, 1, 1, 1])
+    stages = f"{len(blocks)} stages of {blocks[0]} block{'s' * (blocks[0] > 1)}"
+    description = f"residual network, {stages} (He et al., 2016; {papers})"
+    return ModelSpec(name, description, build, {"last": "fc", "all": "fc"})
 
 
-def resnet18(shape: Shape, classes: int) -> nn.Sequential:
-    """ResNet-18 (PFedCS on Tiny-ImageNet, FedTC on CIFAR-100): four stages of two blocks.
-
-    >>> resnet18((3, 64, 64), 200).fc.in_features
-    512
-    """
-    return residual_network(shape, classes, blocks=[2, 2, 2, 2])
-
-
-RESNET8 = ModelSpec(
-    "resnet8",
-    "residual network, 3 stages of 1 block (He et al., 2016; FedCAC)",
-    resnet8,
-    {"last": "fc", "all": "fc"},
-)
-
-
-RESNET10 = ModelSpec(
-    "resnet10",
-    "residual network, 4 stages of 1 block (He et al., 2016; FedCAC)",
-    resnet10,
-    {"last": "fc", "all": "fc"},
-)
-
-
-RESNET18 = ModelSpec(
-    "resnet18",
-    "residual network, 4 stages of 2 blocks (He et al., 2016; PFedCS, FedTC)",
-    resnet18,
-    {"last": "fc", "all": "fc"},
-)
+RESNET8 = _spec("resnet8", [1, 1, 1], "FedCAC")
+"""ResNet-8: that of FedCAC on CIFAR-10."""
+RESNET10 = _spec("resnet10", [1, 1, 1, 1], "FedCAC")
+"""ResNet-10: that of FedCAC on CIFAR-100 and Tiny-ImageNet."""
+RESNET18 = _spec("resnet18", [2, 2, 2, 2], "PFedCS, FedTC")
+"""ResNet-18: that of PFedCS on Tiny-ImageNet and FedTC on CIFAR-100."""

@@ -79,13 +79,14 @@ def run(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     decay: float = 1.0,
-    lr_classifier: float = 1e-4,
+    lr_classifier: float | None = None,
     reset_local_head: bool = False,
 ) -> Outcome:
     """Run FedTC; `train[k]` lists client k's samples and `classifier` is the path of phi in `module`.
 
-    `lr` is the extractor's rate eta_e, `lr_classifier` the classifier's rate eta_c.
+    `lr` is the extractor's rate eta_e, `lr_classifier` the classifier's rate eta_c (a hundredth of it unless given).
     """
+    lr_classifier = lr / 100 if lr_classifier is None else lr_classifier
     K = len(train)
     sizes = [len(own) for own in train]
     skip_single = single_samples_fail(module, inputs[:1])

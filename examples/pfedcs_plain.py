@@ -88,13 +88,14 @@ def run(
     decay: float = 1.0,
     beta: int | None = None,
     lam: float = 0.5,
-    rho: int = 1,
+    rho: int | None = None,
     selection: str = "gmm",
     weights: str = "self_inclusive",
     kl: float = 1.0,
     dist_power: int = 2,
 ) -> Outcome:
     """Run PFedCS; `train[k]` lists client k's samples and `classifier` is the path of w_g in `module`."""
+    rho = epochs if rho is None else rho
     K = len(train)
     sizes = [len(own) for own in train]
     stage_one_rounds = rounds if beta is None else beta

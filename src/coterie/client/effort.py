@@ -16,10 +16,8 @@ class Effort:
     >>> effort = Effort()
     >>> effort.begin("classifier")
     >>> effort.step("model"); effort.step("model"); effort.forward += 64
-    >>> effort
+    >>> effort.now()
     Effort(steps={'classifier': 0, 'model': 2}, forward=64)
-    >>> effort.since(Effort({"model": 1}, 40))
-    Effort(steps={'classifier': 0, 'model': 1}, forward=24)
     """
 
     steps: dict[str, int] = field(default_factory=dict)
@@ -39,14 +37,8 @@ class Effort:
         return sum(self.steps.values())
 
     def now(self) -> Effort:
-        """What it is at this moment."""
-        return Effort(dict(self.steps), self.forward)
-
-    def since(self, then: Effort) -> Effort:
-        """What has been added to an earlier state."""
-        return Effort(
-            {moves: n - then.steps.get(moves, 0) for moves, n in self.steps.items()}, self.forward - then.forward
-        )
+        """What it is at this moment, kinds of gradients in alphabetical order: the same with every engine."""
+        return Effort(dict(sorted(self.steps.items())), self.forward)
 
 
 FORWARD = "forward"
@@ -55,14 +47,14 @@ STEPS = "steps."
 
 
 def effort_columns(efforts: Sequence[Effort]) -> dict[str, list[int]]:
-    """Clients' efforts number by number; who has not done what another did, did it 0 times.
+    """Clients' efforts number by number, in alphabetical order; who has not done what another did, did it 0 times.
 
     >>> effort_columns([Effort({"model": 2}, 64), Effort({}, 8)])
     {'forward': [64, 8], 'steps.model': [2, 0]}
     """
     if not efforts:
         return {}
-    kinds = dict.fromkeys(moves for effort in efforts for moves in effort.steps)
+    kinds = sorted({moves for effort in efforts for moves in effort.steps})
     by_kind = {f"{STEPS}{moves}": [effort.steps.get(moves, 0) for effort in efforts] for moves in kinds}
     return {FORWARD: [effort.forward for effort in efforts], **by_kind}
 
@@ -73,7 +65,7 @@ def efforts_of(columns: Mapping[str, Sequence[int]]) -> list[Effort]:
     >>> efforts_of({"forward": [64, 8], "steps.model": [2, 0]})
     [Effort(steps={'model': 2}, forward=64), Effort(steps={'model': 0}, forward=8)]
     """
-    kinds = {name.removeprefix(STEPS): values for name, values in columns.items() if name != FORWARD}
+    kinds = {name.removeprefix(STEPS): values for name, values in sorted(columns.items()) if name != FORWARD}
     return [
         Effort({moves: int(values[place]) for moves, values in kinds.items()}, int(forward))
         for place, forward in enumerate(columns.get(FORWARD, ()))

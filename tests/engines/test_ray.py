@@ -670,7 +670,7 @@ def test_actors_that_find_no_room_are_waited_for_aloud(
     pool = ActorPool(session, 1)
     member = pools._ActorState(0, handle=None)
     member.answers.append(ray.put(None))
-    pool.members.append(member)
+    pool._members.append(member)
     monkeypatch.setattr(ray, "wait", lambda references, **_: (time.sleep(0.01) or [], references))
     with caplog.at_level("WARNING", logger="coterie"), pytest.raises(PassingError, match=r"no actor could start withi"):
         pool._heard()

@@ -84,6 +84,8 @@ def test_only_functions_that_run_within_the_second_round_are_noted(toy: Tree, mo
     (toy.folder / "errors.py").write_text("LIMIT = 3\ndef often(): pass\ndef once(): pass\n", encoding="utf-8")
     (toy.folder / "core" / "rows.py").write_text("class Body:\n    x = 1\n", encoding="utf-8")
     monkeypatch.syspath_prepend(toy.folder.parent)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toy"]:
+        monkeypatch.delitem(sys.modules, name)
     from toy.core.mixes import mix  # type: ignore[import-not-found]
     from toy.rounds.round import Rounds  # type: ignore[import-not-found]
 

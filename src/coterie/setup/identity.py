@@ -26,7 +26,7 @@ from coterie.models.registry import OwnModel
 from coterie.options import made
 from coterie.partition import FromFile, Partition
 from coterie.partition.partition import is_partition_file
-from coterie.registry import FILES, sources_sha256
+from coterie.registry import FILES, at_hand, sources_sha256
 from coterie.rounds.attacks import ATTACKS
 from coterie.rounds.presence import Attendance, Trace
 from coterie.setup.config import PLUGINS, Config, complete
@@ -101,13 +101,13 @@ def identity_of(
         "settings": settings_of(complete(settings)),
         PLUGINS: dict(_plugins(things)),
         "classes": _classes(things),
-        "files": {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in _files_of(settings)},
+        "files": {path: hashlib.sha256(at_hand(path).read_bytes()).hexdigest() for path in _files_of(settings)},
         "data": dict(data),
         "partition": partition.hash,
         "model": _marks(settings, module),
         "coterie": code_digest(),
     }
-    plain: Identity = json.loads(json.dumps(found))  # as it will be read back
+    plain: Identity = json.loads(json.dumps(found, default=digest_of))  # as it will be read back
     return plain
 
 
@@ -279,7 +279,7 @@ def _package_digest(package: str) -> str:
     return sources_sha256(package)
 
 
-def _files_of(settings: Settings) -> Iterator[Path]:
+def _files_of(settings: Settings) -> Iterator[str]:
     for part in Attendance.of(settings.presence).parts:
         if isinstance(part, Trace):
-            yield expanded(part.file)
+            yield str(expanded(part.file))

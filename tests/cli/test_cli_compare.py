@@ -80,12 +80,18 @@ def test_table_holds_the_numbers_of_the_run_directories(capsys: pytest.CaptureFi
         by_column["received_worst_decile_last"] = [run["worst_decile"]["received"] for run in runs]
         sent = statistics.fmean(sum(run["bytes"]["per_client_round"].values()) for run in runs)
         seconds = statistics.fmean(sum(run["seconds"]["per_round"].values()) for run in runs)
+        steps, forward = (
+            statistics.fmean(number(run["effort"]) for run in runs)
+            for number in (lambda effort: sum(effort["steps"].values()), lambda effort: effort["forward"])
+        )
         cells = [
             f"{100 * statistics.fmean(values):.1f}±{100 * statistics.stdev(values):.1f}"
             for values in by_column.values()
         ]
         line = next(line for line in answer.out.splitlines() if line.startswith(method))
-        assert line.replace("*", " ").split() == [method, *cells, *spoken_bytes(sent).split(), f"{seconds:.2f}"]
+        counts = [f"{count:.1f}".removesuffix(".0") for count in (steps, forward)]
+        work = [*counts, *spoken_bytes(sent).split(), f"{seconds:.2f}"]
+        assert line.replace("*", " ").split() == [method, *cells, *work]
         for key, values in by_column.items():
             assert saved["table"][method][key]["values"] == values
             assert saved["table"][method][key]["mean"] == pytest.approx(statistics.fmean(values))

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.cli_tools import SMALL, call
 
 from coterie.engines import ENGINES
-from coterie.setup import engine_choice as auto
+from coterie.setup import trials
 from coterie.setup.workload import Way
 
 FOUND = {Way("adaptive", 1, "contiguous"): 0.5, Way("stacked", 1, "contiguous"): 0.25}
@@ -33,7 +33,7 @@ def test_a_short_run_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_shows_what_was_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "measure", lambda prepared, ways: FOUND)
+    monkeypatch.setattr(trials, "measure", lambda prepared, ways: FOUND)
     command = "engines", "fedper", "--rounds", "1000000"
     answer = call(capsys, *command)
     assert answer.code == 0

@@ -40,7 +40,7 @@ STACKED = [kind for kind, reason in ODD_MODELS.items() if reason is None]
 
 @pytest.fixture(autouse=True)
 def _unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of these models are refused before any engine sees them (`tests/client/test_rehearsal.py`): here they come."""
+    """Some of these models are refused before any engine sees them (tests/client/test_rehearsal.py): not here."""
     monkeypatch.setattr("coterie.setup.prepared.rehearse", lambda *_: None)
 
 

@@ -86,7 +86,7 @@ def rising_remark(runs: Runs, scale: Scale) -> str:
     >>> rising_remark({"slow": told(0.7, 0.65), "done": told(0.7, 0.699)}, Scale("accuracy", share=True))
     'Still rising at the end (last round against the last five): slow (received +5.0).'
     """
-    rising = [f"{row} ({', '.join(moments)})" for row, seeds in runs.items() if (moments := _rises(seeds, scale))]
+    rising = [f"{row} ({', '.join(moments)})" for row in sorted(runs) if (moments := _rises(runs[row], scale))]
     return f"Still rising at the end (last round against the last five): {', '.join(rising)}." if rising else ""
 
 
@@ -115,7 +115,7 @@ def same_remark(runs: Runs, columns: Iterable[Column]) -> str:
         numbers = [_shown(column, summary) for column in scored for summary in seeds.values()]
         if any(number is not None for number in numbers):
             rows.setdefault((*seeds, *numbers), []).append(row)
-    same = [" and ".join(names) for names in rows.values() if len(names) > 1]
+    same = sorted(" and ".join(sorted(names)) for names in rows.values() if len(names) > 1)
     return f"The same numbers, so that they count once: {'; '.join(same)}." if same else ""
 
 

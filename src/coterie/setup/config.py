@@ -114,7 +114,7 @@ def differences(now: Mapping[str, Any], before: Mapping[str, Any], left_out: Col
     """What two configurations say otherwise, each in words: the option, its value now and the one before.
 
     >>> differences({"lr": 0.5, "set": {"mu": 1}}, {"lr": 0.1, "set": {}})
-    ['lr = 0.5 (it was 0.1)', 'mu = 1 (it was not set)']
+    ['mu = 1 (it was not set)', 'lr = 0.5 (it was 0.1)']
     """
     mine, theirs = (_flat(json.loads(json.dumps(config))) for config in (now, before))
     keys = [key for key in {**mine, **theirs} if key not in left_out and mine.get(key) != theirs.get(key)]

@@ -76,7 +76,9 @@ def test_every_method_of_a_comparison_is_tuned_alike(capsys: pytest.CaptureFixtu
     words = ("compare", "local", "fedprox:mu=1", "--tune", "lr=0.0001,0.1", *SMALL, "--jobs", "1", "--seeds", "3", "4")
     answer = call(capsys, *words, "--out", "all")
     assert answer.code == 0, answer.err
-    (tuned,) = [line for line in answer.out.splitlines() if line.startswith("Tuned on validation samples with seed 3: ")]
+    (tuned,) = [
+        line for line in answer.out.splitlines() if line.startswith("Tuned on validation samples with seed 3: ")
+    ]
     chosen = re.findall(r"(local|fedprox:mu=1) lr=0\.1 \(lr = 0\.1 is the largest that was tried", tuned)
     assert chosen == ["local", "fedprox:mu=1"]
     saved = json.loads(Path("all/comparison.json").read_text())

@@ -18,7 +18,7 @@ import torch
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import write_app
-from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
+from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key, make_task_key
 from coterie.deployment.flower.relay import packed_app
 from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.flower.site_processes import SiteProcesses
@@ -72,6 +72,7 @@ class Ground:
     link: ServerProcesses
     nodes: dict[str, SiteProcesses]
     data: dict[str, Dataset]
+    server_key: str = ""
     apps: list[bytes] = field(default_factory=list)
 
     @property
@@ -97,7 +98,15 @@ class Ground:
                 node.agree(each)
 
     def agreement(self, name: str, method: str, **options: Any) -> Agreement:
-        given = {"sites": SITES, "rounds": 2, "deadline": LIMIT, "gather": LIMIT, "least_sites": 3, **options}
+        given = {
+            "sites": SITES,
+            "server_key": self.server_key,
+            "rounds": 2,
+            "deadline": LIMIT,
+            "gather": LIMIT,
+            "least_sites": 3,
+            **options,
+        }
         training = {"model": "mlp", "epochs": 2, "batch": 16, "lr": 0.05}
         return Agreement(name=name, shape=(1, 8, 8), classes=10, method=method, **given, **training)
 
@@ -109,7 +118,8 @@ class Ground:
         self.agree(packed_app(app))
         own = self.folder / "apps" / f"{agreement.name}.toml"  # the server's copy, with its own waiting times
         own.write_text(agreement.toml())
-        config = {"directory": str(directory), "agreement": str(own), "keyed": True, "wake_up": str(self.link.wake_up)}
+        config = {"directory": str(directory), "agreement": str(own), "wake_up": str(self.link.wake_up)}
+        config |= {"keys": str(self.keys.folder), "keyed": True}
         return self.link.run(app, config), directory
 
     def strange_app(self, marker: Path) -> Path:
@@ -168,7 +178,7 @@ def built(folder: Path) -> Iterator[Ground]:
     with ServerProcesses(folder / "link", keys) as link:
         assert link.admit(keys.accepted(data)) == (list(data), [])
         link.open()
-        found = Ground(folder, link, {}, data)
+        found = Ground(folder, link, {}, data, make_task_key(keys.task_key))
         try:
             for name in SITES:
                 found.nodes[name] = found.node(name)

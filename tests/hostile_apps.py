@@ -17,13 +17,21 @@ import json
 from coterie.deployment.flower import client as flower
 from coterie.deployment.messages import Packed
 
-honest, asked = flower.as_records, flower.answer_of
+from coterie.deployment.envelopes import Envelope, read_private, sealed
+
+asked = flower.answer_of
 
 
 def answer_of(resident, request):
-    site = resident.parent.name
-    flower.as_records = lambda packed: honest(told(site, packed))
-    return asked(resident, request)
+    # As it is told, signed with the site's own key.
+    site, reply = resident.parent.name, asked(resident, request)
+    if not isinstance(reply, Packed):
+        return reply
+    about = json.loads(reply.seal)
+    del about["signature"]
+    packed = told(site, reply)
+    key = read_private(resident.parents[2] / "own" / site)
+    return sealed(packed, Envelope(**about).about(packed, "answer"), key)
 
 
 flower.answer_of = answer_of
@@ -53,6 +61,8 @@ import time
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.envelopes import ServerEnvelopes, read_private
 from coterie.deployment.flower.wake_up import wake
 from coterie.deployment.flower.records import as_records
 from coterie.deployment.messages import Packed
@@ -68,10 +78,16 @@ def main(grid, context):
     path = Path(str(context.run_config["directory"]))
     path.mkdir(parents=True)
     nodes = {info.node_id: info.name for info in grid.get_nodes() if info.name != "site-d"}
+    agreement = Agreement.read(Path(__file__).parent.parent / "federation.toml")
+    key = read_private(Path(str(context.run_config["keys"])) / "tasks.key")
+    envelopes = ServerEnvelopes(agreement.name, agreement.digest, key)
     found = {}
     for text in TEXTS:
-        content = Packed({}, text)
-        messages = [Message(as_records(content), dst_node_id=node, message_type="train", ttl=900.0) for node in nodes]
+        signed = {node: envelopes.sealed(node, nodes[node], "work", 1, Packed({}, text)) for node in nodes}
+        messages = [
+            Message(as_records(content), dst_node_id=node, message_type="train", ttl=900.0)
+            for node, content in signed.items()
+        ]
         sent = dict(zip(grid.push_messages(messages), nodes, strict=True))
         for name in nodes.values():
             wake(Path(str(context.run_config["wake_up"])), name)

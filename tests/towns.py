@@ -18,8 +18,8 @@ import numpy as np
 import coterie
 from coterie.data import Dataset, load
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.folder import write_folder
-from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key
+from coterie.deployment.flower.folder import name_task_key, write_folder
+from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key, make_task_key
 from coterie.deployment.flower.processes import free_port
 from support import PATIENCE
 
@@ -34,15 +34,25 @@ def few_digits(*sites: str, side: int = 8) -> dict[str, Dataset]:
     return found
 
 
-def tampered_library(folder: Path, more: str) -> tuple[str, ...]:
-    """A Coterie whose `records.py` ends with some more lines, as somebody may install at a site.
+SENT = """
+
+_honest = SiteEnvelopes.sealed
+SiteEnvelopes.sealed = lambda self, task, packed: _honest(self, task, tampered(packed))
+"""
+"""Has a site sign what `tampered` makes of its answers."""
+
+
+def tampered_library(folder: Path, answers: str, records: str = "") -> tuple[str, ...]:
+    """A Coterie as somebody may install it at a site, with some more lines at the ends of two files: those in which
+    answers are signed (a function `tampered` of theirs changes them before) and in which they become Flower's records.
 
     What is given are the words before a command that has it use this library.
     """
     installed = Path(coterie.__file__).parent
     shutil.copytree(installed, folder / "coterie", ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "coterie" / "deployment" / "flower" / "records.py").open("a") as file:
-        file.write(more)
+    for name, more in (("envelopes.py", answers + SENT), ("flower/records.py", records)):
+        with (folder / "coterie" / "deployment" / name).open("a") as file:
+            file.write(more)
     return ("env", f"PYTHONPATH={folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
@@ -87,6 +97,7 @@ class Town:
         fed = self.folder / "fed"
         write_folder(fed, agreement)
         make_keys(fed / "keys", hosts)
+        name_task_key(fed / "federation.toml", make_task_key(Keys(fed / "keys").task_key))
         for site in agreement.sites:
             own = fed / "sites" / site
             own.mkdir(parents=True)

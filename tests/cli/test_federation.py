@@ -21,7 +21,10 @@ from coterie.cli.federation.follower import Follower
 from coterie.cli.federation.init import Terms
 from coterie.cli.federation.server import print_results
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.agreement_terms import LINEAGE
+from coterie.deployment.agreement_terms import WRITTEN
+from coterie.deployment.envelopes import read_private, read_public
+from coterie.deployment.flower.folder import name_task_key
+from coterie.deployment.flower.keys import make_task_key
 from coterie.deployment.inspection import FederationFacts, look_here
 from coterie.errors import PassingError
 
@@ -59,7 +62,7 @@ def made(capsys: pytest.CaptureFixture[str], keys: bool = True) -> None:
 
 
 def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
-    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *LINEAGE)}
+    items = {item.name: item.default for item in dataclasses.fields(Agreement) if item.name not in ("method", *WRITTEN)}
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
@@ -121,6 +124,15 @@ def test_keys_say_what_comes_next(folder: Path, capsys: pytest.CaptureFixture[st
     assert "No key yet of site-a, site-b. Each gets fed/federation.toml and fed/keys/ca.pem" in answer.out
     assert "holds for localhost, 127.0.0.1, ::1, server.example.org, 192.0.2.7, other.example.org" in answer.out
     assert "nothing to do" in said(capsys, "federation keys fed").out
+    signs = read_private(folder / "fed" / "keys" / "tasks.key").public_key()
+    assert signs == read_public("", Agreement.read(folder / "fed" / "federation.toml").server_key)
+
+
+def test_nobody_joins_where_no_key_of_the_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(capsys, keys=False)
+    answer = said(capsys, "federation join fed --name site-a")
+    assert answer.code == 2
+    assert "server_key: the agreement of fed names no key of its server; ask whoever runs the server" in answer.err
 
 
 def test_a_site_joins_and_its_key_is_accepted_replaced_and_removed(
@@ -185,8 +197,8 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     assert gateway[-6:-2] == ["--wake-up", str(wake_up), "--keys", str(folder / "fed" / "keys")]
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
     assert (
-        run[-1]
-        == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" keyed=true wake_up="{wake_up}"'
+        run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" '
+        f'keys="{folder}/fed/keys" keyed=true wake_up="{wake_up}"'
     )
     assert f"127.0.0.1:{inner}" in (folder / "fed" / "server" / "flower" / "config.toml").read_text()
     assert (folder / "fed" / "server" / "app" / "pyproject.toml").is_file()
@@ -220,6 +232,7 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
         "agreement": f"{own}/federation.toml",
         "socket": f"{own}/.resident.socket",
         "device": "cpu",
+        "key": f"{own}/key",
     }
     forkserver_at = ["-m", "coterie.deployment.flower.forkserver", str(own / ".forkserver.socket"), "flwr-clientapp"]
     assert forkserver[1:] == forkserver_at
@@ -232,6 +245,8 @@ def test_the_sites_plain_commands(folder: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_site_without_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(capsys, keys=False)
+    signs = make_task_key(folder / "tasks.key")
+    name_task_key(folder / "fed" / "federation.toml", signs)
     for file in ("my.key", "ca.pem"):
         (folder / file).write_text("")
         (folder / file).chmod(0o644)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from coterie.deployment.flower import server
+from coterie.deployment.flower.audit import Audit
 from coterie.deployment.flower.server import OVERDUE, SLOWER, FlowerTransport
 from coterie.deployment.wire import Parcel, pack
 
@@ -23,6 +26,7 @@ class SilentGrid:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.replies: list[str] = []  # the numbers of messages that are answered
+        self.foreign: list[str] = []  # what is said to be answered, and was not asked
 
     def get_nodes(self) -> list[Any]:
         return [SimpleNamespace(node_id=NODE, name="site-a")]
@@ -34,7 +38,8 @@ class SilentGrid:
     def pull_messages(self, numbers: list[str]) -> list[Any]:
         found = [number for number in self.replies if number in numbers]
         self.replies = [number for number in self.replies if number not in found]
-        told = [SimpleNamespace(reply_to_message_id=number) for number in found]
+        told = [SimpleNamespace(reply_to_message_id=number, src_node_id=9) for number in (*self.foreign, *found)]
+        self.foreign = []
         error = SimpleNamespace(code=0)
         return [SimpleNamespace(metadata=one, has_error=lambda: True, error=error) for one in told]
 
@@ -99,3 +104,15 @@ def test_slow_sites_have_longer(line: Line) -> None:
     assert not line.free
     line.now += 1
     assert line.free
+
+
+def test_what_replies_to_nothing_that_was_asked_is_left_aside(line: Line, tmp_path: Path) -> None:
+    """An empty message to the server's node once ended the run with a KeyError."""
+    transport = FlowerTransport(cast(Any, line.grid), 1000, audit=Audit(tmp_path / "audit.jsonl"))
+    transport.send(NODE, "work", NOTHING, 1e6)
+    line.grid.foreign = ["", "message 99"]
+    line.grid.replies = line.grid.sent[:]
+    assert [answer.node for answer in transport.answers()] == [NODE]
+    assert transport.answers() == []
+    noted = [json.loads(text) for text in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [text["reason"] for text in noted if text["event"] == "refused"] == ["it replies to what was not asked"] * 2

@@ -21,17 +21,15 @@ POISONED = 5  # the round in which what site-e sends is a thousand times too lar
 BACK = POISONED + 4  # three answers that do not jump, then it counts again
 POISON = f"""
 
-_honest = as_records
 
-
-def as_records(packed):
-    import json
+def tampered(packed):
+    import numpy as np
 
     note = json.loads(packed.text)["note"]
     if note.get("round") != {POISONED} or "seconds" not in note:
-        return _honest(packed)
+        return packed
     large = 1000 * np.frombuffer(packed.buffers["float32"], np.float32)
-    return _honest(Packed({{**packed.buffers, "float32": large.tobytes()}}, packed.text))
+    return Packed({{**packed.buffers, "float32": large.tobytes()}}, packed.text)
 """
 
 

@@ -128,24 +128,17 @@ TRIED = {
     },
 }
 
-# What the hostile member makes of its answers, round by round; in the others it is honest. `records.py` of the Coterie
-# that is installed there ends with this.
+# What the hostile member makes of its answers before it signs them, round by round; in the others it is honest.
 TAMPERED = """
 
-_honest = as_records
-
-
-def as_records(packed):
-    import io
-    import json
-
+def tampered(packed):
     note = json.loads(packed.text)["note"]
     round, text, buffers = note.get("round"), packed.text, packed.buffers
     if round is None:
-        return _honest(packed)
+        return packed
     if "seconds" not in note:  # the farewell
         note["received"] = {**note["received"], "samples": 0, "correct": 0}
-        return _honest(Packed({}, json.dumps({"tensors": [], "note": note})))
+        return Packed({}, json.dumps({"tensors": [], "note": note}))
     if round == 2:
         text = text.replace('"seconds": ', '"more": ' + "9" * 5000 + ', "seconds": ', 1)
     if round == 3:
@@ -157,7 +150,19 @@ def as_records(packed):
         whole = json.loads(text)
         whole["tensors"][0][0] = "slot.model\\n2026-01-01 00:00:00,000 INFO all is well"
         text = json.dumps(whole)
-    found = _honest(Packed(buffers, text))
+    return Packed(buffers, text)
+"""
+# What it makes of Flower's records of them.
+LYING_ARRAYS = """
+
+_honest = as_records
+
+
+def as_records(packed):
+    import json
+
+    found = _honest(packed)
+    round = None if len(packed.text) > 4000 else json.loads(packed.text)["note"].get("round")
     for array in found["arrays"].values():
         if round == 6:
             array.data = b"\\x93NUMPY\\x01\\x00\\x05\\x00{'a'"
@@ -193,7 +198,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         found.start("server", f"federation server fed --port {found.port}")
         for site in ("site-a", "site-b"):
             found.connect(site)
-        found.connect(HOSTILE, before=tampered_library(found.folder / "library", TAMPERED))
+        found.connect(HOSTILE, before=tampered_library(found.folder / "library", TAMPERED, LYING_ARRAYS))
         assert eventually(lambda: len(found.rounds()) >= 1, LIMIT), found.said("server")
         yield found
     finally:

@@ -150,14 +150,19 @@ class Agreement(FederationTerms):
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs where anything differs on which results depend, plug-ins included."""
+        """The hash of an agreement in short."""
+        return self.digest[:16]
+
+    @property
+    def digest(self) -> str:
+        """A hash that differs where anything differs on which results depend, plug-ins included."""
         values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
         origins |= {part: DEFENCES.origin(part.partition(":")[0]) for part in self.defence.split("+") if part}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:
             values["plugins"] = plugins
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def keys(self) -> tuple[int, ...]:

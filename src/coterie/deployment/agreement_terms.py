@@ -14,6 +14,8 @@ from coterie.setup.run_options import RunOptions
 CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpoints", "baseline")
 # What 'federation extend' writes about the versions before; nobody gives them, and a first version has none.
 LINEAGE = ("version", "former", "numbers")
+# What 'federation keys' writes; nobody gives it.
+WRITTEN = (*LINEAGE, "server_key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,7 @@ class FederationTerms(JointTraining):
     )
     version: int = setting(1, "Counts the agreement's changes.", "sites")
     former: tuple[str, ...] = setting((), "The fingerprints of the versions before, the oldest first.", "sites")
+    server_key: str = setting("", "The public key by which the server signs tasks.", "sites")
     numbers: tuple[int, ...] = setting((), "Each site's number, which it keeps when others leave.", "sites")
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ import socket
 from contextlib import chdir, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from coterie.deployment.messages import LONGEST_NOTE, Packed, RefusedError
+from coterie.deployment.messages import LONGEST_NOTE, PURPOSES, Packed, Purpose, RefusedError, one_line
 
 LENGTH = 8  # bytes that say how long the head is
 MOST_HEAD = 4 * LONGEST_NOTE + (16 << 20)  # a note in any letters, and an agreement
@@ -31,7 +31,7 @@ class BrokenOffError(ConnectionError):
 class Request:
     """What a site is asked: for which purpose, by which agreement (the text of its TOML file)."""
 
-    purpose: str
+    purpose: Purpose
     agreement: str
     content: Packed
 
@@ -98,7 +98,10 @@ class Reading:
 
     def request(self, most_bytes: int) -> Request:
         """The whole message as a request."""
-        return Request(str(self.head["purpose"]), str(self.head["agreement"]), self.content(most_bytes))
+        purpose = self.head["purpose"]
+        if purpose not in PURPOSES:
+            raise RefusedError(f"nobody asks a site for '{one_line(purpose)}'")
+        return Request(cast(Purpose, purpose), str(self.head["agreement"]), self.content(most_bytes))
 
     def content(self, most_bytes: int) -> Packed:
         """The rest of the message, if that is of so many bytes at the most."""
@@ -108,7 +111,7 @@ class Reading:
         for kind, length in self._lengths.items():
             buffers[kind] = _read(self._connection, length)
             self._unread -= length
-        return Packed(buffers, self.head["text"])
+        return Packed(buffers, self.head["text"], self.head["seal"])
 
     def skip(self) -> None:
         """Read what is left, and forget it: whoever is still sending would not hear an answer."""
@@ -118,7 +121,7 @@ class Reading:
 
 def _send(connection: socket.socket, head: dict[str, Any], content: Packed) -> None:
     lengths = {kind: len(buffer) for kind, buffer in content.buffers.items()}
-    encoded = json.dumps({**head, "text": content.text, "buffers": lengths}).encode()
+    encoded = json.dumps({**head, "text": content.text, "seal": content.seal, "buffers": lengths}).encode()
     connection.sendall(len(encoded).to_bytes(LENGTH) + encoded)
     for buffer in filter(None, content.buffers.values()):  # whoever has read all may be gone when nothing is sent
         connection.sendall(buffer)

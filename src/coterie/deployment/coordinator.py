@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import fault_of
+from coterie.deployment.envelopes import ServerEnvelopes
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
@@ -72,6 +73,7 @@ class Answer:
     node: int
     purpose: Purpose
     content: Packed | str
+    replied: bool = False  # whether the reason is the node's own, which therefore has nothing more to do
 
 
 class Transport(Protocol):
@@ -98,9 +100,11 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         terms: LiveTerms | None = None,
+        envelopes: ServerEnvelopes | None = None,
     ) -> None:
         self.server, self.transport, self.logbook = server, transport, logbook
         self._terms = terms or LiveTerms(server.agreement)
+        self._envelopes = envelopes  # without them nothing is signed: where no key was agreed on
         self._clock, self._sleep = clock, sleep
         self._times = AnswerTimes()
         self._sites: dict[int, str] = {}  # the site of every node that was admitted
@@ -303,6 +307,9 @@ class Coordinator:
     def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
         self._free.pop(node, None)
         self._busy.add(node)
+        if self._envelopes is not None:
+            site = self._names.get(node, "") if purpose == "hello" else self._sites[node]
+            content = self._envelopes.sealed(node, site, purpose, self.server.federation.round, content)
         terms = self.agreement
         # An answer may come after the deadline and count, where too few others have come; later it still tells how long
         # the site takes.
@@ -342,8 +349,9 @@ class Coordinator:
 
     def _handle(self, answer: Answer) -> None:
         self._busy.discard(answer.node)
-        if not isinstance(answer.content, str):
+        if answer.replied or not isinstance(answer.content, str):
             self._free[answer.node] = self._names.get(answer.node, "")
+        answer = self._opened(answer)
         asked = self._at_work.pop(answer.node, None) if answer.purpose == "work" else None
         if asked is not None and not isinstance(answer.content, str):
             self._times.took(asked[0], self._clock() - asked[1])
@@ -360,6 +368,16 @@ class Coordinator:
                 self.server.part(name, answer.content)
         else:
             log.info("a late answer of site %s is not counted", self._sites.get(answer.node, answer.node))
+
+    def _opened(self, answer: Answer) -> Answer:
+        """The answer, if it is by the site that was asked and to what it was asked; else the reason why it is none."""
+        if self._envelopes is None or isinstance(answer.content, str):
+            return answer
+        try:
+            self._envelopes.check(answer.node, answer.content)
+        except Exception as error:  # whatever an envelope does to us is its sender's fault
+            return replace(answer, content=f"its message is refused: {fault_of(error)}")
+        return answer
 
     def _admit(self, answer: Answer) -> None:
         self._greeted.discard(answer.node)
@@ -379,6 +397,8 @@ class Coordinator:
             if registered in ("", note.get("site")):  # of any other name its key tells that it lies
                 self._require_single(note.get("site"), answer.node)
             name = self.server.admit(note, registered)
+            if self._envelopes is not None:
+                self._envelopes.heard(name, note)
         except Exception as error:  # whatever a message does to us is its sender's fault
             self._refused[answer.node] = _Pause(until=math.inf)
             log.warning("a site is refused: %s", fault_of(error))

@@ -27,6 +27,7 @@ class FederationFacts:
     version: int = 1
     device: str = ""  # where a site would train
     privacy: str = ""  # what is promised, in words
+    server_key: str = ""  # by which the server signs
 
 
 def look(
@@ -75,6 +76,7 @@ def look_here(
         version=agreed.version,
         device=named(device) if device else "",
         privacy=promised(agreed.promise),
+        server_key=agreed.server_key,
     )
 
 

@@ -13,12 +13,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from coterie.errors import CoterieError
 
 Note = dict[str, Any]
 Purpose = Literal["hello", "work", "finish"]  # what a site is asked for
+PURPOSES = get_args(Purpose)
 
 NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
 LONGEST_NOTE = 16 << 20  # characters
@@ -30,10 +31,11 @@ class RefusedError(CoterieError):
 
 @dataclass(frozen=True)
 class Packed:
-    """A parcel as it travels: a buffer for each kind of number, and a text."""
+    """A parcel as it travels: a buffer for each kind of number, a text, and in `seal` its signed envelope, if any."""
 
     buffers: Mapping[str, bytes]
     text: str
+    seal: str = ""
 
     @property
     def bytes(self) -> int:
@@ -42,7 +44,7 @@ class Packed:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all that travels: the text, then the buffers in the order of their kinds."""
+        """The SHA-256 of the content: the text, then the buffers in the order of their kinds."""
         mark = hashlib.sha256(self.text.encode())
         for kind in sorted(self.buffers):
             mark.update(self.buffers[kind])

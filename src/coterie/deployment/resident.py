@@ -18,6 +18,7 @@ from pathlib import Path
 from coterie.data.loading import DEFAULT_LABEL
 from coterie.deployment import channel
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.envelopes import HEARD, SiteEnvelopes, read_private, read_public
 from coterie.deployment.messages import UNANSWERED, Packed, RefusedError, code_of, read_text
 from coterie.deployment.site import Site
 from coterie.deployment.site_data import data_stamp, load_site_data
@@ -25,6 +26,7 @@ from coterie.deployment.store import Store
 from coterie.deployment.versions import accepted_terms
 from coterie.deployment.wire import Parcel, most_bytes, pack, unpack
 from coterie.devices import PROCESSOR
+from coterie.errors import require
 from coterie.processes import keep_freed_memory
 
 log = logging.getLogger("coterie")
@@ -37,7 +39,7 @@ class Resident:
 
     def __init__(self, settings: SiteSettings) -> None:
         self._settings = settings
-        self._built: tuple[Agreement, str, Site] | None = None
+        self._built: tuple[Agreement, str, Site, SiteEnvelopes | None] | None = None
 
     def answer(self, incoming: channel.Reading) -> Packed | int:
         """The answer to a message; the number of a fault if there is none, whose text stays in this site's log."""
@@ -51,18 +53,22 @@ class Resident:
             return code_of(error)
 
     def _answer(self, incoming: channel.Reading) -> Packed:
-        site = self._site(str(incoming.head["agreement"]))
+        site, envelopes = self._site(str(incoming.head["agreement"]))
         request = incoming.request(most_bytes(site.federation))
+        envelope = None if envelopes is None else envelopes.opened(request.purpose, request.content)
         if request.purpose == "hello":
-            return pack(Parcel({}, site.hello()))
-        task = unpack(request.content, site.expected(read_text(request.content.text)["note"]))
-        if request.purpose == "work":
-            return pack(site.work(task))
-        if request.purpose == "finish":
-            return pack(site.finish(task))
-        raise RefusedError(f"nobody asks a site for '{request.purpose}'")
+            last = {} if envelopes is None else {HEARD: envelopes.last}
+            answer = Parcel({}, site.hello() | last)
+        else:
+            note = read_text(request.content.text)["note"]
+            if envelope is not None and note.get("round") != envelope.round:
+                raise RefusedError(f"its envelope is of round {envelope.round}, and the task is not")
+            task = unpack(request.content, site.expected(note))
+            answer = site.work(task) if request.purpose == "work" else site.finish(task)
+        packed = pack(answer)
+        return packed if envelopes is None or envelope is None else envelopes.sealed(envelope, packed)
 
-    def _site(self, packed: str) -> Site:
+    def _site(self, packed: str) -> tuple[Site, SiteEnvelopes | None]:
         settings = self._settings
         agreement = accepted_terms(Agreement.parse(tomllib.loads(packed)), settings.agreement)
         stamp = data_stamp(Path(settings.data))
@@ -72,15 +78,16 @@ class Resident:
             self._built = None  # never two at once
             data = load_site_data(agreement, Path(settings.data), settings.label)
             store = Store(Path(settings.state), agreement.name, settings.name, agreement.fingerprint, agreement.former)
-            self._built = (agreement, stamp, Site(agreement, settings.name, data, store, settings.device))
-        return self._built[2]
+            site = Site(agreement, settings.name, data, store, settings.device)
+            self._built = (agreement, stamp, site, _envelopes(agreement, settings, store))
+        return self._built[2:]
 
 
 @dataclass(frozen=True)
 class SiteSettings:
     """Who the site is: its name, its data, where its state is kept; its own copy of the agreement if it has one.
 
-    `device` is where it trains.
+    `device` is where it trains, `key` the file of its private key.
     """
 
     name: str
@@ -89,6 +96,17 @@ class SiteSettings:
     label: str = DEFAULT_LABEL
     agreement: str = ""
     device: str = PROCESSOR
+    key: str = ""
+
+
+def _envelopes(agreement: Agreement, settings: SiteSettings, store: Store) -> SiteEnvelopes | None:
+    """What tasks are known by, and answers are signed with; nothing where no key was agreed on."""
+    if not agreement.server_key:
+        require(not settings.key, "server_key: the agreement names no key of its server; accept one that does")
+        return None
+    server = read_public("server_key", agreement.server_key)
+    key = read_private(Path(settings.key)) if settings.key else None
+    return SiteEnvelopes(agreement.name, agreement.digest, settings.name, server, key, store.path)
 
 
 def serve(listener: socket.socket, resident: Resident) -> None:

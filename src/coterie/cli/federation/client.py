@@ -27,6 +27,7 @@ from coterie.cli.federation.shared import (
     insecure_warning,
     print_commands,
     require_flower,
+    require_signed,
     tell_of_page,
 )
 from coterie.cli.options import file, flag, option
@@ -92,6 +93,8 @@ def client(
         if name not in facts.sites:
             raise unknown(f"site of {facts.name}", name, facts.sites)
         tell(f"{facts.samples} samples fit")
+        if key_file is not None:
+            require_signed(facts, "ask whoever runs the server for one that does, and accept it with 'federation join'")
         app = packed_app(Path(fresh) / APP)
     settings = {
         "name": name,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from coterie.cli.options import GROUPS, TRAINING, Given, option, options, parameters, repeated
-from coterie.deployment.agreement_terms import LINEAGE, FederationTerms
+from coterie.deployment.agreement_terms import WRITTEN, FederationTerms
 from coterie.errors import require
 
 FILES = Group("Method and method options", sort_key=0)
@@ -22,7 +22,7 @@ _GROUPS = GROUPS | {"sites": SITES, "waiting": WAITING, "running": TRAINING}
 _JOIN = Annotated[float | None, option("The share of sites that take part in a round.", FederationTerms.join, TRAINING)]
 
 
-@options({**parameters(FederationTerms, _GROUPS, leave_out=("method", *LINEAGE)), "join": _JOIN})
+@options({**parameters(FederationTerms, _GROUPS, leave_out=("method", *WRITTEN)), "join": _JOIN})
 class Terms(Given):
     """Every term of an agreement but its method, each `None` unless it was given."""
 

@@ -21,6 +21,7 @@ from coterie.cli.federation.shared import (
     SiteName,
     State,
     require_flower,
+    require_signed,
 )
 from coterie.cli.options import file, flag
 from coterie.cli.output import tell
@@ -63,6 +64,7 @@ def join(
         facts = look(path, app=Path(fresh) / APP)
         if name not in facts.sites:
             raise unknown(f"site of {facts.name}", name, facts.sites)
+        require_signed(facts, "ask whoever runs the server for one that does ('coterie federation keys' names it)")
         app = packed_app(Path(fresh) / APP)
     mark = app_hash(app)
     own = (state or (agreement / SITES if is_folder else STATE)) / name

@@ -38,12 +38,13 @@ def keys(
 ) -> None:
     """Make the server's certificate, and take the public keys of the sites; what exists stays."""
     from coterie.deployment.agreement import Agreement
-    from coterie.deployment.flower.folder import KEYS, require_folder
+    from coterie.deployment.flower.folder import KEYS, name_task_key, require_folder
     from coterie.report.terminal import print_result
 
-    agreement = Agreement.read(require_folder(folder))
+    path = require_folder(folder)
+    agreement = Agreement.read(path)
     require(find_spec("cryptography") is not None, "keys need 'cryptography': pip install 'coterie[flower]'")
-    from coterie.deployment.flower.keys import Keys, accept_key, fingerprint, hosts_of, make_keys
+    from coterie.deployment.flower.keys import Keys, accept_key, fingerprint, hosts_of, make_keys, make_task_key
 
     given = [_pair(text) for text in accept or []]
     for site in (*(site for site, _ in given), *(remove or [])):
@@ -52,6 +53,9 @@ def keys(
     keys = Keys(folder / KEYS)
     changed = []
     written = make_keys(folder / KEYS, host or [], renew or [])
+    if not agreement.server_key:
+        name_task_key(path, make_task_key(keys.task_key))
+        written += [keys.task_key, path]
     for site, text in given:
         known = keys.public(site).is_file()
         if accept_key(keys, site, text):

@@ -22,6 +22,7 @@ from coterie.cli.federation.shared import (
     insecure_warning,
     print_commands,
     require_flower,
+    require_signed,
     tell_of_page,
 )
 from coterie.cli.options import flag, option
@@ -90,12 +91,15 @@ def _run_version(
         facts = look(agreement, app=Path(fresh) / APP)
         if keys is not None:
             keys.require_complete(f"'coterie federation keys {folder}' makes it")
+            require_signed(facts, f"'coterie federation keys {folder}' makes one and names it there")
+            require(keys.task_key.is_file(), f"keys: {keys.task_key}, which signs tasks, is missing; put it back")
             _require_sites(keys, facts, folder)
         link = ServerProcesses(folder / SERVER, keys, host, port)
         _warn_of_network(link, folder)
         config: Values = {
             "directory": str(link.folder),
             "agreement": str(agreement.resolve()),
+            "keys": str((folder / KEYS).resolve()),
             "keyed": keys is not None,
             "wake_up": str(link.wake_up),
         }

@@ -22,6 +22,7 @@ from coterie.cli.output import WARNING, as_json, tell
 from coterie.errors import require
 
 if TYPE_CHECKING:
+    from coterie.deployment.inspection import FederationFacts
     from coterie.deployment.status import StatusServer
 
 STATE = Path("federation-state")  # a site's, where nothing else is named
@@ -56,6 +57,11 @@ def require_flower() -> None:
     require(os.name == "posix", "federations run on Linux and macOS (on Windows: in WSL)")
     for package in ("flwr", "cryptography", "h11"):
         require(find_spec(package) is not None, f"'{package}' is not installed: pip install 'coterie[flower]'")
+
+
+def require_signed(facts: FederationFacts, way_out: str) -> None:
+    """Refuse an agreement that does not say by which key tasks are signed: anybody could write them."""
+    require(bool(facts.server_key), f"server_key: the agreement of {facts.name} names no key of its server; {way_out}")
 
 
 def warn(title: str, text: str) -> None:

@@ -13,6 +13,7 @@ import tomli_w
 
 from coterie.deployment.agreement_terms import CHANGEABLE
 from coterie.errors import require
+from coterie.files import write_whole
 
 if TYPE_CHECKING:
     from coterie.deployment.agreement import Agreement
@@ -114,6 +115,13 @@ def _write(folder: Path, contents: Mapping[str, str]) -> list[Path]:
     return written
 
 
+def name_task_key(path: Path, public: str) -> None:
+    """Write into an agreement's file by which key its server signs; everything else stays as it stands there."""
+    text = path.read_text(encoding="utf-8")
+    line, empty = f'server_key = "{public}"\n', 'server_key = ""\n'
+    write_whole(path, (text.replace(empty, line, 1) if empty in text else line + text).encode())
+
+
 def require_folder(folder: Path) -> Path:
     """The agreement's file in a federation's folder."""
     path = folder / AGREEMENT
@@ -157,7 +165,7 @@ def _project(agreement: Agreement) -> str:
                     "app": {
                         "publisher": "coterie",
                         "components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-                        "config": {"directory": "", "agreement": "", "keyed": False, "wake_up": ""},
+                        "config": {"directory": "", "agreement": "", "keys": "", "keyed": False, "wake_up": ""},
                     }
                 }
             },

@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -67,6 +68,11 @@ class Keys:
     def key(self) -> Path:
         """The server's private key."""
         return self.folder / "server.key"
+
+    @property
+    def task_key(self) -> Path:
+        """The private key by which the server signs tasks; the agreement names its public half."""
+        return self.folder / "tasks.key"
 
     @property
     def public_folder(self) -> Path:
@@ -118,6 +124,13 @@ def make_site_key(path: Path) -> str:
     _write(path, _private(key, openssh=True), secret=True)
     _write(path.with_name(f"{path.name}.pub"), public.encode() + b"\n", secret=False)
     return public
+
+
+def make_task_key(path: Path) -> str:
+    """Make the key pair by which a server signs tasks, the private half in `path`; the public one in a line."""
+    key = Ed25519PrivateKey.generate()
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode("ascii")
 
 
 def accept_key(keys: Keys, site: str, text: str) -> bool:

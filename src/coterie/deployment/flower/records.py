@@ -22,7 +22,7 @@ HEADER = 4096
 def as_records(packed: Packed) -> RecordDict:
     """A packed parcel as Flower's records: one array for each kind of number, and the text."""
     arrays = {kind: Array(np.frombuffer(buffer, np.uint8)) for kind, buffer in packed.buffers.items()}
-    return RecordDict({"arrays": ArrayRecord(arrays), "text": ConfigRecord({"json": packed.text})})
+    return RecordDict({"arrays": ArrayRecord(arrays), "text": ConfigRecord({"json": packed.text, "seal": packed.seal})})
 
 
 def from_records(records: RecordDict, most_bytes: int) -> Packed:
@@ -30,9 +30,9 @@ def from_records(records: RecordDict, most_bytes: int) -> Packed:
     arrays, text = records.get("arrays"), records.get("text")
     if not isinstance(arrays, ArrayRecord) or not isinstance(text, ConfigRecord) or set(records) != {"arrays", "text"}:
         raise RefusedError(f"its records are {', '.join(sorted(records)) or 'none'}; expected are arrays, text")
-    json = text.get("json")
-    if not isinstance(json, str):
-        raise RefusedError("its text is missing")
+    json, seal = text.get("json"), text.get("seal", "")
+    if not isinstance(json, str) or not isinstance(seal, str):
+        raise RefusedError("its text or its envelope is missing")
     if not set(arrays) <= set(NUMBERS):
         raise RefusedError(f"its arrays are {', '.join(sorted(arrays))}; allowed are {', '.join(NUMBERS)}")
     total = sum(len(array.data) for array in arrays.values())
@@ -41,7 +41,7 @@ def from_records(records: RecordDict, most_bytes: int) -> Packed:
     buffers = {}
     for kind, array in arrays.items():
         buffers[kind] = _plain_bytes(kind, array)
-    return Packed(buffers, json)
+    return Packed(buffers, json, seal)
 
 
 def _plain_bytes(kind: str, array: Array) -> bytes:

@@ -17,14 +17,17 @@ except ImportError as error:
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import fault_of
 from coterie.deployment.coordinator import Answer, Coordinator
+from coterie.deployment.envelopes import PublicKey, ServerEnvelopes, read_private, read_public
 from coterie.deployment.flower.audit import AUDIT, Audit, told_of
+from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
 from coterie.deployment.flower.wake_up import wake
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.messages import Packed, Purpose, spoken_fault
+from coterie.deployment.messages import FAULTS, Packed, Purpose, spoken_fault
 from coterie.deployment.server import Server
 from coterie.deployment.versions import LiveTerms, with_own_terms
 from coterie.deployment.wire import most_bytes
+from coterie.errors import require
 from coterie.files import log_to, private_folder
 from coterie.runs.directory import LOG
 
@@ -95,12 +98,16 @@ class FlowerTransport:
         answers = []
         now = time.monotonic()
         for reply in self._grid.pull_messages(list(self._open)):
-            sent = self._open.pop(reply.metadata.reply_to_message_id)
+            sent = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:  # the carrier says that it replies to what nobody has asked
+                self._note_foreign(reply)
+                continue
             self._given_up.pop(sent.node, None)
             self._slowest[sent.node] = max(self._slowest.get(sent.node, 0.0), now - sent.since)
             content = self._content(reply)
             self._note("answered", sent.node, sent.purpose, content)
-            answers.append(Answer(sent.node, sent.purpose, content))
+            replied = not reply.has_error() or reply.error.code in FAULTS  # all other errors are the carrier's
+            answers.append(Answer(sent.node, sent.purpose, content, replied))
         for number in [number for number, sent in self._open.items() if sent.end < now]:
             sent = self._open.pop(number)
             answers.append(Answer(sent.node, sent.purpose, "it did not answer in time"))
@@ -115,6 +122,11 @@ class FlowerTransport:
             name = self._names.get(node, "")
             self._audit.note(event, site=name, node=str(node), purpose=purpose, **told_of(content))
 
+    def _note_foreign(self, reply: Message) -> None:
+        if self._audit is not None:
+            node = str(reply.metadata.src_node_id)
+            self._audit.refused(f"node {node}", "", "it replies to what was not asked")
+
     def _content(self, reply: Message) -> Packed | str:
         if reply.has_error():
             return spoken_fault(reply.error.code)
@@ -128,8 +140,8 @@ def server_app(agreement_path: Path) -> ServerApp:
     """The Flower ServerApp of a federation.
 
     Its run configuration names the server's folder (`directory`) and the server's own copy of the agreement
-    (`agreement`), which says how long to wait; `keyed` says whether sites are known by their keys, `wake_up` where the
-    gateway hears of messages.
+    (`agreement`), which says how long to wait, and its folder of keys (`keys`); `keyed` says whether sites are known by
+    theirs, `wake_up` where the gateway hears of messages.
     """
     app = ServerApp()
 
@@ -144,6 +156,24 @@ def server_app(agreement_path: Path) -> ServerApp:
             wake_up = Path(str(given["wake_up"])) if given["wake_up"] else None
             transport = FlowerTransport(grid, most_bytes(server.federation), sites, Audit(directory / AUDIT), wake_up)
             terms = LiveTerms(agreement, Path(str(given["agreement"])) if given["agreement"] else None)
-            Coordinator(server, transport, Logbook(directory, agreement), terms=terms).run()
+            envelopes = _envelopes(agreement, Keys(Path(str(given["keys"]))), bool(given["keyed"]))
+            Coordinator(server, transport, Logbook(directory, agreement), terms=terms, envelopes=envelopes).run()
 
     return app
+
+
+def _envelopes(agreement: Agreement, keys: Keys, keyed: bool) -> ServerEnvelopes | None:
+    """What tasks are signed with, and answers are known by; nothing where no key was agreed on."""
+    if not agreement.server_key:
+        return None
+    key = read_private(keys.task_key)
+    agreed = read_public("server_key", agreement.server_key)
+    require(
+        key.public_key() == agreed,
+        f"{keys.task_key}: is not the key that federation.toml names (server_key), which sites know; put that back",
+    )
+
+    def key_of(site: str) -> PublicKey:
+        return read_public(f"the key of {site}", keys.public(site).read_text(encoding="utf-8"))
+
+    return ServerEnvelopes(agreement.name, agreement.digest, key, key_of if keyed else None)

@@ -244,7 +244,7 @@ class SiteProcesses:
             private_folder(path)
         make_keys(self.loopback.folder)
         write_secret(self.secret)
-        settings = {**self.settings, "socket": str(self.sockets["resident"])}
+        settings = {**self.settings, "socket": str(self.sockets["resident"]), "key": str(self.key or "")}
         write_whole(self._resident_settings, json.dumps(settings).encode())
         stand_in(self._scripts, self.sockets["forkserver"], CLIENT_APP)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from coterie.client.model import GradientFreeMaxPool, MountedModel
 from coterie.core.layout import Layout
 from coterie.core.task import Loss, LossWithSlope
-from coterie.engines.stacked.changing import Tensors, forward_of
+from coterie.engines.stacked.training_layers import Tensors, forward_of
 
 Saved = tuple[Tensor, ...]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from coterie.client.batch import Outputs
 from coterie.client.terms import RECEIVED
 from coterie.core.pixels import samples_at
-from coterie.engines.stacked.changing import InTraining, Tensors
 from coterie.engines.stacked.model import BatchedNet
 from coterie.engines.stacked.stack import Stack
+from coterie.engines.stacked.training_layers import InTraining, Tensors
 
 
 @dataclass(frozen=True)

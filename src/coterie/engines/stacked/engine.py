@@ -25,11 +25,11 @@ from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
-from coterie.engines.stacked.changing import cannot_be_batched
 from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.proof import not_alike
 from coterie.engines.stacked.stack import Ground, Stack
+from coterie.engines.stacked.training_layers import cannot_be_batched
 from coterie.methods.base import Method
 
 log = logging.getLogger("coterie")

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from coterie.client.model import GradientFreeMaxPool, MountedModel
 from coterie.core.layout import Layout
-from coterie.engines.stacked.changing import InTraining, StackedModule, Tensors, changes_in_training, forward_of
+from coterie.engines.stacked.training_layers import InTraining, StackedModule, Tensors, changes_in_training, forward_of
 
 # (weights, [k, B, ...], what is known of the step if it is one) -> [k, B, ...]
 Layer = Callable[[Tensors, Tensor, InTraining | None], Tensor]

@@ -22,9 +22,9 @@ from coterie.core.task import LossWithSlope
 from coterie.core.training import Training
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import Mode, StackedBatch
-from coterie.engines.stacked.changing import InTraining
 from coterie.engines.stacked.model import chunks
 from coterie.engines.stacked.stack import Stack
+from coterie.engines.stacked.training_layers import InTraining
 from coterie.rng import torch_stream
 
 # Outputs are scored many at a time, which costs next to nothing, but no more numbers than this are kept for it.

@@ -28,7 +28,7 @@ class InTraining:
     """A step of k clients, as layers see it that do otherwise in training.
 
     `shares [k, B]` are what samples count in their client's mean, 0 where they are padding; `counts` are the clients'
-    numbers of samples, and `streams` where they draw from. What layers find is left in `statistics`, by tensor.
+    numbers of samples, and `streams` where they draw from. New running statistics are left in `statistics`, by tensor.
     """
 
     shares: Tensor
@@ -53,10 +53,10 @@ class PaddedBatchNorm(BatchNorm):
 
     path: str  # of the layer in the model
     shares: Tensor | None  # [B], while it trains
-    found: dict[str, Tensor]
+    statistics: dict[str, Tensor]  # by tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """The inputs `[B, C, ...]`, normalised; new running statistics are left in `found`."""
+        """The inputs `[B, C, ...]`, normalised; new running statistics are left in `statistics`."""
         assert self.running_mean is not None
         assert self.running_var is not None
         if self.shares is None:
@@ -73,7 +73,7 @@ class PaddedBatchNorm(BatchNorm):
         count = places / self.shares.amax()  # shares are 1 / n, or 0
         unbiased = variance * count / (count - 1)
         for name, old, new in (("mean", self.running_mean, mean), ("var", self.running_var, unbiased)):
-            self.found[f"{self.path}running_{name}"] = torch.lerp(old, new, self.momentum or 0.0).detach()
+            self.statistics[f"{self.path}running_{name}"] = torch.lerp(old, new, self.momentum or 0.0).detach()
         scale = (variance + self.eps).rsqrt()
         if self.weight is not None:
             scale = scale * self.weight
@@ -165,7 +165,7 @@ class StackedModule:
     ) -> None:
         """From here on layers train on samples of these shares `[B]`, with these masks, or (none) are tested."""
         for norm in self._norms:
-            norm.shares, norm.found = shares, statistics
+            norm.shares, norm.statistics = shares, statistics
         for dropout in self._dropouts:
             dropout.masks, dropout.asked = masks, asked
 

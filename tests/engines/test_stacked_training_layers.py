@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from coterie.client.optim import TORCH_OPTIMISERS, leaf_of, torch_optimiser
 from coterie.core.training import Training
-from coterie.engines.stacked.changing import InTraining, StackedModule
 from coterie.engines.stacked.phase import Schedule, StackedPart, stacked_optimiser
+from coterie.engines.stacked.training_layers import InTraining, StackedModule
 
 COUNTS = (4, 2, 3)
 WIDTH = max(COUNTS)

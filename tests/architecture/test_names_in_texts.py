@@ -22,6 +22,7 @@ OTHERS = {
     "coterie.test",  # a note that workers leave
     "coterie.method",  # a property of ONNX files
     "system/main.py",  # PFLlib's
+    "trainers/mrmtl.py",  # of the code that the page of MR-MTL names
     "src/x.py",  # an example
 }
 

@@ -148,6 +148,7 @@ REFUSED = {
         "fedgh": "measures 'class_means'",
         "fedpac": "samples of each class",
         "fedproto": "measures 'class_means'",
+        "ifca": "measures 'centre'",
     },
     "example": {
         "fedala": "a rule of its own",

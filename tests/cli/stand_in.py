@@ -46,6 +46,6 @@ def leave(connection: Connection) -> None:
 
 def real_serve(connection: Connection) -> None:
     """A real worker, for a script that is to start at once itself."""
-    from coterie.compare.pool import serve as real
+    from coterie.compare.workers import serve as real
 
     real(connection)

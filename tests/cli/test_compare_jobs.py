@@ -20,10 +20,10 @@ import pytest
 import stand_in
 from cli_tools import SMALL, Answer, assert_same_run, call
 
-from coterie.compare import pool as parallel
-from coterie.compare import running as comparing
-from coterie.compare.pool import Run, obstacle, run_in_parallel
+from coterie.compare import joint_runs as comparing
+from coterie.compare import workers as parallel
 from coterie.compare.table import compare
+from coterie.compare.workers import Run, obstacle, run_in_parallel
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg
 from coterie.processes import CannotStartError

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_cells import Watch
-from test_parcels import same_rows
+from test_cluster_node import same_rows
+from test_one_run import Watch
 
 from coterie.compare import cluster as cluster_module
 from coterie.compare.cluster import run_on_cluster
-from coterie.compare.pool import Run
-from coterie.compare.running import require_jobs
+from coterie.compare.joint_runs import require_jobs
 from coterie.compare.table import compare
+from coterie.compare.workers import Run
 from coterie.engines.ray.session import RaySession
 from coterie.errors import CoterieError, PassingError
 from coterie.files import locked

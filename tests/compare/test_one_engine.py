@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.compare import running
-from coterie.compare.running import OneEngine
+from coterie.compare import joint_runs as running
+from coterie.compare.joint_runs import OneEngine
 from coterie.compare.table import compare
 from coterie.partition import Iid
 from coterie.runs.directory import RunDirectory

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from coterie.compare.columns import chosen_columns
-from coterie.compare.grid import Grid
-from coterie.compare.remarks import edge_remark, effort_remark, rising_remark, same_remark
+from coterie.compare.grid import Grid, chosen_columns, same_remark
+from coterie.compare.remarks import edge_remark, effort_remark, rising_remark
 from coterie.compare.table import compare
 from coterie.core.numbers import ACCURACY, Scale
 from coterie.methods.ditto import Ditto

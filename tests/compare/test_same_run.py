@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.cli_tools import call
-from tests.compare.test_cells import Watch
+from tests.compare.test_one_run import Watch
 from torch import nn
 
 from coterie.compare import kept as kept_module
-from coterie.compare.cell import EARLIER, perform
 from coterie.compare.kept import kept_tables
-from coterie.compare.pool import Run
+from coterie.compare.one_run import EARLIER, perform
 from coterie.compare.sweep import sweep
 from coterie.compare.table import compare
+from coterie.compare.workers import Run
 from coterie.core.task import Classification, CrossEntropy
 from coterie.data import from_arrays
 from coterie.errors import CoterieError

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.compare.test_cells import Watch
+from tests.compare.test_one_run import Watch
 
 from coterie.cli.experiments import candidates
-from coterie.compare.guided import Proposals, guided_sweep
-from coterie.compare.pool import Run
 from coterie.compare.space import grid_of, read_space
-from coterie.compare.sweep import Sweep, rungs, sweep
+from coterie.compare.sweep import Proposals, Sweep, guided_sweep, rungs, sweep
+from coterie.compare.workers import Run
 from coterie.errors import CoterieError
 from coterie.partition import Iid, Partition
 from coterie.runs.directory import RunDirectory
@@ -258,7 +257,7 @@ def test_test_samples_have_no_say_in_proposals(tmp_path: Path, small: Experiment
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.compare.guided.find_spec", lambda name: None)
+    monkeypatch.setattr("coterie.compare.sweep.find_spec", lambda name: None)
     with pytest.raises(CoterieError, match=r'pip install "coterie\[optuna\]"'):
         Proposals(read_space("grid", ["lr=0.1,0.2"]), seed=0)
 

@@ -29,7 +29,7 @@ from coterie.cli import main
 from coterie.client.batch import Batch
 from coterie.client.recipe import Phase, Recipe, plain_steps
 from coterie.client.trainer import Trainer
-from coterie.compare.pool import obstacle
+from coterie.compare.workers import obstacle
 from coterie.core.federation import Federation
 from coterie.engines import RayCluster, Serial, Work, remote
 from coterie.engines.ray import pool as pools

@@ -15,8 +15,8 @@ import torch
 
 from conftest import requires_data
 from coterie import resume
-from coterie.compare.pool import obstacle
 from coterie.compare.table import compare
+from coterie.compare.workers import obstacle
 from coterie.data import load
 from coterie.data.dataset import Dataset
 from coterie.errors import CoterieError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Tab, browser
 from report_tools import CLIENTS, content_of, small_run, with_classes
-from tests.compare.test_cells import Watch
+from tests.compare.test_one_run import Watch
 
 from coterie.compare.sweep import sweep
 from coterie.partition import Iid, Partition, Pathological

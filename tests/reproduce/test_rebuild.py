@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.reproduce.toy import TOML, toy_table
 
-from coterie.compare.pool import Run
+from coterie.compare.workers import Run
 from coterie.core.numbers import Number
 from coterie.errors import CoterieError
 from coterie.reproduce import check

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.differing import SHARED
+from coterie.compare.remarks import SHARED
 from coterie.compare.space import Space, grid_of
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods import METHODS

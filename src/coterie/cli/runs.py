@@ -209,7 +209,7 @@ def table(
 
 
 def _print_table(title: str, grid: Grid, table: KeptTable, format: str) -> None:
-    from coterie.compare.differing import settings_note
+    from coterie.compare.remarks import settings_note
     from coterie.report.grids import grid_lines, print_grid
     from coterie.report.terminal import print_result
     from coterie.report.written import as_latex, as_markdown

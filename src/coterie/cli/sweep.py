@@ -71,9 +71,8 @@ def sweep(
 ) -> None:
     """Try settings of a method and choose by validation alone; hopeless ones are given up early."""
     from coterie.cli.experiments import MethodEntry, candidate, candidates, experiments, fractions_of
-    from coterie.compare.guided import guided_sweep
     from coterie.compare.space import read_space
-    from coterie.compare.sweep import REPORT, sweep
+    from coterie.compare.sweep import REPORT, guided_sweep, sweep
     from coterie.registry import short_name
     from coterie.report.page import report
     from coterie.report.terminal import ComparisonProgress

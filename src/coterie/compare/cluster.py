@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import kept_summary
-from coterie.compare.node import carry_out, versions
-from coterie.compare.parcels import Inbox, Outbox
-from coterie.compare.pool import Message, Run, Watcher, take_in, task_of
+from coterie.compare.cluster_node import Inbox, Outbox, carry_out, versions
+from coterie.compare.one_run import kept_summary
+from coterie.compare.workers import Message, Run, Watcher, take_in, task_of
 from coterie.data.archives import DATA
 from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote import DEATHS
@@ -97,19 +96,19 @@ class _Dispatch:
         self._waiting = [_ClusterRun(run) for run in runs]
         self._under_way: dict[Any, _ClusterRun] = {}
         self._versions = versions()
-        self._most_cpus = max((one.cpus for one in self._waiting), default=1)
+        self._most_cpus = max((entry.cpus for entry in self._waiting), default=1)
         self._room, self._looked = 0, -LOOK_AGAIN
         self._patience = _Patience(session)
 
     def require_room(self) -> None:
         """An error if there is a run for which no machine is large enough: it would wait for ever."""
         cpus, gpus = self._session.most("CPU"), self._session.most("GPU")
-        for one in self._waiting:
-            device = one.run.experiment.device
+        for entry in self._waiting:
+            device = entry.run.experiment.device
             require(
-                one.cpus <= max(cpus, 1), f"threads = {one.cpus}: the cluster's machines have at most {cpus:g} CPUs"
+                entry.cpus <= max(cpus, 1), f"threads = {entry.cpus}: the cluster's machines have at most {cpus:g} CPUs"
             )
-            require(one.gpus <= gpus, f"device = {device}: no machine of the cluster has a GPU")
+            require(entry.gpus <= gpus, f"device = {device}: no machine of the cluster has a GPU")
 
     def perform(self) -> None:
         """Have everything done."""
@@ -119,7 +118,7 @@ class _Dispatch:
             if self._under_way:
                 for messages in self._heard():
                     self._listen(self._under_way[messages])
-                placed = any(one.where != NOWHERE for one in self._under_way.values())
+                placed = any(entry.where != NOWHERE for entry in self._under_way.values())
                 self._patience.check(placed or not self._under_way, self._most_cpus)
             elif self._waiting:  # others are at all that are left
                 time.sleep(1)
@@ -134,8 +133,8 @@ class _Dispatch:
 
     def stop(self) -> None:
         """End what is under way."""
-        for one in list(self._under_way.values()):
-            self._cancel(one)
+        for entry in list(self._under_way.values()):
+            self._cancel(entry)
 
     def _places(self) -> int:
         """How many runs may be on the cluster now: its machines come and go."""
@@ -146,54 +145,54 @@ class _Dispatch:
 
     def _begin_next(self) -> bool:
         """Begin the first run at which nobody else is; whether there was one."""
-        for place, one in enumerate(self._waiting):
-            if self._alone_at(one):
+        for place, entry in enumerate(self._waiting):
+            if self._alone_at(entry):
                 del self._waiting[place]
-                self._begin(one)
+                self._begin(entry)
                 return True
         return False
 
-    def _alone_at(self, one: _ClusterRun) -> bool:
-        directory = one.run.directory
+    def _alone_at(self, entry: _ClusterRun) -> bool:
+        directory = entry.run.directory
         if directory is None:
             return True
         directory.parent.mkdir(parents=True, exist_ok=True)
         try:
-            one.lock.enter_context(locked(lock_of(directory)))
+            entry.lock.enter_context(locked(lock_of(directory)))
         except LockedError:
-            if not one.waits_for_others:
+            if not entry.waits_for_others:
                 log.warning("%s: another process is at this run; waiting for it", directory)
-            one.waits_for_others = True
+            entry.waits_for_others = True
             return False
         return True
 
-    def _begin(self, one: _ClusterRun) -> None:
-        run = one.run
-        if not one.begun:
-            one.begun = True
+    def _begin(self, entry: _ClusterRun) -> None:
+        run = entry.run
+        if not entry.begun:
+            entry.begun = True
             self._watcher.begun(run)
         try:
             kept = None if run.directory is None else kept_summary(run.experiment, run.directory, run.until)
             if kept is None:
-                one.inbox = None if run.directory is None else Inbox(run.directory)
-                one.where = NOWHERE
-                one.messages = self._session.asked(lambda: self._submit(one))
-                self._under_way[one.messages] = one
+                entry.inbox = None if run.directory is None else Inbox(run.directory)
+                entry.where = NOWHERE
+                entry.messages = self._session.asked(lambda: self._submit(entry))
+                self._under_way[entry.messages] = entry
                 return
         except (CoterieError, OSError) as error:
-            one.lock.close()
+            entry.lock.close()
             self._watcher.failed(run, error)
             return
-        one.lock.close()
+        entry.lock.close()
         self._watcher.ended(run, kept)
 
-    def _submit(self, one: _ClusterRun) -> Any:
-        run = one.run
+    def _submit(self, entry: _ClusterRun) -> Any:
+        run = entry.run
         parcels = [] if run.directory is None else [self._ray.put(parcel) for parcel in Outbox(run.directory).news()]
         environment = {name: os.environ[name] for name in (DATA,) if name in os.environ}
         kind = self._ray.remote(
-            num_cpus=one.cpus,
-            num_gpus=one.gpus,
+            num_cpus=entry.cpus,
+            num_gpus=entry.gpus,
             max_retries=0,  # lost ones are seen to here
             num_returns="streaming",
             _generator_backpressure_num_objects=AHEAD,
@@ -201,65 +200,65 @@ class _Dispatch:
         task = {**task_of(run), "identity": on_any_machine(run.experiment.prepare().identity)}
         return kind.remote(task, parcels, environment, str(Path.cwd()))
 
-    def _listen(self, one: _ClusterRun) -> None:
+    def _listen(self, entry: _ClusterRun) -> None:
         errors = self._ray.exceptions
         try:
-            message: Message = self._ray.get(next(one.messages))
+            message: Message = self._ray.get(next(entry.messages))
         except errors.RayTaskError as error:
-            self._fail(one, f"a node cannot run it ({described(error)}); {ALIKE}")
+            self._fail(entry, f"a node cannot run it ({described(error)}); {ALIKE}")
         except (errors.RayError, StopIteration) as error:
-            self._lose(one, type(error).__name__)
+            self._lose(entry, type(error).__name__)
         else:
-            self._take_in(one, message)
+            self._take_in(entry, message)
 
-    def _take_in(self, one: _ClusterRun, message: Message) -> None:
+    def _take_in(self, entry: _ClusterRun, message: Message) -> None:
         try:
             match message:
                 case {"where": where, "versions": found}:
-                    one.where = where
+                    entry.where = where
                     differing = [
                         f"{name} {found[name]}" for name, ours in self._versions.items() if found[name] != ours
                     ]
                     require(not differing, f"{where} has {' and '.join(differing)}; {ALIKE}")
                     return
                 case {"file": _} | {"gone": _}:
-                    assert one.inbox is not None
-                    one.inbox.take(message)
+                    assert entry.inbox is not None
+                    entry.inbox.take(message)
                     return
-                case {"summary": summary} if one.run.directory is not None:
-                    arrived = RunDirectory(one.run.directory).summary()
+                case {"summary": summary} if entry.run.directory is not None:
+                    arrived = RunDirectory(entry.run.directory).summary()
                     whole = json.dumps(arrived, sort_keys=True) == json.dumps(summary, sort_keys=True)
-                    require(whole, f"{one.run.directory} has not arrived whole from {one.where}")
+                    require(whole, f"{entry.run.directory} has not arrived whole from {entry.where}")
         except (CoterieError, OSError) as error:
-            self._fail(one, str(error))
+            self._fail(entry, str(error))
             return
         if "round" not in message and "warning" not in message:
-            self._release(one)
-        take_in(one.run, message, self._watcher)
+            self._release(entry)
+        take_in(entry.run, message, self._watcher)
 
-    def _lose(self, one: _ClusterRun, ending: str) -> None:
+    def _lose(self, entry: _ClusterRun, ending: str) -> None:
         """A run's node or process is gone: it is carried on from what has arrived of it."""
-        one.lost += 1
-        if one.lost == DEATHS:
+        entry.lost += 1
+        if entry.lost == DEATHS:
             hint = "is there enough memory for the runs of a node? fewer jobs need less"
-            self._fail(one, f"lost {DEATHS} times, the last at {one.where} ({ending}); {hint}")
+            self._fail(entry, f"lost {DEATHS} times, the last at {entry.where} ({ending}); {hint}")
             return
-        log.warning("%s: lost at %s (%s); carried on elsewhere", one.run, one.where, ending)
-        self._release(one)
-        self._waiting.insert(0, one)
+        log.warning("%s: lost at %s (%s); carried on elsewhere", entry.run, entry.where, ending)
+        self._release(entry)
+        self._waiting.insert(0, entry)
 
-    def _fail(self, one: _ClusterRun, why: str) -> None:
-        self._cancel(one)
-        self._watcher.failed(one.run, CoterieError(f"{one.run}: {why}"))
+    def _fail(self, entry: _ClusterRun, why: str) -> None:
+        self._cancel(entry)
+        self._watcher.failed(entry.run, CoterieError(f"{entry.run}: {why}"))
 
-    def _cancel(self, one: _ClusterRun) -> None:
+    def _cancel(self, entry: _ClusterRun) -> None:
         with suppress(Exception):  # it may be over, or Ray itself
-            self._ray.cancel(one.messages, force=True)
-        self._release(one)
+            self._ray.cancel(entry.messages, force=True)
+        self._release(entry)
 
-    def _release(self, one: _ClusterRun) -> None:
-        del self._under_way[one.messages]
-        one.lock.close()
+    def _release(self, entry: _ClusterRun) -> None:
+        del self._under_way[entry.messages]
+        entry.lock.close()
 
 
 class _Patience:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import EARLIER, Summary
-from coterie.compare.differing import shared_settings
-from coterie.compare.running import whole_hash
+from coterie.compare.joint_runs import whole_hash
+from coterie.compare.one_run import EARLIER, Summary
+from coterie.compare.remarks import shared_settings
 from coterie.compare.table import TUNING
 from coterie.core.numbers import judged_scale
 from coterie.errors import CoterieError, require

@@ -1,23 +1,78 @@
-"""What a reader of a table must know to read it right, a line each: unequal work, unfinished training, equal rows."""
+"""What a reader of a table must know to read it right, a line each, and what runs must share to stand in one table.
+
+Told are other settings, unequal work, unfinished training, equal rows.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coterie.compare.cell import Summary
-from coterie.compare.columns import Column
+from coterie.compare.one_run import Summary
 from coterie.core.numbers import Scale
+from coterie.options import option_fields
 from coterie.runs.history import EFFORT, TUNING
+from coterie.setup.config import PLUGINS, Config
+from coterie.setup.identity import HOW
+from coterie.setup.run_options import RunOptions
+
+# What a run's configuration holds besides settings, and settings that do not change results.
+NOT_COMPARED = {"method", "set", "seed", PLUGINS} | HOW
+OF_THE_DATA = ("data", "label", "client_column", "task", "scale", "share")
+OF_THE_PARTITION = ("partition", "test", "held_out", "partition_seed")
+SHARED = {*OF_THE_DATA, *OF_THE_PARTITION}
+"""What decides, with the options of the partition rule, who holds which samples: runs that are compared share it."""
+
+
+def shared_settings(config: Config) -> Config:
+    """The part of a configuration that runs share if they can be compared: data, partition, the rule's options.
+
+    >>> shared_settings({"data": "digits", "partition": "iid", "clients": 3, "lr": 0.1, "set": {}})
+    {'data': 'digits', 'partition': 'iid', 'clients': 3}
+    """
+    others = set(option_fields(RunOptions)) - SHARED | {"set", PLUGINS}
+    return {key: value for key, value in config.items() if key not in others}
+
+
+def differing(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+    """The settings that are not the same for all methods: `[setting][method]`; none where one was left out.
+
+    Methods' own options and settings that cannot change results (engine, threads, recording) are no settings here.
+    """
+    settings = sorted({key for config in configs.values() for key in config} - NOT_COMPARED)
+    by_method = {key: {method: config.get(key) for method, config in configs.items()} for key in settings}
+    first = next(iter(configs))
+    return {
+        key: values for key, values in by_method.items() if any(value != values[first] for value in values.values())
+    }
+
+
+def settings_note(configs: Mapping[str, Config]) -> str:
+    """Which methods ran with other settings than the others, in words; empty if none did.
+
+    >>> settings_note({"fedavg": {"momentum": 0.9}, "scaffold": {"momentum": 0.0}})
+    'Not all methods ran with the same settings: momentum = 0.9 (fedavg), 0.0 (scaffold).'
+    """
+    spoken = [f"{key} = {_by_value(values)}" for key, values in differing(configs).items()]
+    return f"Not all methods ran with the same settings: {'; '.join(spoken)}." if spoken else ""
+
+
+def _by_value(values: Mapping[str, Any]) -> str:
+    """Which methods have which value; the most, if they are two or more and no others are as many, are the others."""
+    takers: dict[str, list[str]] = {}
+    for method, value in values.items():
+        takers.setdefault("unset" if value is None else str(value), []).append(method)
+    first, *rest = sorted(takers.values(), key=len, reverse=True)
+    most = first if len(first) > max(map(len, rest)) else None
+    few_first = sorted(takers.items(), key=lambda item: item[1] is most)
+    return ", ".join(f"{value} ({'the others' if who is most else ', '.join(who)})" for value, who in few_first)
+
 
 Runs = Mapping[str, Mapping[int, Summary]]
 """Rows by name, each with the summaries of its seeds."""
 RISE = 0.005
 """How far the last round must lie above the mean of the last five: half a point, or so much of any other metric."""
-ALIKE = 1e-3
-"""Scores are the same if they are as far as a table shows them: a tenth of a point, or so much of any other metric."""
 
 
 def effort_remark(runs: Runs) -> str:
@@ -33,11 +88,11 @@ def effort_remark(runs: Runs) -> str:
     ''
     """
     efforts = {row: _mean_effort(seeds.values()) for row, seeds in runs.items()}
-    told = {row: effort for row, effort in efforts.items() if effort}
+    recorded = {row: effort for row, effort in efforts.items() if effort}
     totals = {
-        _rounded((sum(steps.values()) - steps.get(TUNING, 0.0), steps.get(TUNING, 0.0))) for steps in told.values()
+        _rounded((sum(steps.values()) - steps.get(TUNING, 0.0), steps.get(TUNING, 0.0))) for steps in recorded.values()
     }
-    return f"Gradients of a client and round differ: {_by_effort(told)}." if len(totals) > 1 else ""
+    return f"Gradients of a client and round differ: {_by_effort(recorded)}." if len(totals) > 1 else ""
 
 
 def effort_text(effort: Mapping[str, Any]) -> str:
@@ -53,14 +108,16 @@ def effort_text(effort: Mapping[str, Any]) -> str:
 
 def _mean_effort(summaries: Iterable[Summary]) -> dict[str, float]:
     """Gradients by what they train, the mean over runs, and under `tuning` those of a test; nothing if not told."""
-    told = [{**one[EFFORT]["steps"], TUNING: one[EFFORT].get(TUNING, 0.0)} for one in summaries if EFFORT in one]
-    kinds = dict.fromkeys(kind for one in told for kind in one)
-    return {kind: sum(one.get(kind, 0.0) for one in told) / len(told) for kind in kinds}
+    efforts = [
+        {**effort[EFFORT]["steps"], TUNING: effort[EFFORT].get(TUNING, 0.0)} for effort in summaries if EFFORT in effort
+    ]
+    kinds = dict.fromkeys(kind for effort in efforts for kind in effort)
+    return {kind: sum(effort.get(kind, 0.0) for effort in efforts) / len(efforts) for kind in kinds}
 
 
-def _by_effort(told: Mapping[str, Mapping[str, float]]) -> str:
+def _by_effort(efforts: Mapping[str, Mapping[str, float]]) -> str:
     takers: dict[str, list[str]] = {}
-    for row, steps in told.items():
+    for row, steps in efforts.items():
         words = effort_text({"steps": {kind: n for kind, n in steps.items() if kind != TUNING}, TUNING: steps[TUNING]})
         takers.setdefault(words, []).append(row)
     ordered = sorted(takers.items(), key=lambda item: len(item[1]))
@@ -92,10 +149,10 @@ def rising_remark(runs: Runs, scale: Scale) -> str:
 
 def _rises(seeds: Mapping[int, Summary], scale: Scale) -> list[str]:
     """At which moments a method rises, and by how much."""
-    found: list[str] = []
+    moments: list[str] = []
     for moment in ("received", "trained"):
         means = [summary.get(scale.name, {}).get(moment, {}).get("mean", {}) for summary in seeds.values()]
-        pairs = [(one.get("last"), one.get("last5")) for one in means]
+        pairs = [(mean.get("last"), mean.get("last5")) for mean in means]
         if not pairs or any(last is None or five is None for last, five in pairs):
             continue
         ahead = 1 if scale.higher_is_better else -1
@@ -103,29 +160,8 @@ def _rises(seeds: Mapping[int, Summary], scale: Scale) -> list[str]:
         rises = [ahead * (last - five) / unit for last, five in pairs]
         mean = sum(rises) / len(rises)
         if min(rises) > 0 and mean >= RISE:
-            found.append(f"{moment} +{100 * mean:.1f}{'' if scale.share else ' %'}")
-    return found
-
-
-def same_remark(runs: Runs, columns: Iterable[Column]) -> str:
-    """Which rows have the same scores in every column and seed, as far as a table shows them; empty if none have."""
-    scored = [column for column in columns if column.scale is not None]
-    rows: dict[tuple[object, ...], list[str]] = {}
-    for row, seeds in runs.items():
-        numbers = [_shown(column, summary) for column in scored for summary in seeds.values()]
-        if any(number is not None for number in numbers):
-            rows.setdefault((*seeds, *numbers), []).append(row)
-    same = sorted(" and ".join(sorted(names)) for names in rows.values() if len(names) > 1)
-    return f"The same numbers, so that they count once: {'; '.join(same)}." if same else ""
-
-
-def _shown(column: Column, summary: Summary) -> float | None:
-    """A score as a table shows it."""
-    value = column.read(summary)
-    if not math.isfinite(value):
-        return None
-    assert column.scale is not None
-    return round(value / ALIKE) if column.scale.share else float(f"{value:.3g}")
+            moments.append(f"{moment} +{100 * mean:.1f}{'' if scale.share else ' %'}")
+    return moments
 
 
 def edge_remark(names: Sequence[str], best: str) -> str:

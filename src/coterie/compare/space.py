@@ -40,12 +40,12 @@ class ValueRange:
             return None
         try:
             whole = all(part.lstrip("+-").isdecimal() for part in (low, high))
-            found = cls(float(low), float(high), whole)
+            ends = cls(float(low), float(high), whole)
         except ValueError:
             raise CoterieError(f"'{text}': a range is LOW..HIGH, two numbers") from None
-        require(math.isfinite(found.low) and math.isfinite(found.high), f"'{text}': the ends of a range are finite")
-        require(found.low < found.high, f"'{text}': the first number of a range is the smaller one")
-        return found
+        require(math.isfinite(ends.low) and math.isfinite(ends.high), f"'{text}': the ends of a range are finite")
+        require(ends.low < ends.high, f"'{text}': the first number of a range is the smaller one")
+        return ends
 
     @property
     def by_factors(self) -> bool:
@@ -82,20 +82,20 @@ def read_space(
     >>> read_space("grid", ["lr=0.001..0.1"])
     {'lr': ValueRange(low=0.001, high=0.1, whole=False)}
     """
-    found: dict[str, Sequence[str] | ValueRange] = {}
+    space: dict[str, Sequence[str] | ValueRange] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         name, tried = name.strip().replace("-", "_"), [value.strip() for value in values.split(",") if value.strip()]
         require(bool(name and equals and tried), f"{option} = '{text}': must be NAME=VALUE,VALUE,… or NAME=LOW..HIGH")
-        require(name not in found, f"{option} = '{text}': {name} is given twice")
+        require(name not in space, f"{option} = '{text}': {name} is given twice")
         ranges = [ValueRange.read(value) for value in tried]
         if ranges == [None] * len(ranges):
-            found[name] = tried
+            space[name] = tried
         else:
             require(ranges[0] is not None and len(ranges) == 1, f"{option} = '{text}': is a range or values, not both")
             assert ranges[0] is not None
-            found[name] = replace(ranges[0], whole=ranges[0].whole and name not in fractions)
-    return found
+            space[name] = replace(ranges[0], whole=ranges[0].whole and name not in fractions)
+    return space
 
 
 def grid_of(space: Space, draw: int | None = None, seed: int = 0) -> list[dict[str, str]]:
@@ -120,15 +120,15 @@ def grid_of(space: Space, draw: int | None = None, seed: int = 0) -> list[dict[s
 def _drawn(space: Space, draw: int, seed: int) -> list[dict[str, str]]:
     """So many different settings by chance; fewer if there are no more."""
     stream = numpy_stream(seed, "sweep")
-    found: list[dict[str, str]] = []
+    drawn: list[dict[str, str]] = []
     for _ in range(ATTEMPTS * draw):
         places = stream.random(len(space)).tolist()
-        one = {
+        settings = {
             name: values.at(place) if isinstance(values, ValueRange) else values[int(place * len(values))]
             for place, (name, values) in zip(places, space.items(), strict=True)
         }
-        if one not in found:
-            found.append(one)
-        if len(found) == draw:
+        if settings not in drawn:
+            drawn.append(settings)
+        if len(drawn) == draw:
             break
-    return found
+    return drawn

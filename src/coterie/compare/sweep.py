@@ -1,43 +1,53 @@
 """The best of several settings by validation: hopeless ones are given up early, and test samples have no say.
 
 Successive halving: all candidates run for a part of the rounds, the better half of them for twice as many, and so on;
-the last ones run to the end. Runs are those of the pool: kept, carried on, never run twice.
+the last ones run to the end. Or Optuna proposes the settings, each from the results of those before (the extra
+`optuna`). Runs are kept, carried on, never run twice.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coterie.compare.pool import Run, Watcher
-from coterie.compare.running import (
+from coterie.compare.joint_runs import (
     SEVERAL,
     Collector,
     CommonGround,
     OneEngine,
     checked,
     perform_all,
+    refuse_strangers,
     require_jobs,
     require_names,
 )
+from coterie.compare.space import Space, ValueRange
 from coterie.compare.table import run_folder
+from coterie.compare.workers import Run, Watcher
 from coterie.core.numbers import Scale
 from coterie.errors import require
-from coterie.files import PARTIAL, write_whole
+from coterie.files import write_whole
 from coterie.partition import Rule
 from coterie.processes import leave_if_imported_by_a_worker
+from coterie.rng import stream_seed
 from coterie.rounds.evaluate import mean_over_clients
 from coterie.runs.directory import RunDirectory, is_unbegun
 from coterie.runs.experiment import Experiment
 from coterie.runs.history import VALIDATION, numbers
 from coterie.runs.kept import CONFIG
 from coterie.setup.config import complete, to_toml
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
 
 SWEEP, BEST, REPORT = "sweep.json", "best.toml", "report.html"
 USUAL_VALIDATION = 0.2
@@ -75,7 +85,8 @@ class Sweep:
             "judged_by": f"validation {self.scale.name}",
             "seeds": list(self.seeds),
             "candidates": [
-                {**vars(one), "score": None if math.isnan(one.score) else one.score} for one in self.candidates
+                {**vars(candidate), "score": None if math.isnan(candidate.score) else candidate.score}
+                for candidate in self.candidates
             ],
         }
 
@@ -87,8 +98,8 @@ def rungs(candidates: int, rounds: int, every: int = 1) -> list[int]:
     ([13, 25, 50, 100], [5, 10], [10], [1, 2, 3])
     """
     halvings = math.floor(math.log2(candidates))
-    wanted = (math.ceil(rounds / 2**times / every) * every for times in range(halvings, -1, -1))
-    return sorted({min(round, rounds) for round in wanted})
+    ends = (math.ceil(rounds / 2**times / every) * every for times in range(halvings, -1, -1))
+    return sorted({min(round, rounds) for round in ends})
 
 
 def validating(experiment: Experiment) -> Experiment:
@@ -110,7 +121,8 @@ class Trials:
     ) -> None:
         leave_if_imported_by_a_worker()
         require(bool(seeds), "seeds: name at least one")
-        refuse_strangers(out)
+        known = (SWEEP, BEST, REPORT)
+        refuse_strangers(out, lambda name: name in known or _is_run(out / name), "a search")
         self._seeds, self._out, self._watch, self._jobs, self._cluster = seeds, out, watch, jobs, cluster
         self._listeners = require_names(listeners)
         self._engine = OneEngine(seeds, SEVERAL if cluster else jobs, out)
@@ -130,7 +142,7 @@ class Trials:
     @property
     def alike(self) -> bool:
         """Whether all plan the same rounds: others cannot be compared half-way."""
-        return len({(one.rounds, one.evaluate_every) for one in self.tried.values()}) == 1
+        return len({(experiment.rounds, experiment.evaluate_every) for experiment in self.tried.values()}) == 1
 
     def add(self, experiments: Mapping[str, Experiment]) -> None:
         """Take in settings that were not there, after a look at whether they can run."""
@@ -162,17 +174,17 @@ class Trials:
         with self._watch(runs) as watcher:
             perform_all(runs, self._seconds, self._jobs, Collector(self._ground, watcher), self._cluster)
         for name in names:
-            own = [run for run in runs if run.name == name]
-            found = fmean(_validation_score(run, self.scale) for run in own)
-            self.scores.setdefault(name, {})[own[0].rounds] = found
+            of_name = [run for run in runs if run.name == name]
+            score = fmean(_validation_score(run, self.scale) for run in of_name)
+            self.scores.setdefault(name, {})[of_name[0].rounds] = score
 
     def ordered(self, names: Sequence[str], round: int | None = None) -> list[str]:
         """Some of them, the best at a round first, or at the last round of each; who has no number comes last."""
         return sorted(names, key=lambda name: _place(self._score(name, round), self.scale))
 
     def _score(self, name: str, round: int | None) -> float:
-        found = self.scores[name]
-        return found[max(found) if round is None else round]
+        scores = self.scores[name]
+        return scores[max(scores) if round is None else round]
 
     def rungs(self, amount: int, full: bool) -> Sequence[int | None]:
         """The rounds at which some of so many settings are given up; only the end of each, if none can be."""
@@ -183,7 +195,7 @@ class Trials:
 
     def finish(self) -> Sweep:
         """What came of all of them, which is kept as well: the farthest first, the best of these first."""
-        farthest = {name: max(found) for name, found in self.scores.items()}
+        farthest = {name: max(scores) for name, scores in self.scores.items()}
         names = self.ordered(list(self.scores))
         if self.alike:
             names.sort(key=lambda name: -farthest[name])
@@ -219,22 +231,6 @@ def sweep(
     return trials.finish()
 
 
-def refuse_strangers(out: Path) -> None:
-    """An error if a folder holds anything but a search."""
-    require(not out.is_file(), f"out = {out}: is a file; name a directory")
-    require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
-    entries = [entry for entry in out.iterdir() if not entry.name.startswith(".")] if out.is_dir() else []
-    known = (SWEEP, BEST, REPORT)
-    strangers = [
-        entry.name for entry in entries if entry.name.removesuffix(PARTIAL) not in known and not _is_run(entry)
-    ]
-    require(
-        not strangers,
-        f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
-        "search",
-    )
-
-
 def _is_run(entry: Path) -> bool:
     """Whether a directory holds a run, or one that was killed before it had begun."""
     return entry.is_dir() and ((entry / CONFIG).is_file() or is_unbegun(entry))
@@ -251,4 +247,133 @@ def _validation_score(run: Run, scale: Scale) -> float:
     assert run.directory is not None
     lines = [line for line in RunDirectory(run.directory).lines_in_order() if line["round"] <= run.rounds]
     measured = [line[VALIDATION]["received"] for line in lines if "received" in line.get(VALIDATION, {})]
-    return scale.best([mean_over_clients(numbers(own[scale.name])) for own in measured])
+    return scale.best([mean_over_clients(numbers(scores[scale.name])) for scores in measured])
+
+
+BY_CHANCE = 8
+"""So many settings are drawn by chance, before there is anything to learn from."""
+BATCH = 4
+"""Settings that are proposed at a time, whatever the number of jobs: the same search is the same on every machine."""
+PATIENCE = 10
+"""Proposals for each setting that is wanted, until it is taken that there are no more."""
+
+
+def require_optuna() -> None:
+    """An error if Optuna is not installed."""
+    is_installed = find_spec("optuna") is not None
+    require(is_installed, 'optuna: needs a package that is not installed: pip install "coterie[optuna]"')
+
+
+class Proposals:
+    """Proposes settings of a space by a tree-structured Parzen estimator; the same answers lead to the same proposals.
+
+    It lives in memory alone: a search that is repeated asks again, and is answered by the runs that were kept.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        require_optuna()
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            # Settings that are under way count as bad, so that those of a batch differ.
+            sampler = optuna.samplers.TPESampler(
+                seed=stream_seed(seed, "sweep") % 2**32, n_startup_trials=BY_CHANCE, constant_liar=True
+            )
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._space = space
+        self._kinds = {name: _kind(values) for name, values in space.items()}
+
+    def ask(self) -> tuple[Trial, dict[str, str]]:
+        """Settings to try, as texts, and Optuna's handle of them."""
+        trial = self._study.ask(dict(self._kinds))
+        return trial, {name: _text(self._space[name], value) for name, value in trial.params.items()}
+
+    def tell(self, trial: Trial, scores: Mapping[int, float], given_up: bool) -> None:
+        """What came of it: the best score so far at some rounds, higher is better, and whether it was given up then."""
+        from optuna.trial import TrialState
+
+        known = {round: score for round, score in scores.items() if not math.isnan(score)}
+        for round, score in known.items():
+            trial.report(score, round)
+        if not known:
+            self._study.tell(trial, state=TrialState.FAIL)
+        elif given_up:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, known[max(known)])
+
+
+def _kind(values: object) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(values, ValueRange):
+        assert isinstance(values, list)
+        return CategoricalDistribution(values)
+    if values.whole:
+        return IntDistribution(int(values.low), int(values.high), log=values.by_factors)
+    return FloatDistribution(values.low, values.high, log=values.by_factors)
+
+
+def _text(values: object, value: object) -> str:
+    if isinstance(values, ValueRange):
+        assert isinstance(value, int | float)
+        return values.written(value)
+    return str(value)
+
+
+def guided_sweep(
+    space: Space,
+    experiment_of: Callable[[Mapping[str, str]], tuple[str, Experiment]],
+    amount: int,
+    seeds: Sequence[int],
+    out: Path,
+    watch: Watch,
+    jobs: int = 0,
+    full: bool = False,
+    listeners: Sequence[str] = (),
+    cluster: str = "",
+) -> Sweep:
+    """Like `sweep`, for `amount` settings of a space, proposed one batch after the other; fewer if there are no more.
+
+    `experiment_of` makes settings an experiment with a name. At every round where some are given up, those go on that
+    are in the better half of all that came so far.
+    """
+    proposals = Proposals(space, seeds[0] if seeds else 0)
+    trials = Trials(seeds, out, watch, jobs, listeners, cluster)
+    asked = 0
+
+    def tell(name: str, handle: Trial) -> None:
+        sign = 1 if trials.scale.higher_is_better else -1
+        scores = {round: sign * score for round, score in trials.scores[name].items()}
+        proposals.tell(handle, scores, given_up=max(scores) < trials.tried[name].rounds)
+
+    while len(trials.tried) < amount and asked < PATIENCE * amount:
+        batch: dict[str, list[Trial]] = {}
+        while len(batch) < BATCH and len(trials.tried) < amount and asked < PATIENCE * amount:
+            handle, settings = proposals.ask()
+            asked += 1
+            name, experiment = experiment_of(settings)
+            if name in trials.scores:  # it is proposed once more
+                tell(name, handle)
+                continue
+            if name not in batch:
+                trials.add({name: experiment})
+            batch.setdefault(name, []).append(handle)
+        _go_as_far_as_it_pays(trials, list(batch), amount, full)
+        for name, handles in batch.items():
+            for handle in handles:
+                tell(name, handle)
+    return trials.finish()
+
+
+def _go_as_far_as_it_pays(trials: Trials, left: Sequence[str], amount: int, full: bool) -> None:
+    """Run settings until they are no longer in the better half, or to the end."""
+    for rung in trials.rungs(amount, full):
+        if not left:
+            return
+        trials.run(left, rung)
+        so_far = [name for name, scores in trials.scores.items() if rung in scores]
+        better = trials.ordered(so_far, rung)[: math.ceil(len(so_far) / 2)] if rung is not None else left
+        left = [name for name in left if name in better]

@@ -10,12 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coterie.compare.cell import Summary, require_same_run
-from coterie.compare.columns import USUAL, Column, chosen_columns
-from coterie.compare.differing import differing, settings_note
-from coterie.compare.grid import Grid
-from coterie.compare.pool import Run, Watcher
-from coterie.compare.running import (
+from coterie.compare.grid import USUAL, Column, Grid, chosen_columns
+from coterie.compare.joint_runs import (
     SEVERAL,
     Collector,
     CommonGround,
@@ -23,14 +19,18 @@ from coterie.compare.running import (
     OneEngine,
     checked,
     perform_all,
+    refuse_strangers,
     require_jobs,
     require_names,
     whole_hash,
 )
+from coterie.compare.one_run import Summary, require_same_run
+from coterie.compare.remarks import differing, settings_note
+from coterie.compare.workers import Run, Watcher
 from coterie.core.numbers import Scale
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
-from coterie.files import PARTIAL, UNFIT, require_format, write_whole
+from coterie.files import UNFIT, require_format, write_whole
 from coterie.processes import leave_if_imported_by_a_worker
 from coterie.registry import later
 from coterie.runs.directory import RunDirectory
@@ -78,9 +78,9 @@ class Comparison(Displayed):
     heard: Heard = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
-        told = self.methods if len(self.methods) <= MOST_NAMED else [*self.methods[:MOST_NAMED], "…"]
+        names = self.methods if len(self.methods) <= MOST_NAMED else [*self.methods[:MOST_NAMED], "…"]
         seeds = ", ".join(map(str, self.seeds))
-        return f"Comparison({', '.join(told)}; {'seeds' if len(self.seeds) > 1 else 'seed'} {seeds})"
+        return f"Comparison({', '.join(names)}; {'seeds' if len(self.seeds) > 1 else 'seed'} {seeds})"
 
     @property
     def methods(self) -> list[str]:
@@ -210,11 +210,11 @@ class Comparison(Displayed):
             names = tuple(about["name"] for about in content["columns"].values())
             usual = list(content["columns"]) == list(chosen_columns({}, USUAL))
             seeds = tuple(fitting("seeds", content["seeds"], Sequence[int]))
-            found = cls(seeds, dict(content["runs"]), () if usual else names, folder)
-            found.as_dict()  # what cannot be shown is not whole
+            comparison = cls(seeds, dict(content["runs"]), () if usual else names, folder)
+            comparison.as_dict()  # what cannot be shown is not whole
         except UNFIT:
             raise CoterieError(f"comparison = {path}: is damaged; {way_out}") from None
-        return found
+        return comparison
 
 
 def _plain(value: float | None) -> float | None:
@@ -288,8 +288,8 @@ def compare(
     seconds = checked(experiments, seeds, jobs != 1 and beside_others, ground)
     collector = Collector(ground, watcher)
     perform_all(runs, seconds, jobs, collector, cluster)
-    found = collector.summaries
-    summaries = {name: [found[name, seed] for seed in seeds] for name in experiments}
+    by_run = collector.summaries
+    summaries = {name: [by_run[name, seed] for seed in seeds] for name in experiments}
     comparison = Comparison(tuple(seeds), summaries, tuple(columns), folder, collector.heard)
     if folder is not None:
         write_whole(folder / COMPARISON, (json.dumps(comparison.as_dict(), indent=2) + "\n").encode())
@@ -324,17 +324,10 @@ def _with_kept(
 
 def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
     """An error if a folder holds anything but runs of the comparison that is to be kept there."""
-    require(not out.is_file(), f"out = {out}: is a file; name a directory")
-    require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
-    wanted = {run.directory.name: run for run in runs if run.directory is not None}
-    require(len(wanted) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
-    found = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
-    strangers = sorted(found - wanted.keys() - {COMPARISON, COMPARISON + PARTIAL, TUNING})
-    require(
-        not strangers,
-        f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of a "
-        "comparison of these methods",
-    )
-    for name in sorted(found & wanted.keys()):
+    expected = {run.directory.name: run for run in runs if run.directory is not None}
+    require(len(expected) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")
+    ours = {*expected, COMPARISON, TUNING}
+    present = refuse_strangers(out, lambda name: name in ours, "a comparison of these methods")
+    for name in sorted(present & expected.keys()):
         if (out / name / CONFIG).is_file():
-            require_same_run(out / name, RunDirectory.open(out / name).config(), complete(wanted[name].experiment))
+            require_same_run(out / name, RunDirectory.open(out / name).config(), complete(expected[name].experiment))

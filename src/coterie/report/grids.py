@@ -11,8 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from coterie.compare.columns import Column
-from coterie.compare.grid import Grid
+from coterie.compare.grid import Column, Grid
 from coterie.core.numbers import NO_NUMBER, Number, number_text, spoken_bytes
 from coterie.report.terminal import plain_table, print_result, result_console
 

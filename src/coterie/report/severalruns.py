@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from coterie.compare.cell import Summary
-from coterie.compare.differing import settings_note
 from coterie.compare.grid import Grid
+from coterie.compare.one_run import Summary
+from coterie.compare.remarks import settings_note
 from coterie.core.numbers import Scale
 from coterie.errors import CoterieError
 from coterie.report.classes import class_counts

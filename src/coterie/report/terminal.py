@@ -21,7 +21,7 @@ from coterie.rounds.progress import ProgressDisplay, received_mean
 from coterie.runs.history import EFFORT
 
 if TYPE_CHECKING:
-    from coterie.compare.pool import Run
+    from coterie.compare.workers import Run
 
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000

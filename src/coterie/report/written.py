@@ -7,8 +7,7 @@ import io
 import math
 from collections.abc import Mapping
 
-from coterie.compare.columns import Column
-from coterie.compare.grid import Grid
+from coterie.compare.grid import Column, Grid
 from coterie.report.grids import mean_and_spread
 
 

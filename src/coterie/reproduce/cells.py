@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from coterie.compare.pool import Run
+from coterie.compare.workers import Run
 from coterie.data import DATASETS
 from coterie.data.dataset import PUBLISHED
 from coterie.errors import CoterieError

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.compare.cell import Summary, finished
 from coterie.compare.cluster import run_on_cluster
-from coterie.compare.pool import Run, Watcher, run_in_parallel, run_one_by_one
+from coterie.compare.one_run import Summary, finished
+from coterie.compare.workers import Run, Watcher, run_in_parallel, run_one_by_one
 from coterie.files import write_whole
 from coterie.processes import CannotStartError, cores
 from coterie.reproduce.cells import TableCell

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.compare.cell import Summary
+from coterie.compare.one_run import Summary
 from coterie.core.machine import machine
 from coterie.errors import CoterieError, require
 from coterie.files import locked, require_format, write_whole

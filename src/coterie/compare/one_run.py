@@ -119,15 +119,15 @@ def finished(directory: Path | None) -> bool:
     return directory is not None and RunDirectory(directory).finished
 
 
-def require_same_run(directory: Path, kept: Config, wanted: Config) -> None:
+def require_same_run(directory: Path, kept: Config, asked: Config) -> None:
     """An error if a directory holds another run than the one that is wanted there."""
     ours, theirs = (
         {key: value for key, value in config.items() if key not in HOW | {PLUGINS}} | {"data": placed(config["data"])}
-        for config in (wanted, kept)
+        for config in (asked, kept)
     )
-    if all(is_partition_file(config["partition"]) for config in (wanted, kept)) and Path(wanted["partition"]).is_file():
+    if all(is_partition_file(config["partition"]) for config in (asked, kept)) and Path(asked["partition"]).is_file():
         # What stands in the file decides, not where it lies: an installation may move, and a file may be written anew.
-        ours["partition"] = Partition.load(wanted["partition"]).parameters["sha256"]
+        ours["partition"] = Partition.load(asked["partition"]).parameters["sha256"]
         theirs["partition"] = RunDirectory(directory).partition().parameters.get("sha256")
     differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     require(

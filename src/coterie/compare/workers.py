@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.compare.cell import Summary, perform
+from coterie.compare.one_run import Summary, perform
 from coterie.engines import ENGINES
 from coterie.errors import CoterieError, described
 from coterie.methods import METHODS
@@ -118,18 +119,18 @@ def obstacle(experiment: Experiment) -> str | None:
         engine = ENGINES.find(experiment.engine)
         if engine.has_workers:
             return f"engine '{experiment.engine}' shares the cores out by itself"
-    own = "it uses Python objects of its own (data, model, partition, method or engine)"
+    own_objects = "it uses Python objects of its own (data, model, partition, method or engine)"
     known = _known_everywhere(METHODS, method) and _known_everywhere(PARTITIONS, rule)
     known = known and (engine is None or _known_everywhere(ENGINES, engine))
     if isinstance(model, str):
         known = known and _known_everywhere(MODELS, MODELS.find(model).build, model)
     if not known:
-        return own
+        return own_objects
     try:
         repeated = experiment_from(tomllib.loads(to_toml(complete(experiment))))
     except (CoterieError, TypeError):
-        return own
-    return None if repeated == experiment else own
+        return own_objects
+    return None if repeated == experiment else own_objects
 
 
 def _known_everywhere(registry: Registry[Any], thing: object, name: str | None = None) -> bool:
@@ -144,22 +145,22 @@ def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
     for run in runs:
         watcher.begun(run)
         try:
-            summary = perform(run.experiment, run.directory, [_Tell(run, watcher), *run.listeners], run.until)
+            rounds = _Rounds(partial(watcher.round_done, run))
+            summary = perform(run.experiment, run.directory, [rounds, *run.listeners], run.until)
         except (CoterieError, OSError) as error:
             watcher.failed(run, error)
         else:
             watcher.ended(run, summary)
 
 
-class _Tell(Listener):
-    """Tells a watcher of the rounds of a run in this process."""
+class _Rounds(Listener):
+    """Passes on when a round is over, with the mean score of the received models, where they were tested."""
 
-    def __init__(self, run: Run, watcher: Watcher) -> None:
-        self._run, self._watcher = run, watcher
+    def __init__(self, pass_on: Callable[[int, float | None], None]) -> None:
+        self._pass_on = pass_on
 
     def round(self, report: RoundReport) -> None:
-        received = None if report.received is None else report.received.mean
-        self._watcher.round_done(self._run, report.round, received)
+        self._pass_on(report.round, None if report.received is None else report.received.mean)
 
 
 def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
@@ -271,7 +272,8 @@ def answer(task: Message, tell: Tell, listeners: Sequence[Listener] = ()) -> Mes
     try:
         experiment = experiment_from(tomllib.loads(task["config"]))
         directory = None if task["out"] is None else Path(task["out"])
-        heard = [_Messenger(tell), *listeners, *task["listeners"]]
+        rounds = _Rounds(lambda round, received: tell({"round": round, "received": received}))
+        heard = [rounds, *listeners, *task["listeners"]]
         return {"summary": perform(experiment, directory, heard, task["until"], task.get("identity"))}
     except Exception as error:
         return failure(error)
@@ -282,17 +284,6 @@ def failure(error: Exception) -> Message:
     if isinstance(error, CoterieError | OSError):
         return {"mistake": " ".join(str(error).split())}
     return {"error": described(error), "details": traceback.format_exc()}
-
-
-class _Messenger(Listener):
-    """Sends the rounds to the main process."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-
-    def round(self, report: RoundReport) -> None:
-        received = None if report.received is None else report.received.mean
-        self._tell({"round": report.round, "received": received})
 
 
 @contextmanager

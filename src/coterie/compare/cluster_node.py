@@ -1,25 +1,38 @@
-"""The files of a run directory on their way from one machine to another, in pieces, each file checked when it is whole.
+"""A node's side of runs on a cluster: it does a run in a folder of its own, and sends back what that leaves.
 
-So machines need no folder in common: a run takes place in a folder of its own wherever it is, and what it leaves is
-sent to the directory in which it is kept.
+Machines need no folder in common: the files of a run directory travel in pieces, and each is checked when it is whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import platform
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from queue import Queue
+from uuid import uuid4
 
+import torch
+
+from coterie.compare.workers import Message, Tell, answer, failure, warnings_told
 from coterie.errors import require
-from coterie.files import PARTIAL, at_path
+from coterie.files import PARTIAL, LockedError, at_path, locked
+from coterie.processes import use_one_core
+from coterie.rounds.listeners import Listener
+from coterie.rounds.report import RoundReport
 from coterie.runs.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
+from coterie.version import VERSION
 
 PIECE = 16 * 2**20
 """The bytes that travel at once: a file may be larger than what a machine wants to hold in memory."""
 
-Message = dict[str, Any]
+Parcel = Message
 """A piece of a file, `{"file": name, "piece": bytes, "sha256": of the whole file, or nothing before its last piece}`;
 or `{"gone": name}` for a file that is there no longer."""
 
@@ -47,14 +60,14 @@ class Outbox:
         path = self._folder / name
         return path.is_file() and _stamp(path) != self._sent.get(name)
 
-    def news(self) -> Iterator[Message]:
+    def news(self) -> Iterator[Parcel]:
         """What has changed, in pieces."""
         present, before = self._present(), self._sent
         self._sent = present
         for name in before.keys() - present.keys():
             yield {"gone": name}
         changed = (name for name, stamp in present.items() if stamp != before.get(name) and name != PREVIOUS)
-        for name in sorted(changed, key=lambda one: (_LAST.index(one) if one in _LAST else -1, one)):
+        for name in sorted(changed, key=lambda file: (_LAST.index(file) if file in _LAST else -1, file)):
             yield from _pieces(self._folder / name, name)
 
     def _present(self) -> dict[str, tuple[int, int]]:
@@ -80,7 +93,7 @@ class Inbox:
         self._partial = ""  # the name of the file that is being received
         self._digest = hashlib.sha256()
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Parcel) -> None:
         """Take in a message of an outbox; an error if a file did not arrive as it was sent."""
         if "gone" in message:
             self._place(message["gone"]).unlink(missing_ok=True)
@@ -118,11 +131,11 @@ class Inbox:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    file = path.stat()
+    return file.st_mtime_ns, file.st_size
 
 
-def _pieces(path: Path, name: str) -> Iterator[Message]:
+def _pieces(path: Path, name: str) -> Iterator[Parcel]:
     digest, left = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as file:
         while True:
@@ -133,3 +146,87 @@ def _pieces(path: Path, name: str) -> Iterator[Message]:
             yield {"file": name, "piece": piece, "sha256": digest.hexdigest() if over else None}
             if over:
                 return
+
+
+PREFIX = "coterie-cell-"
+# Messages that may wait for the main process: the run waits then, rather than pile checkpoints up.
+AHEAD = 4
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all machines, so that they compute the same."""
+    return {"Coterie": VERSION, "PyTorch": torch.__version__, "Python": platform.python_version()}
+
+
+def carry_out(task: Message, parcels: Iterable[Parcel], environment: Mapping[str, str], cwd: str) -> Iterator[Message]:
+    """Do the run of a task; `parcels` are the files that there are of it already.
+
+    Gives messages: where it runs, then what a worker process would tell, and the files of the run: whenever there is a
+    checkpoint, and before the last message. What the node's own environment does not say is taken from `environment`.
+    """
+    yield {"where": f"{socket.gethostname()}, process {os.getpid()}", "versions": versions()}
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    with suppress(OSError):  # paths are meant from there, where machines share them
+        os.chdir(cwd)
+    messages: Queue[Message | None] = Queue(AHEAD)
+
+    def work() -> None:
+        try:
+            with warnings_told(messages.put):
+                for message in _performed(task, parcels, messages.put):
+                    messages.put(message)
+        except Exception as error:  # a full disk on the node, perhaps
+            messages.put(failure(error))
+        finally:
+            messages.put(None)
+
+    threading.Thread(target=work, daemon=True).start()
+    while (message := messages.get()) is not None:
+        yield message
+
+
+def _performed(task: Message, parcels: Iterable[Parcel], tell: Tell) -> Iterator[Message]:
+    """Do a run, and give what there is to say in the end."""
+    use_one_core()
+    if task["out"] is None:
+        yield answer(task, tell)
+        return
+    with scratch_folder() as folder:
+        place = folder / Path(task["out"]).name
+        inbox, outbox = Inbox(place), Outbox(place)
+        for parcel in parcels:
+            inbox.take(parcel)
+        outbox.skip()
+        last = answer({**task, "out": str(place)}, tell, [_Sender(outbox, tell)])
+        yield from outbox.news()
+        if "mistake" in last:  # which is mended where the run is kept
+            last["mistake"] = last["mistake"].replace(str(place), task["out"])
+        yield last
+
+
+class _Sender(Listener):
+    """Sends the files of a run when there is a new checkpoint among them."""
+
+    def __init__(self, outbox: Outbox, tell: Tell) -> None:
+        self._outbox, self._tell = outbox, tell
+
+    def round(self, report: RoundReport) -> None:
+        if self._outbox.has_new(CHECKPOINT):
+            for message in self._outbox.news():
+                self._tell(message)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for a run, for its owner alone, while inside. Those of processes that were killed are removed."""
+    root = Path(tempfile.gettempdir())
+    for lock in root.glob(f"{PREFIX}*.lock"):
+        with suppress(LockedError, OSError), locked(lock):  # held: its process lives; not to be opened: another user's
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    folder = root / f"{PREFIX}{uuid4().hex}"
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder.with_suffix(".lock"), wait=True))
+        folder.mkdir(mode=0o700)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder

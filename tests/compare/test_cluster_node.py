@@ -12,11 +12,10 @@ import pytest
 import torch
 from tests.listening import power_cut
 
-from coterie.compare import node, parcels
-from coterie.compare.cell import perform
-from coterie.compare.node import carry_out, scratch_folder
-from coterie.compare.parcels import Inbox, Outbox
-from coterie.compare.pool import Run, task_of
+from coterie.compare import cluster_node
+from coterie.compare.cluster_node import Inbox, Outbox, carry_out, scratch_folder
+from coterie.compare.one_run import perform
+from coterie.compare.workers import Run, task_of
 from coterie.errors import CoterieError
 from coterie.files import locked
 from coterie.partition import Iid
@@ -47,7 +46,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_files_arrive_in_pieces_and_only_changes_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "PIECE", 10)
+    monkeypatch.setattr(cluster_node, "PIECE", 10)
     here, there = pair(tmp_path)
     for name, content in {"a": b"", "mixes/b": b"x" * 10, "c": b"0123456789" * 3 + b"end"}.items():
         (here / name).write_bytes(content)
@@ -157,10 +156,10 @@ def test_a_mistake_names_the_directory_in_which_the_run_is_kept(tmp_path: Path, 
 
 def test_folders_of_processes_that_were_killed_are_removed_and_others_left(scratch: Path) -> None:
     with scratch_folder() as first:
-        left = scratch / f"{node.PREFIX}left"
+        left = scratch / f"{cluster_node.PREFIX}left"
         shutil.copytree(first, left)
         left.with_suffix(".lock").touch()
-        busy = scratch / f"{node.PREFIX}busy"
+        busy = scratch / f"{cluster_node.PREFIX}busy"
         busy.mkdir()
         with locked(busy.with_suffix(".lock")), scratch_folder() as second:
             assert first.is_dir()

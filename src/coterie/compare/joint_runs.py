@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coterie.compare.cell import Summary
-from coterie.compare.pool import Run, Watcher, obstacle, run_in_parallel, run_one_by_one
+from coterie.compare.one_run import Summary
+from coterie.compare.workers import Run, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError, require
+from coterie.files import PARTIAL
 from coterie.processes import CannotStartError, cores
 from coterie.registry import absolute
 from coterie.rounds.listeners import made_listeners
@@ -65,6 +66,20 @@ def require_names(listeners: Sequence[str]) -> tuple[str, ...]:
     """The names of listeners that can be made, such that they hold in any process; an error before the first run."""
     made_listeners(listeners)
     return tuple(absolute(name) for name in listeners)
+
+
+def refuse_strangers(out: Path, is_ours: Callable[[str], bool], what: str) -> set[str]:
+    """The names of what there is in a folder; an error if some are not those that belong there."""
+    require(not out.is_file(), f"out = {out}: is a file; name a directory")
+    require(not (out / CONFIG).exists(), f"out = {out}: already holds a run; name another directory")
+    names = {entry.name for entry in out.iterdir() if not entry.name.startswith(".")} if out.is_dir() else set()
+    strangers = sorted(name for name in names if not is_ours(name.removesuffix(PARTIAL)))
+    require(
+        not strangers,
+        f"out = {out}: is not empty (it holds {strangers[0] if strangers else ''}); name a new directory, or that of "
+        f"{what}",
+    )
+    return names
 
 
 @dataclass
@@ -221,11 +236,11 @@ def _work_of(config: Config) -> str:
 
 def _kept_ways(folder: Path | None) -> dict[str, Way]:
     """How runs in a folder were begun, by what they do."""
-    found: dict[str, Way] = {}
+    ways: dict[str, Way] = {}
     for path in sorted(folder.glob(f"*/{CONFIG}")) if folder is not None else ():
         try:
             config = RunDirectory.open(path.parent).config()
-            found.setdefault(_work_of(config), Way(config["engine"], int(config["threads"]), config["memory"]))
+            ways.setdefault(_work_of(config), Way(config["engine"], int(config["threads"]), config["memory"]))
         except (CoterieError, KeyError, ValueError):
             continue  # what is wrong with it is said where it is to be carried on
-    return found
+    return ways

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.listening import EachRound, power_cut
 
-from coterie.compare.cell import perform
-from coterie.compare.pool import Run, run_in_parallel, run_one_by_one
+from coterie.compare.one_run import perform
 from coterie.compare.table import compare
+from coterie.compare.workers import Run, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError
 from coterie.files import LockedError, locked
 from coterie.partition import Iid

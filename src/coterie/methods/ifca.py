@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.recipe import Measure, Phase, Recipe
-from coterie.client.recipe import plain_steps
+from coterie.client.recipe import Measure, Phase, Recipe, plain_steps
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
@@ -68,8 +67,8 @@ class IFCA(Method):
     chose stays. Tested: the centre of least training loss, chosen anew among the newest; the trained one at `trained`.
 
     The first centre starts as the common initial model, the others as that with the elements of each tensor in another
-    order, which is as good as another draw. Centres that start unluckily may never be chosen; the paper restarts, and so
-    should you, with another seed. Running statistics are averaged with the rest.
+    order, which is as good as another draw. Centres that start unluckily may never be chosen; the paper restarts, and
+    so should you, with another seed. Running statistics are averaged with the rest.
 
     >>> IFCA(centres=4)
     IFCA(centres=4, average='clients')

@@ -41,7 +41,7 @@ class MixtureSteps:
                 own.grad.copy_(alpha * mixed.grad)
                 shared.grad.copy_(slope)
             trainer.step()  # moves the mixture too, but that is made anew
-            if number == 0 and self.rate:
+            if number == 0:
                 alpha = (alpha - self.rate * trainer.factor * towards).clamp(0, 1)
             _mix(mixture, local, model, alpha)
         worker.notes["alpha"] = alpha

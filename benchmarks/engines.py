@@ -29,8 +29,9 @@ from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat
 from coterie.engines import EngineOptions, Stacked, make_engine
 from coterie.partition import Dirichlet, Iid
+from coterie.rounds.judge import Judge
 from coterie.rounds.round import Rounds
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.runs.experiment import Experiment
 from coterie.setup.engine_choice import with_choice
 from coterie.setup.prepared import Prepared
@@ -218,7 +219,10 @@ def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) 
     engine = make_engine(
         setting.engine, case.problem(), case.method, seed=0, options=EngineOptions(torch.get_num_threads())
     )
-    rounds = Rounds(case.method, case.federation(), engine, case.experiment.join, evaluate_every)
+    federation = case.federation()
+    rounds = Rounds(
+        case.method, federation, engine, case.sampler, Judge(case.method, federation, engine, evaluate_every)
+    )
     try:
         yield with_threads(setting.threads, rounds.run_round)
     finally:

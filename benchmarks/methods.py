@@ -11,6 +11,7 @@ from benchmarks.cases import prepared, rounds_of
 from benchmarks.harness import Figure, in_turns, ratio
 from coterie.engines import make_engine
 from coterie.methods import METHODS, FedReMa, Method, PFedCS, PFedSim
+from coterie.rounds.judge import Judge
 from coterie.rounds.round import Rounds
 
 AGAINST = {"fedtc": ("fedper", 1.15), "pfedcs": ("fedper", 1.35)}
@@ -40,7 +41,9 @@ def exchange_share(clients: int = 20, samples: int = 500, epochs: int = 5) -> It
     for name in FIVE:
         case = prepared(five(name), "cnn", 100, epochs, clients, samples)
         problem, federation = case.problem(), case.federation()
-        rounds = Rounds(case.method, federation, make_engine("serial", problem, case.method, 0), evaluate_every=10**6)
+        engine = make_engine("serial", problem, case.method, 0)
+        judge = Judge(case.method, federation, engine, evaluate_every=10**6)
+        rounds = Rounds(case.method, federation, engine, judge=judge)
         federation.round = 1
         spent = [rounds.run_round().seconds]
         share = sum(one["exchange"] for one in spent) / sum(one["exchange"] + one["train"] for one in spent)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from benchmarks.harness import Figure, in_turns, random_images, ratio
-from coterie.client.private import batches_an_epoch
 from coterie.client.recipe import Phase
 from coterie.client.trainer import train
 from coterie.client.worker import Worker
 from coterie.partition import Iid
+from coterie.privacy.steps import batches_an_epoch
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import Prepared
 

@@ -29,7 +29,7 @@ from coterie.data import Dataset, load
 from coterie.models import build
 from coterie.partition import Dirichlet, Partition
 from coterie.rng import stream_seed, torch_stream
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 
 
 def fedavg(

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from coterie.rng import stream_seed, torch_stream
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 
 Named = dict[str, Tensor]
 """Tensors by name."""

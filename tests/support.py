@@ -116,7 +116,7 @@ def stepwise(experiment: Experiment) -> tuple[Rounds, Recording]:
     """A run that can be watched round by round."""
     prepared = experiment.prepare()
     engine = Recording(prepared.problem(), prepared.method, experiment.seed)
-    return Rounds(prepared.method, prepared.federation(), engine, experiment.join, experiment.evaluate_every), engine
+    return prepared.rounds(engine), engine
 
 
 def without_times(value: Any) -> Any:

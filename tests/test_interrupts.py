@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import coterie.rounds.round as rounds
 from coterie.cli.errors import TerminationError, terminable
 from coterie.partition import Iid
 from coterie.processes import SIGNALS, interrupts_wait
 from coterie.rounds.evaluate import Evaluation
+from coterie.rounds.judge import Judge
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from support import PATIENCE
@@ -103,15 +103,15 @@ def test_a_round_that_is_being_tested_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, kept: int
 ) -> None:
     """Its rows are mixed: thrown away, the run would fall back to the last checkpoint, here to none."""
-    test = rounds.Rounds.evaluate_received
+    test = Judge.evaluate_received
 
-    def interrupted(self: rounds.Rounds, *given: object, **named: object) -> Evaluation:
+    def interrupted(self: Judge, *given: object, **named: object) -> Evaluation:
         if self.federation.round == 3:
             for _ in range(times):
                 signal.raise_signal(CTRL_C)
         return test(self, *given, **named)
 
-    monkeypatch.setattr(rounds.Rounds, "evaluate_received", interrupted)
+    monkeypatch.setattr(Judge, "evaluate_received", interrupted)
     experiment = Experiment(method="fedavg", partition=Iid(clients=3), rounds=9, epochs=1, threads=1, engine="serial")
     with pytest.raises(KeyboardInterrupt):
         experiment.run(tmp_path / "run")

@@ -25,6 +25,7 @@ from coterie.files import write_whole
 from coterie.methods import METHODS as REGISTRY
 from coterie.partition import Dominant, Rule
 from coterie.runs.protocols import OF_PAPERS
+from coterie.scenarios.hostile import Hostile
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 METHODS = ("fedavg", "fedper", "pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc")
@@ -86,8 +87,8 @@ def _numbers(method: str, attack: str, defence: str, data: ct.Dataset) -> dict[s
 
 def _hostile(rule: Rule, data: ct.Dataset) -> list[str]:
     prepared = ct.Experiment("fedavg", data, rule, attack=HOSTILE, **SETTINGS).prepare()
-    assert prepared.hostile is not None
-    return [prepared.partition.names[client] for client in prepared.hostile.clients.tolist()]
+    (hostile,) = (stage for stage in prepared.stages if isinstance(stage, Hostile))
+    return [prepared.partition.names[client] for client in hostile.clients.tolist()]
 
 
 def page(found: dict[str, Any]) -> str:

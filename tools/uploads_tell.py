@@ -24,11 +24,12 @@ from coterie.core.federation import Federation
 from coterie.data import load
 from coterie.engines.base import Trained, Work
 from coterie.partition import Dirichlet
+from coterie.privacy.stage import clipped
 from coterie.rng import torch_stream
 from coterie.rounds.collect import declared_columns
 from coterie.rounds.listeners import Listener, Start
-from coterie.rounds.privacy import clipped, noisy_uploads
 from coterie.rounds.report import RoundReport
+from coterie.rounds.stages import Incoming
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import initial_model
 
@@ -48,7 +49,7 @@ class ClassGuesses(Listener):
     def begin(self, start: Start) -> None:
         """Know the truth, to compare with."""
         self._federation: Federation = start.federation
-        self._method = start.prepared.method
+        self._method, self._stages = start.prepared.method, start.prepared.stages
         self._truth = torch.from_numpy(start.prepared.class_counts) > 0
 
     def delivered(self, report: RoundReport, work: Work) -> None:
@@ -64,7 +65,10 @@ class ClassGuesses(Listener):
         declared = declared_columns(federation, self._method.uploads(federation))
         if not self._bias <= declared.get("model", self._bias - self._bias):
             return
-        sent = noisy_uploads(federation, cohort, dict(trained.rows), declared)["model"]
+        incoming = Incoming(cohort, trained.rows, declared, {})
+        for stage in self._stages:
+            incoming = stage.client(federation, incoming)
+        sent = incoming.held["model"]
         self.guessed.append(self._bias.take(sent) > self._before)
         self.held.append(self._truth[cohort])
 

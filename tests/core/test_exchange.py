@@ -14,12 +14,13 @@ from torch import Tensor
 from coterie.core import applying
 from coterie.core.applying import apply, check_weights
 from coterie.core.columns import Columns
-from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.machine import for_each
 from coterie.core.tracks import exchange_mark
 from coterie.errors import CoterieError
+from coterie.robust.defended import Defended
+from coterie.robust.options import Defence
 from support import rows_of, tiny, warnings_in
 
 CLIENTS = 4
@@ -419,7 +420,7 @@ def test_what_a_defence_counts_up_is_counted_in_one_thread(
 
     monkeypatch.setattr(applying, "for_each", watched)
     whole = federation("local")
-    whole.defence, whole.round = Defence(defence=defence), 1
+    whole.reduction, whole.round = Defended.of(Defence(defence=defence)), 1
     apply([Mix(stochastic(CLIENTS, CLIENTS), "extractor")], whole, uploads(whole, whole.everyone), MARK, threads=3)
     assert asked == [expected]
 

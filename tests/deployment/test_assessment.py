@@ -14,7 +14,7 @@ from coterie.deployment.assessment import ROW, paired_gain
 from coterie.deployment.journal import JOURNAL, Entry
 from coterie.deployment.messages import Packed
 from coterie.methods import METHODS, Local
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.testing.together import SITES, Together, agreed, simulated
 from support import every_method
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from coterie.core.accountant import Release, epsilon_of
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import check_answer
 from coterie.deployment.logbook import Logbook
@@ -18,7 +17,8 @@ from coterie.deployment.messages import RefusedError
 from coterie.deployment.privacy_account import ACCOUNT, SiteAccount
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
-from coterie.rounds.privacy import spent
+from coterie.privacy.accountant import Release, epsilon_of
+from coterie.privacy.stage import spent
 from coterie.testing.together import SITES, SIZES, Together, agreed, simulated
 
 pytestmark = pytest.mark.thorough  # Opacus takes seconds to load

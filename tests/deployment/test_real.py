@@ -29,8 +29,8 @@ from coterie.deployment.privacy_account import ACCOUNT
 from coterie.deployment.store import Store
 from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
+from coterie.privacy.stage import spent
 from coterie.rounds.delivery import as_delivered
-from coterie.rounds.privacy import spent
 from coterie.runs.directory import LOG, load_tensors
 from coterie.runs.kept import CHECKPOINT
 from coterie.testing.together import Together, simulated

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from coterie.client.effort import Effort
 from coterie.client.model import MountedModel
-from coterie.client.private import PrivateSteps
 from coterie.client.problem import Problem
 from coterie.engines.base import Engine
 from coterie.engines.processes import Processes
@@ -26,6 +25,8 @@ from coterie.methods.fedrep import FedRep
 from coterie.methods.moon import MOON
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedme import PFedMe
+from coterie.privacy.steps import PrivateSteps
+from coterie.rounds.judge import Judge
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment
@@ -39,7 +40,7 @@ def reports(make: Callable[[Problem, Method, int], Engine], experiment: Experime
     prepared = experiment.prepare()
     engine = make(prepared.problem(), prepared.method, 0)
     try:
-        rounds = Rounds(prepared.method, prepared.federation(), engine, experiment.join)
+        rounds = prepared.rounds(engine)
         return [rounds.run_round() for _ in range(experiment.rounds)]
     finally:
         engine.close()
@@ -95,7 +96,9 @@ def test_every_pass_through_an_extractor_is_counted(
         engine = make(prepared.problem(), prepared.method, 0)
         if type(engine) is Stacked and engine.declines(prepared.method.recipe(prepared.federation())) is None:
             continue  # whose extractors are not called as modules
-        rounds = Rounds(prepared.method, prepared.federation(), engine, evaluate_every=99)
+        federation = prepared.federation()
+        judge = Judge(prepared.method, federation, engine, evaluate_every=99)
+        rounds = Rounds(prepared.method, federation, engine, judge=judge)
         given.clear()
         report = rounds.run_round()
         assert sum(given) == sum(effort.forward for effort in report.efforts), name

@@ -29,7 +29,6 @@ from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.report import RoundReport
-from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import seeded, toy_data, toy_partition
@@ -97,9 +96,9 @@ def experiment(method: Method | str, model: str = "norm", **options: Any) -> Exp
 def rounds_with(engine: Engine, prepared: Prepared) -> tuple[dict[str, Tensor], list[Any]]:
     """The state after all rounds, and what the rounds reported (all but the times)."""
     federation = prepared.federation()
-    rounds = Rounds(prepared.method, federation, engine, prepared.experiment.join)
-    reports = [rounds.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
-    last = rounds.scores_received(keep_scores=True)
+    rounds = prepared.rounds(engine, federation)
+    reports = [rounds.judge.evaluate_received(), *(rounds.run_round() for _ in range(prepared.experiment.rounds))]
+    last = rounds.judge.scores_received(keep_scores=True)
     told = [[repr(plain(report)) for report in reports], [str(score.kept) for score in last]]
     return {name: tensor.clone() for name, tensor in federation.state()}, told
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import permuted_partition

@@ -13,7 +13,7 @@ from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.runs.result import Result
 from coterie.testing.toys import PlainNet, seeded, toy_data, toy_partition
 from listening import EachRound

@@ -20,8 +20,7 @@ from coterie.engines import make_engine
 from coterie.methods import Method
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
-from coterie.rounds.round import Rounds
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import permuted_partition, tiny
@@ -60,7 +59,7 @@ def play(method: Method, watch: Callable[[Federation], None] | None = None, **op
     prepared = prepared_for(method, **options)
     federation, experiment = prepared.federation(), prepared.experiment
     engine = make_engine("serial", prepared.problem(), method, experiment.seed)
-    rounds, reports = Rounds(method, federation, engine, join=experiment.join), []
+    rounds, reports = prepared.rounds(engine, federation), []
     for _ in range(experiment.rounds):
         reports.append(rounds.run_round())
         if watch is not None:

@@ -176,7 +176,7 @@ def declaring(name: str) -> tuple[Rounds, Declaring]:
     one = experiment(name, "norm", join=0.5)
     ready = one.prepare()
     engine = Declaring(ready.problem(), ready.method, one.seed)
-    return Rounds(ready.method, ready.federation(), engine, one.join), engine
+    return ready.rounds(engine), engine
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.rng import stream_seed, torch_stream
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 
 pytestmark = pytest.mark.thorough
 

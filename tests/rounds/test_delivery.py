@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.core.defence import Defence
 from coterie.core.federation import Federation
 from coterie.core.mixing import normalised
 from coterie.methods import METHODS
 from coterie.methods.base import Method
-from coterie.rounds import round
+from coterie.robust.defended import Defended
+from coterie.robust.options import Defence
+from coterie.rounds import judge
 from coterie.rounds.delivery import as_delivered
 from support import rows_of, tiny
 
@@ -22,7 +23,7 @@ def everybody_likes_one(defence: str = f"influence:{LIMIT}") -> tuple[Method, Fe
     """pFedSim after its warm-up, when three clients learn most of all from one; and W as the method asks for it."""
     method = METHODS["pfedsim"](rho=0.0)
     federation = tiny(method, clients=CLIENTS).prepare().federation()
-    federation.defence, federation.round = Defence(defence=defence), 1
+    federation.reduction, federation.round = Defended.of(Defence(defence=defence)), 1
     similarity = torch.eye(CLIENTS, dtype=torch.float64)
     similarity[:3, FAVOURITE] = 3.0
     similarity[3, 5] = 1.0
@@ -91,5 +92,5 @@ def test_scores_do_not_depend_on_how_many_are_served_at_a_time(monkeypatch: pyte
         return [float(loss) for loss in last.loss]
 
     together = losses()
-    monkeypatch.setattr(round, "DELIVERY_CHUNK", 1)
+    monkeypatch.setattr(judge, "DELIVERY_CHUNK", 1)
     assert losses() == pytest.approx(together, rel=1e-6)

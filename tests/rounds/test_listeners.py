@@ -15,6 +15,7 @@ from coterie.engines.serial import Serial
 from coterie.errors import CoterieError
 from coterie.partition import Iid
 from coterie.rounds.evaluate import Evaluation
+from coterie.rounds.judge import Judge
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
@@ -312,15 +313,15 @@ def test_an_error_of_the_engine_is_as_harmless(tmp_path: Path, monkeypatch: pyte
 def test_a_round_that_breaks_off_half_done_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slots are written already: the run falls back to the last checkpoint."""
 
-    evaluate = Rounds.evaluate_received
+    evaluate = Judge.evaluate_received
 
-    def fail(self: Rounds, clients: torch.Tensor | None = None, keep_scores: bool = False) -> Evaluation:
+    def fail(self: Judge, clients: torch.Tensor | None = None, keep_scores: bool = False) -> Evaluation:
         if self.federation.round == 5:
             raise BrokenError
         return evaluate(self, clients, keep_scores)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Rounds, "evaluate_received", fail)
+        patched.setattr(Judge, "evaluate_received", fail)
         with pytest.raises(BrokenError):
             named(checkpoint_every=2).run(tmp_path / "broken")
     assert RunDirectory.open(tmp_path / "broken").checkpointed_round() == 4

@@ -10,6 +10,7 @@ from coterie.client.worker import Worker
 from coterie.engines import Serial
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
+from coterie.rounds.sampler import Share
 from coterie.runs.experiment import Experiment
 from coterie.testing.toys import toy_data
 
@@ -50,7 +51,7 @@ def test_fedavg_of_ten_thousand_clients_holds_one_row(
         watch(torch, name)
     for name in ("new_empty", "new_zeros"):
         watch(torch.Tensor, name)
-    rounds = Rounds(prepared.method, federation, Serial(prepared.problem(), prepared.method, 0), join=0.01)
+    rounds = Rounds(prepared.method, federation, Serial(prepared.problem(), prepared.method, 0), Share(0.01))
     for _ in range(2):
         report = rounds.run_round()
     assert len(report.cohort) == 100

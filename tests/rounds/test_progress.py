@@ -51,7 +51,7 @@ def over(number: int, accuracy: float | None = None) -> Any:
     received = None
     if accuracy is not None:
         received = SimpleNamespace(scale=ACCURACY, mean=accuracy, worst_decile=accuracy / 2, sample=None)
-    return SimpleNamespace(round=number, received=received, bytes={"up": 400_000, "down": 600_000}, spent=None)
+    return SimpleNamespace(round=number, received=received, bytes={"up": 400_000, "down": 600_000}, parts={})
 
 
 def test_warnings_stop_being_shown_when_there_are_many(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.partition import Dirichlet, Partition
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import bytes_down, bytes_up
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import draw_cohort
 from coterie.runs.experiment import Experiment
 from coterie.runs.result import Result
 from coterie.setup.prepared import Prepared

@@ -18,7 +18,7 @@ from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import sampling_error
-from coterie.rounds.sampling import draw_tested
+from coterie.rounds.sampler import drawn
 from coterie.runs.history import EVERYBODY, TESTED
 
 
@@ -47,12 +47,12 @@ def test_standard_errors_are_those_that_samples_scatter_by() -> None:
 
 def test_the_sample_depends_on_seed_and_round_and_follows_relabelled_clients() -> None:
     keys = torch.arange(50)
-    first = draw_tested(keys, 7, seed=3, round=2)
-    assert torch.equal(first, draw_tested(keys, 7, seed=3, round=2))
-    assert not torch.equal(first, draw_tested(keys, 7, seed=3, round=3))
-    assert not torch.equal(first, draw_tested(keys, 7, seed=4, round=2))
+    first = drawn(keys, 7, purpose="tested", seed=3, round=2)
+    assert torch.equal(first, drawn(keys, 7, purpose="tested", seed=3, round=2))
+    assert not torch.equal(first, drawn(keys, 7, purpose="tested", seed=3, round=3))
+    assert not torch.equal(first, drawn(keys, 7, purpose="tested", seed=4, round=2))
     order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
-    assert sorted(order[draw_tested(keys[order], 7, seed=3, round=2)].tolist()) == first.tolist()
+    assert sorted(order[drawn(keys[order], 7, purpose="tested", seed=3, round=2)].tolist()) == first.tolist()
 
 
 def test_a_sample_changes_no_model_and_its_scores_are_those_of_a_run_that_tests_everybody() -> None:

@@ -21,7 +21,7 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, FedProx
 from coterie.partition import Iid, Partition
 from coterie.report.page import report_content
-from coterie.rounds.presence import Trace
+from coterie.scenarios.presence import Trace
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.runs.kept import mixes_name

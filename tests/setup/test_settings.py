@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.core.training import JointTraining, Training
+from coterie.core.training import Training
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.agreement_terms import FederationTerms
 from coterie.errors import CoterieError
@@ -22,6 +22,7 @@ from coterie.options import build, coerced
 from coterie.partition import PARTITIONS, Dirichlet, Iid
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.setup.config import complete, method_name, read_toml, to_toml
+from coterie.setup.features import JointTraining
 from coterie.setup.run_options import RunOptions
 from coterie.setup.settings import make_method, make_rule
 from support import final_rows, tiny

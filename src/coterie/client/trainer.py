@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,26 +12,53 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.model import MountedModel
 from coterie.client.optim import Optimiser, TensorSGD, make_optimiser
-from coterie.client.private import PrivateSteps
 from coterie.client.recipe import Measure, Phase, Recipe, plain_steps, telling_phase, trained_slots
 from coterie.client.scores import Seen
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
+from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.rng import torch_stream
+
+
+class OwnBatches(Protocol):
+    """The batches and gradients of one phase at one client, where they are others than usual."""
+
+    def samples(self, count: int) -> Iterator[Tensor]:
+        """An epoch's batches: places among the client's `count` examples."""
+        ...
+
+    def gradient(self, batch: Batch) -> Tensor | None:
+        """Fill the parts' gradients; the outputs for the batch `[B, C]`, if its terms asked for them."""
+        ...
+
+
+class Stepping(Protocol):
+    """How clients take their steps otherwise than usual: what a part of a run attaches to a federation."""
+
+    why: str  # it is not as usual, in words
+
+    def begin(self, worker: Worker, phase: Phase, number: int, parts: Sequence[TrainedPart]) -> OwnBatches:
+        """What a phase, the recipe's `number`-th, goes through at the client in the seat."""
+        ...
+
+
+def stepping_of(federation: Federation) -> Stepping | None:
+    """How a federation's clients take their steps, if otherwise than usual."""
+    return cast(Stepping | None, federation.stepping)
 
 
 class Trainer:
     """One phase at one client: hands out batches, computes gradients, takes steps.
 
     `parts` are the trained spans; the rules of unusual methods read and write them directly. `seen`, if given, holds in
-    the end what the model put out in the last epoch. `private` steps are those of DP-SGD.
+    the end what the model put out in the last epoch. `stepping`, if given, has batches and gradients of its own.
     """
 
     def __init__(
-        self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, private: bool = False
+        self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, stepping: Stepping | None = None
     ) -> None:
         self.worker, self.phase, self.number = worker, phase, number
         self._seen, self._moves = seen, phase.moves
@@ -45,10 +73,10 @@ class Trainer:
             self._open(slot, group)
         slots = () if phase.reach == 1 else (phase.slot, *phase.also)
         self._begins = {slot: worker.model(slot).row.clone() for slot in slots}
-        self._private = PrivateSteps(worker, phase, number, self.parts) if private else None
+        self._own = None if stepping is None else stepping.begin(worker, phase, number, self.parts)
         self._optimiser = self._fresh_optimiser(self._flat_optimiser)
         # Where nobody looks at gradients between backward pass and step, they need not be gathered.
-        unseen = phase.rule is plain_steps and not (phase.row_terms or self.clip or private)
+        unseen = phase.rule is plain_steps and not (phase.row_terms or self.clip or stepping)
         self._at_once = self._fresh_optimiser(self._tensor_optimiser) if unseen else None
         self._gathers: bool | None = None
 
@@ -73,7 +101,7 @@ class Trainer:
             self.parts.append(TrainedPart(slot, (start, stop), model.row[start:stop], model.grad[start:stop]))
 
     def batches(self) -> Iterator[Batch]:
-        """Every epoch's batches: shuffled, the last partial one kept; private ones are drawn."""
+        """Every epoch's batches: shuffled, the last partial one kept, unless others are asked for."""
         worker, problem = self.worker, self.worker.problem
         samples = problem.train[worker.client]
         cached = worker.train_features(self.phase.slot) if self.head_only else None
@@ -85,8 +113,8 @@ class Trainer:
                 self._seen.clear()
             for part in (
                 torch.randperm(len(samples), generator=stream).to(worker.device).split(problem.training.batch)
-                if self._private is None
-                else self._private.samples(len(samples))
+                if self._own is None
+                else self._own.samples(len(samples))
             ):
                 if len(part) == 1 and problem.skip_single_samples:
                     continue
@@ -125,9 +153,9 @@ class Trainer:
 
     def _fill(self, batch: BatchView) -> Tensor | None:
         """Fill the parts' gradients with that of the phase's terms; the outputs for the batch, if they are known."""
-        if self._private is not None:
-            assert isinstance(batch, Batch), "a private step takes the phase's own batches"
-            return self._private.gradient(batch)
+        if self._own is not None:
+            assert isinstance(batch, Batch), "such a step takes the phase's own batches"
+            return self._own.gradient(batch)
         self._loss(batch).backward()
         return batch.computed if isinstance(batch, Batch) else None
 
@@ -225,15 +253,15 @@ def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool 
 
     What clients keep of it follows from the rows and is left to whoever collects them. `seen`, if given, is filled with
     what the model put out for its training samples (`telling_phase`). What is trained `stays` at the client if nobody
-    else ever sees what comes of it: it needs no noise then.
+    else ever sees what comes of it: steps are as usual then, whatever the federation asks for.
     """
-    private = worker.federation.privacy.of_examples and not stays
+    stepping = None if stays else stepping_of(worker.federation)
     measured: dict[str, Tensor] = {}
     number = 0
     telling = None if seen is None else telling_phase(recipe, worker.method.tested)
     for step in recipe:
         if isinstance(step, Phase):
-            trainer = Trainer(worker, step, number, seen if number == telling else None, private)
+            trainer = Trainer(worker, step, number, seen if number == telling else None, stepping)
             step.rule(trainer, trainer.batches())
             trainer.finish()
             number += 1

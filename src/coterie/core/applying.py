@@ -14,7 +14,6 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Applied, Drop, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.machine import for_each
-from coterie.core.reducing import EXACT, MEAN, Contributions, reducer_of
 from coterie.core.slots import Slot, require_known
 from coterie.errors import CoterieError, require
 
@@ -22,6 +21,7 @@ log = logging.getLogger("coterie")
 
 # Elements mixed at a time: bounds the memory of an exchange to a few such blocks, however many clients and columns.
 BLOCK = 1 << 22
+EXACT = 1e-9  # what sums of shares may be off by
 
 
 def block_width(rows: int) -> int:
@@ -60,26 +60,27 @@ def apply(
 ) -> list[Applied]:
     """Carry out an exchange and return its mixes as applied. Every source is read before any slot is written.
 
-    `method` is who the log names as the origin of what cannot be written. With `only` (ids `[r]`), a defence sees whole
-    mixes, of which just these clients' rows are then made and written. With several `threads`, each mixes blocks of
-    columns of its own, the very products that one would compute: whoever does them, the bits are the same.
+    `method` is who the log names as the origin of what cannot be written. With `only` (ids `[r]`), a reduction sees
+    whole mixes, of which just these clients' rows are then made and written. With several `threads`, each mixes blocks
+    of columns of its own, the very products that one would compute: whoever does them, the bits are the same.
 
     Mixes act on each column alone, so they run block of columns by block of columns: within a block all
     products are computed first and written afterwards, in order. What is written is marked: it is owed to whom it
     was written for.
     """
     listed = list(actions)
-    if federation.defence.reduces:
+    if federation.reduction is not None:
         _require_mixes(listed, federation, method)
     mixes = [_BoundMix(action, federation, uploads, only) for action in listed if isinstance(action, Mix)]
     bound = [one for one in mixes if one.holds]
     for one in mixes:
         if not one.holds:
+            assert federation.reduction is not None
             log.warning(
                 "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep %s",
                 federation.round,
                 one.group,
-                federation.defence.spoken,
+                federation.reduction.spoken,
             )
     union = Columns()
     for one in bound:
@@ -91,8 +92,8 @@ def apply(
             one.write(part, values)
 
     blocks = union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1)))
-    # What a defence counts up from block to block, it counts in their order.
-    for_each(carry_out, list(blocks), 1 if federation.defence.reduces else threads)
+    # What a reduction counts up from block to block, it counts in their order.
+    for_each(carry_out, list(blocks), threads if federation.reduction is None else 1)
     for one in bound:
         one.target.dropped = False  # whatever was said before, it is of use again
         one.target.tracks.wrote(one.columns, one.receivers, mark)
@@ -116,8 +117,9 @@ def _require_mixes(actions: Iterable[Action], federation: Federation, method: st
 
 def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
     """The refusal of a method in which others reach a client by other ways than mixes."""
+    asked = "" if federation.reduction is None else federation.reduction.spoken
     return CoterieError(
-        f"{federation.defence.spoken}: {method} gives clients more than mixes ({what}), of which no share can be "
+        f"{asked}: {method} gives clients more than mixes ({what}), of which no share can be "
         "bounded; leave it out (quarantine works with every method)"
     )
 
@@ -161,7 +163,7 @@ class _BoundMix:
         check_weights(mix.weights)
         named = mix.source == "upload" and mix.sources is not None
         require(not named, f"mix of '{mix.group}': uploads are the cohort's; leave sources out")
-        self.reducer, self.holds = reducer_of(federation.defence), True
+        self.reduction, self.holds = federation.reduction, True
         self.weights = mix.weights.float()
         self.gate = None if mix.gate is None else mix.gate.to(federation.initial.device)
         self.group = mix.group if isinstance(mix.group, str) else "columns"
@@ -187,7 +189,7 @@ class _BoundMix:
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
             )
         self.learned_from = learned_from
-        self._defend(mix.weights, f"round {federation.round}: {federation.defence.spoken}: the mix of '{self.group}'")
+        self._bound(mix.weights, f"round {federation.round}: ")
         if only is not None and not self.to_shared:
             self._restrict(only)
         self.counts = torch.ones(len(learned_from), dtype=torch.bool)
@@ -220,14 +222,15 @@ class _BoundMix:
             columns=self.learned_from,
         )
 
-    def _defend(self, weights: Tensor, what: str) -> None:
-        """Let the run's defence have its say about the weights."""
+    def _bound(self, weights: Tensor, when: str) -> None:
+        """Let the run's reduction have its say about the weights."""
         self.counted: Tensor | None = None  # [r, m]: what sources counted for, summed over columns
         self.stays: Tensor | None = None  # [r, 1]: the share of each result that stays what was there
-        if self.reducer is MEAN:
+        if self.reduction is None:
             return
         learners = None if self.to_shared else self.clients
-        found = self.reducer.weights(Contributions(weights, learners, self.learned_from, self._blocks, what))
+        what = f"{when}{self.reduction.spoken}: the mix of '{self.group}'"
+        found = self.reduction.weights(weights, learners, self.learned_from, self._blocks, what)
         if found is None:
             self.holds = False
         elif found is not weights:
@@ -280,12 +283,14 @@ class _BoundMix:
     def product(self, part: Columns) -> Tensor:
         """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
         rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
-        reduced = self.reducer.reduce(self.used_weights, rows)
-        if reduced.counted is not None:
-            self.counted = reduced.counted + (0 if self.counted is None else self.counted)
+        if self.reduction is None:
+            return self.used_weights @ rows
+        values, counted = self.reduction.reduce(self.used_weights, rows)
+        if counted is not None:
+            self.counted = counted + (0 if self.counted is None else self.counted)
         if self.stays is None:
-            return reduced.values
-        return (1 - self.stays) * reduced.values + self.stays * self._there(part)
+            return values
+        return (1 - self.stays) * values + self.stays * self._there(part)
 
     def write(self, part: Columns, values: Tensor) -> None:
         """Write the product of some of the columns, where the gate allows it."""

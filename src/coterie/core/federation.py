@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
+from coterie.core.attached import Reduction
 from coterie.core.columns import Columns
-from coterie.core.defence import Defence
 from coterie.core.layout import Layout
-from coterie.core.noise import DerivedNoise, NoiseSource
-from coterie.core.privacy import Privacy
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
 from coterie.core.task import Classification, Task
 from coterie.core.tracks import delivery_mark
@@ -25,10 +23,6 @@ from coterie.errors import CoterieError, require, unknown
 RESERVED = ("received", "upload")
 COUNTS_UNASKED = (
     "class counts are read on the server, which does not have them; call federation.ask_class_counts() in init"
-)
-COUNTS_TELL = (
-    "privacy = example: the method trains with a client's class counts, which is not accounted for; use another "
-    "method, such as fedavg or fedper"
 )
 
 
@@ -42,6 +36,9 @@ class Federation:
     rounds in which a client's upload counted: rows of those without any are not evidence of anything; `last_round
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
+
+    Parts of a run may attach how mixes are made otherwise than as weighted means (`reduction`), and how clients take
+    their steps (`stepping`, see `coterie.client.trainer`).
 
     >>> from coterie.runs.experiment import Experiment
     >>> federation = Experiment("fedper").prepare().federation()
@@ -66,8 +63,9 @@ class Federation:
     round: int = 0
     validation_sizes: Tensor | None = None
     skip_single_samples: bool = False
-    defence: Defence = field(default_factory=Defence)  # how much one client may do to the others
-    privacy: Privacy = field(default_factory=Privacy)  # how much of the data may show in uploads
+    reduction: Reduction | None = None
+    stepping: object | None = None
+    simulated: ClassVar[bool] = True  # not what one real site sees
     outline: bool = False  # whether it is looked at alone, so that nobody needs rows of their own yet
 
     def __post_init__(self) -> None:
@@ -81,8 +79,6 @@ class Federation:
         self.rounds_taken: Tensor = torch.zeros(self.clients, dtype=torch.int64)
         self.last_round: Tensor = torch.zeros(self.clients, dtype=torch.int64)
         self.asks_class_counts = False
-        if self.privacy.of_examples:
-            self.class_counts = cast(Tensor, _Unreadable(COUNTS_TELL))
 
     @property
     def knows_class_counts(self) -> bool:
@@ -180,9 +176,9 @@ class Federation:
         """Have clients tell the server how many samples of each class they train on (asked in a method's `init`)."""
         self.asks_class_counts = True
 
-    def noise(self, client: int, purpose: str) -> NoiseSource:
-        """The noise of this round for a client's privacy."""
-        return DerivedNoise(self.seed, f"privacy:{purpose}", self.round, int(self.keys[client]))
+    def withhold_class_counts(self, why: str) -> None:
+        """Let whoever reads class counts from now on be told why they may not be read."""
+        self.class_counts = cast(Tensor, _Unreadable(why))
 
     def as_seen_by_server(self) -> Federation:
         """The same state as the server sees it: what clients changed and did not send cannot be read."""
@@ -192,7 +188,7 @@ class Federation:
             {name: value for name, value in self.values.items() if self.kinds[name].held_by != "client"}, self.values
         )
         if not self.asks_class_counts:
-            view.class_counts = cast(Tensor, _Unreadable(COUNTS_UNASKED))
+            view.withhold_class_counts(COUNTS_UNASKED)
         return view
 
     def steps(self, clients: Tensor) -> Tensor:

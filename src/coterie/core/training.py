@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from coterie.core.defence import Defence
-from coterie.core.privacy import Privacy
 from coterie.errors import require, unknown
 from coterie.options import setting
 from coterie.typed import TypedOptions
@@ -15,7 +13,6 @@ from coterie.typed import TypedOptions
 StatsPolicy = Literal["mean", "local"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 MemoryChoice = Literal["auto", "contiguous", "channels_last"]
-NormPolicy = Literal["group"]
 SCHEDULES = ("constant", "exponential", "cosine")
 # Those that update each element on its own, so that a row may be trained as one flat tensor.
 OPTIMISERS = (
@@ -88,36 +85,3 @@ class Training(metaclass=TypedOptions):
     def training(self) -> Training:
         """These settings alone, without what a class that extends them adds."""
         return Training(**{item.name: getattr(self, item.name) for item in fields(Training)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointTraining(Privacy, Defence, Training):
-    """What a run of simulated clients and a federation of sites both settle besides local training."""
-
-    classifier: str = setting(
-        "last",
-        "What counts as the classifier: 'last', 'all' fully connected layers, or the path of a module.",
-        "data",
-    )
-    stats: StatsPolicy | None = setting(
-        None, "Batch-norm statistics: 'mean' (averaged) or 'local' (they stay).", "data", shown="the method's"
-    )
-    norm: NormPolicy | None = setting(
-        None, "'group': group norm takes the place of every batch-norm layer.", "data", shown="the model's"
-    )
-    rounds: int = setting(20, "Rounds of training and mixing.", "training")
-    join: float = setting(1.0, "The share of clients that take part in a round.", "training")
-    seed: int = setting(0, "The seed of everything random.", "running")
-
-    def __post_init__(self) -> None:
-        Training.__post_init__(self)
-        Defence.__post_init__(self)
-        Privacy.__post_init__(self)
-        require(
-            self.privacy is None or not self.watches,
-            f"quarantine = {self.quarantine:g}: it needs clients' losses, which are not told where privacy is "
-            "promised; leave one of the two out",
-        )
-        require(self.rounds >= 1, f"rounds = {self.rounds}: must be at least 1")
-        require(0 < self.join <= 1, f"join = {self.join}: must be greater than 0 and at most 1")
-        require(self.seed >= 0, f"seed = {self.seed}: must not be negative")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ from coterie.client.model import check_split, single_samples_fail
 from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
-from coterie.core.reducing import DEFENCES, reducer_of, require_enough
 from coterie.core.task import Classification, Task
-from coterie.core.training import JointTraining
 from coterie.deployment.agreement_terms import CHANGEABLE, LINEAGE, FederationTerms
 from coterie.errors import require, unknown
 from coterie.methods import METHODS, Method
@@ -28,11 +26,14 @@ from coterie.models import MODELS
 from coterie.models.layers import with_group_norm
 from coterie.models.registry import is_built_in
 from coterie.partition.rule import Split
-from coterie.registry import is_reference, reference_to
-from coterie.rounds.sampling import cohort_size
+from coterie.registry import Registry, is_reference, reference_to
+from coterie.rounds.sampler import SAMPLERS, Sampler
+from coterie.rounds.stages import STAGES, Clients, Stage, require_enough
 from coterie.setup.config import method_name, read_toml, to_toml
+from coterie.setup.features import JointTraining
+from coterie.setup.parts import sampler_of, stages_of
 from coterie.setup.prepared import initial_model
-from coterie.setup.settings import make_method
+from coterie.setup.settings import PARTS, make_method
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -62,8 +63,9 @@ class Agreement(FederationTerms):
             object.__setattr__(self, "method", make_method(self.method, {}))
         self._require_installed("method", reference_to(type(self.method)) or "")
         self._require_installed("model", self.model)
-        for reference in options.references_in(self.defence):
-            self._require_installed("defence", reference)
+        for option in PARTS & options.option_fields(type(self)).keys():
+            for reference in options.references_in(getattr(self, option)):
+                self._require_installed(option, reference)
         for item in ("sites", "shape", "class_names", "former", "numbers"):
             object.__setattr__(self, item, tuple(getattr(self, item)))
         object.__setattr__(self, "classes", self.classes or len(self.class_names))
@@ -87,8 +89,7 @@ class Agreement(FederationTerms):
         most = len(self.sites)
         if not self.least_sites:
             usual = range(min(most, max(2, most // 2 + 1)), most + 1)
-            reducer = reducer_of(self.defences)
-            enough = (count for count in usual if not reducer.lacks(self._contributors(count)))
+            enough = (count for count in usual if not any(part.lacks(self._contributors(count)) for part in self.parts))
             object.__setattr__(self, "least_sites", next(enough, most))
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
@@ -98,11 +99,11 @@ class Agreement(FederationTerms):
             "the two out",
         )
         fewest, way_out = self._contributors(self.least_sites), f"raise least_sites (it is {self.least_sites}) or join"
-        require_enough(self.defences, fewest, way_out)
+        require_enough(self.parts, fewest, way_out)
 
     def _contributors(self, present: int) -> int:
         """How many sites a mix may have at the least if no fewer than these are there."""
-        return min(present, cohort_size(self.join, present))
+        return min(present, self.drawing.count(present))
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Agreement:
@@ -158,11 +159,36 @@ class Agreement(FederationTerms):
         """A hash that differs where anything differs on which results depend, plug-ins included."""
         values = {name: value for name, value in self.plain().items() if name not in CHANGEABLE}
         origins = {"method": METHODS.origin(values["method"]), "model": MODELS.origin(self.model)}
-        origins |= {part: DEFENCES.origin(part.partition(":")[0]) for part in self.defence.split("+") if part}
+        origins |= {part: registry.origin(part.partition(":")[0]) for part, registry in self._named_parts()}
         plugins = {name: asdict(origin) for name, origin in origins.items() if origin is not None}
         if plugins:
             values["plugins"] = plugins
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def _named_parts(self) -> Iterator[tuple[str, Registry[Any]]]:
+        """The parts of a round that texts name, each with the list that it stands in."""
+        lists: dict[str, Registry[Any]] = {"sampler": SAMPLERS, "stages": STAGES}
+        if self.defence:
+            from coterie.robust.reducing import DEFENCES
+
+            lists["defence"] = DEFENCES
+        for option, registry in lists.items():
+            yield from ((part, registry) for part in getattr(self, option).split("+") if part)
+
+    @property
+    def clients(self) -> Clients:
+        """Who takes part."""
+        return Clients(torch.tensor(self.keys), self.sites)
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        """What uploads go through."""
+        return stages_of(self, self.clients)
+
+    @property
+    def drawing(self) -> Sampler:
+        """Who of those that are there is asked in a round."""
+        return sampler_of(self, self.clients)
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -226,9 +252,9 @@ class Agreement(FederationTerms):
             training=self.training,
             validation_sizes=torch.zeros(count, dtype=torch.int64),
             skip_single_samples=blueprint.skip_single_samples,
-            defence=self.defences,
-            privacy=self.promise,
         )
+        for stage in self.parts:
+            stage.attach(federation)
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation
 

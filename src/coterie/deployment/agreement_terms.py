@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.core.training import JointTraining
 from coterie.errors import require
 from coterie.options import same_setting, setting
+from coterie.setup.features import JointTraining
 from coterie.setup.run_options import RunOptions
 
 # Results do not depend on these, so that they may change at any time.

@@ -13,8 +13,9 @@ from coterie.core.task.base import SAMPLES
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server
 from coterie.partition import Partition
+from coterie.privacy.stage import Spent
 from coterie.rounds.evaluate import MOMENTS, Evaluation
-from coterie.rounds.report import RoundReport, Spent
+from coterie.rounds.report import Note, RoundReport
 from coterie.runs.about import FORMAT, About
 from coterie.runs.history import History, Line, as_line, numbers
 from coterie.runs.kept import FEDERATION
@@ -169,6 +170,9 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         stored = _carried_on(held, trained)
     waiting = {name: report.seconds.get(name, 0.0) for name in ("tasks", "exchange")}
     whole = report.seconds.get("round", sum(waiting.values()))
+    parts: dict[str, Note] = dict(report.parts)
+    if agreement.promise.privacy is not None:
+        parts["privacy"] = _spent(report, earlier)
     found = RoundReport(
         report.round,
         cohort=[place(name) for name in report.answered],
@@ -176,14 +180,13 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         stored=stored,
         diverged=[place(name) for name in report.diverged],
         missing=[place(name) for name in report.missing],
-        quarantined={place(name): reason for name, reason in report.quarantined.items()},
         seconds={
             "train": max(0.0, whole - sum(waiting.values())),
             "exchange": sum(waiting.values()),
             "evaluate": 0.0,  # sites test as they train
         },
         bytes=report.bytes,
-        spent=_spent(report, earlier) if agreement.promise.privacy is not None else None,
+        parts=parts,
     )
     told = {word: getattr(report, name) for name, word in BY_NAME.items()} | {SET_ASIDE: report.quarantined}
     named = {name: value for name, value in told.items() if value}
@@ -197,7 +200,7 @@ def _spent(report: Report, earlier: Sequence[Line]) -> Spent:
         told |= epsilon
     bounds = {name: math.inf if value is None else value for name, value in told.items()}
     asked = [bounds.get(name, 0.0) for name in (*report.answered, *report.missing)]
-    return Spent(max(bounds.values(), default=0.0), asked)
+    return Spent.of(max(bounds.values(), default=0.0), asked)
 
 
 def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from coterie.client.scores import Score
-from coterie.core.privacy import Privacy
 from coterie.core.task.quality import calibration_errors, recalls, reliability
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
@@ -30,6 +29,7 @@ from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
 from coterie.methods import Local
 from coterie.methods.base import Method
+from coterie.privacy.promise import Privacy
 from coterie.rounds.collect import collect
 from coterie.runs.history import plain_number, plain_numbers
 from coterie.setup.config import method_name

@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from coterie.core.privacy import Privacy
 from coterie.errors import CoterieError
+from coterie.privacy.promise import Privacy
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def look_here(
 def promised(promise: Privacy) -> str:
     """What an agreement promises about privacy, in words.
 
-    >>> from coterie.core.privacy import Privacy
+    >>> from coterie.privacy.promise import Privacy
     >>> promised(Privacy())
     'none is promised, what this site sends has no noise'
     >>> promised(Privacy(privacy="client", privacy_noise=4.0, privacy_clip=0.5, epsilon=8.0))

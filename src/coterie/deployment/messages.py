@@ -21,7 +21,7 @@ Note = dict[str, Any]
 Purpose = Literal["hello", "work", "finish"]  # what a site is asked for
 PURPOSES = get_args(Purpose)
 
-NUMBERS = ("float32", "float64", "int64", "bool")  # the kinds of numbers that messages carry
+NUMBERS = ("float32", "float64", "int64", "int16", "bool")  # the kinds of numbers that messages carry
 LONGEST_NOTE = 16 << 20  # characters
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.client.recipe import Recipe
-from coterie.core.accountant import Release, epsilon_of
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.noise import SecureNoise
-from coterie.core.privacy import Privacy
 from coterie.deployment.messages import RefusedError
 from coterie.errors import CoterieError, require
 from coterie.files import write_whole
-from coterie.rounds.privacy import looks, told_size, training_releases
+from coterie.privacy.accountant import Release, epsilon_of
+from coterie.privacy.noise import SecureNoise
+from coterie.privacy.promise import Privacy
+from coterie.privacy.stage import looks, told_size, training_releases
 
 ACCOUNT = "privacy.json"
 

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import keeps, measures, trained_slots
-from coterie.core.applying import apply
 from coterie.core.downloads import begin_anew, owed
-from coterie.core.exchange import ACTIONS, Applied, actions_of
+from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
-from coterie.core.tracks import exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import (
     DataFacts,
@@ -37,12 +35,12 @@ from coterie.deployment.messages import Note, Packed, RefusedError, read_text
 from coterie.deployment.wire import Expected, Parcel, unpack
 from coterie.deployment.workplace import measured_shapes
 from coterie.errors import CoterieError
-from coterie.rounds.collect import declared_columns, receive, screened, sound_measurements
-from coterie.rounds.defences import set_up_defences
+from coterie.rounds.collect import Outgoing, declared_columns, sound_measurements
 from coterie.rounds.delivery import Delivery, as_delivered
-from coterie.rounds.privacy import check_privacy
-from coterie.rounds.quarantine import LEFT, Incoming, mean_loss
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.evaluate import mean_loss
+from coterie.rounds.report import Note as PartNote
+from coterie.rounds.round import OpenRound
+from coterie.rounds.stages import Incoming, coding_of, packed, unpacked
 
 log = logging.getLogger("coterie")
 
@@ -65,6 +63,7 @@ class Report:
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     seconds: dict[str, float] = field(default_factory=dict)
     mixes: list[Applied] = field(default_factory=list)
+    parts: dict[str, PartNote] = field(default_factory=dict)  # notes of stages, by their names
 
 
 class Server:
@@ -80,13 +79,16 @@ class Server:
         agreement.kind.check(self.federation)
         self.federation.validation_sizes.zero_()
         agreement.kind.init(self.federation)
-        set_up_defences(agreement.kind, self.federation)
-        check_privacy(agreement.kind, self.federation)
+        self.stages, self._drawing = agreement.parts, agreement.drawing
+        self._coding = coding_of(self.stages)
+        for stage in self.stages:
+            stage.begin(self.federation)
+            stage.check(agreement.kind, self.federation)
         self.standing: dict[str, Standing] = {}
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._begins_anew = False
         self._shapes: dict[str, Expected] = {}  # of what sites measure
-        self._open: _OpenRound | None = None
+        self._open: _Answers | None = None
 
     @property
     def finished(self) -> bool:
@@ -173,15 +175,12 @@ class Server:
         if self._begins_anew:
             method.init(federation)
             self._begins_anew = False
-        federation.round += 1
         here = torch.tensor(sorted(self.agreement.sites.index(name) for name in present))
-        drawn = draw_cohort(federation.keys[here], self.agreement.join, federation.seed, federation.round)
-        cohort = here[drawn]
-        names = [self.agreement.sites[client] for client in cohort.tolist()]
+        asked = self._drawing.asked(federation, here, federation.round + 1)
         begin = time.perf_counter()
-        delivery = Delivery(method, federation, cohort)
-        self._open = _OpenRound(cohort, delivery, Report(federation.round, names))
-        tasks = self._tasks(delivery)
+        opened = OpenRound(method, federation, self.stages, asked)
+        self._open = _Answers(opened, Report(federation.round, self._names(asked)))
+        tasks = self._tasks(opened.delivery)
         self._open.report.bytes["down"] = sum(task.bytes for task in tasks.values())
         self._open.report.seconds["tasks"] = time.perf_counter() - begin
         return tasks
@@ -194,13 +193,14 @@ class Server:
         round = self._opened()
         new = sorted(self.agreement.sites.index(name) for name in names if name not in round.report.asked)
         if new:
-            round.delivery.undo()
-            round.cohort = torch.cat([round.cohort, torch.tensor(new)]).sort().values
-            round.delivery = Delivery(self.agreement.kind, self.federation, round.cohort)
-            round.report.asked = [self.agreement.sites[client] for client in round.cohort.tolist()]
-        found = self._tasks(round.delivery, names)
+            round.opened.ask_more(torch.cat([round.opened.asked, torch.tensor(new)]).sort().values)
+            round.report.asked = self._names(round.opened.asked)
+        found = self._tasks(round.opened.delivery, names)
         round.report.bytes["down"] += sum(task.bytes for task in found.values())
         return found
+
+    def _names(self, clients: Tensor) -> list[str]:
+        return [self.agreement.sites[client] for client in clients.tolist()]
 
     def _tasks(self, delivery: Delivery, names: list[str] | None = None) -> dict[str, Parcel]:
         """What the delivery's clients (or some) are to do, and all that they are owed for it."""
@@ -236,15 +236,16 @@ class Server:
         }
         return Parcel(tensors, note)
 
-    def receive(self, name: str, packed: Packed) -> None:
+    def receive(self, name: str, message: Packed) -> None:
         """Take a site's answer to its task; one that is not as agreed is refused and named."""
         round = self._opened()
         if name not in round.report.asked or name in round.answers:
             raise RefusedError(f"site {name} was not asked")
         try:
-            bare = not packed.buffers and says_why(read_text(packed.text)["note"])
-            answer = unpack(packed, {} if bare else self.expected_answer())
+            bare = not message.buffers and says_why(read_text(message.text)["note"])
+            answer = unpack(message, {} if bare else self.expected_answer())
             check_answer(answer.note, round.report.round, self.agreement.task)
+            answer = self._decoded(answer)
             self._check_measured(name, answer)
         except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
             round.report.refused[name] = reason = fault_of(error)
@@ -260,12 +261,24 @@ class Server:
             return
         round.answers[name] = answer
         round.report.refused.pop(name, None)
-        round.report.bytes["up"] += packed.bytes
+        round.report.bytes["up"] += message.bytes
         if self.agreement.promise.privacy is not None:
             round.report.epsilon[name] = answer.note.get("epsilon")
         for moment in ("received", "trained"):
             if answer.note.get(moment):
                 getattr(round.report, moment)[name] = answer.note[moment]
+
+    def _decoded(self, answer: Parcel) -> Parcel:
+        """An answer whose numbers are as they were before they were coded for their way."""
+        if self._coding is None or not answer.tensors:
+            return answer
+        tensors = dict(answer.tensors)
+        for name, plain in self._plain_answer().items():
+            if plain.dtype == torch.float32:
+                tensors[name] = unpacked(self._coding, tensors[name], plain.shape)
+                if not plain.accepts(tensors[name]):
+                    raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
+        return Parcel(tensors, answer.note)
 
     def _check_measured(self, name: str, answer: Parcel) -> None:
         """Refuse what a site cannot have measured, by what it has said of its classes."""
@@ -276,7 +289,16 @@ class Server:
                 raise RefusedError(f"its measurement '{measurement}' is not finite, or not of the classes that it has")
 
     def expected_answer(self) -> dict[str, Expected]:
-        """What an answer of the open round must hold."""
+        """What an answer of the open round must hold, as it travels."""
+        return {
+            name: Expected.like(packed(self._coding, torch.zeros(plain.shape, dtype=plain.dtype)), plain.finite)
+            if self._coding is not None
+            else plain
+            for name, plain in self._plain_answer().items()
+        }
+
+    def _plain_answer(self) -> dict[str, Expected]:
+        """The same before it is coded for its way."""
         federation, method, round = self.federation, self.agreement.kind, self._opened()
         if round.expected is None:
             uploads = method.uploads(federation)
@@ -307,34 +329,28 @@ class Server:
     @property
     def quarantined(self) -> list[str]:
         """The sites whose answers do not count for now."""
-        left = self.federation.values.get(LEFT)
-        return [] if left is None else [self.agreement.sites[client] for client in left.nonzero()[:, 0].tolist()]
+        return self._names(torch.tensor([c for stage in self.stages for c in stage.out(self.federation)]))
 
     def close_round(self) -> Report:
         """Mix what has come in. Sites that were asked and have not answered keep what they had."""
-        federation, method, round = self.federation, self.agreement.kind, self._opened()
+        round = self._opened()
         begin = time.perf_counter()
         report = round.report
         report.answered = [name for name in report.asked if name in round.answers]
         handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
         report.missing = [name for name in report.asked if name not in handled]
         answered = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
-        incoming, out = screened(
-            federation, self._incoming(answered, [round.answers[name] for name in report.answered])
-        )
-        for client, reason in out.items():
+        incoming = self._incoming(answered, [round.answers[name] for name in report.answered])
+        collected = round.opened.collect(Outgoing(incoming))
+        for client, reason in (both for out in collected.set_aside.values() for both in out.items()):
             site = self.agreement.sites[client]
             report.quarantined[site] = reason
             report.trained.pop(site, None)
             log.warning("round %d: the answer of site %s is set aside: %s", report.round, site, reason)
-        report.answered = [name for name in report.answered if name not in report.quarantined]
-        round.delivery.undo(round.cohort[~torch.isin(round.cohort, incoming.cohort)])
-        report.mixes += round.delivery.applied
-        if report.answered:
-            uploads = receive(federation, incoming)
-            name, mark = type(method).__name__, exchange_mark(federation.round)
-            said = actions_of(method.exchange, uploads, kinds=ACTIONS)
-            report.mixes += apply(said, federation, uploads, mark, name)
+        report.diverged += self._names(torch.tensor(collected.diverged, dtype=torch.int64))
+        report.answered = self._names(collected.uploads.cohort)
+        report.mixes += round.opened.exchange(collected)
+        report.parts |= dict(round.opened.notes(collected, answered))
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
@@ -357,8 +373,7 @@ class Server:
     def abandon_round(self) -> Report:
         """Undo a round that too few answered."""
         round = self._opened()
-        round.delivery.undo()
-        self.federation.round -= 1
+        round.opened.abandon()
         self._open = None
         return round.report
 
@@ -381,7 +396,7 @@ class Server:
             return
         self.finals[name] = note["received"] if told else {}
 
-    def _opened(self) -> _OpenRound:
+    def _opened(self) -> _Answers:
         assert self._open is not None, "no round is open"
         return self._open
 
@@ -393,9 +408,10 @@ def _measured(answers: list[Parcel]) -> dict[str, Tensor]:
 
 
 @dataclass
-class _OpenRound:
-    cohort: Tensor
-    delivery: Delivery
+class _Answers:
+    """A round under way, with what has come in so far."""
+
+    opened: OpenRound
     report: Report
     answers: dict[str, Parcel] = field(default_factory=dict)
     expected: dict[str, Expected] | None = None

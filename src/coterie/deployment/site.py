@@ -32,7 +32,8 @@ from coterie.deployment.workplace import workplace
 from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, tuned_score
 from coterie.errors import require
-from coterie.rounds.collect import collect, declared_columns
+from coterie.rounds.collect import declared_columns, send, take
+from coterie.rounds.stages import coding_of, packed
 
 log = logging.getLogger("coterie")
 
@@ -51,6 +52,8 @@ class Site:
         self._data, self._place = data, workplace(agreement, self.client, data, self._told_size, device)
         self._facts = facts_of(data)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
+        self._stages = agreement.parts
+        self._coding = coding_of(self._stages)
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
         self.assessment = Assessment(self._place, data, Journal(store.path), device)
@@ -129,12 +132,12 @@ class Site:
         me = torch.tensor([self.client])
         score = None if score is None else score.on_processor()
         trained = Trained(rows, {name: value[None].cpu() for name, value in measured.items()})
-        collected = collect(federation, recipe, note["uploads"], me, trained)
-        uploads = collected.uploads
+        sent = send(federation, recipe, note["uploads"], me, trained, stages=self._stages)
+        uploads = take(federation, recipe, sent).uploads
         seconds = time.perf_counter() - begin
         if self._account is None:  # it tells how many steps were taken
             answer["seconds"] = seconds
-        if collected.diverged:
+        if sent.diverged:
             self.assessment.diverge()
             return Parcel({}, answer | {"diverged": True})
         if score is not None and self._account is None:
@@ -146,6 +149,7 @@ class Site:
             for name, group in note["uploads"].items()
         }
         tensors |= {f"measured.{name}": value[0] for name, value in uploads.measured.items()}
+        tensors = {name: packed(self._coding, tensor) for name, tensor in tensors.items()}
         with suppress(OSError):  # it would save time, no more: a full disk must not cost the answer itself
             self.store.keep_answer(note["round"], mark, tensors, answer)
         reply = Parcel(tensors, answer)

@@ -25,7 +25,6 @@ from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.agreement_terms import LINEAGE
 from coterie.errors import CoterieError, require, unknown
-from coterie.rounds.defences import set_up_defences
 from coterie.runs.newcomers import usual_uploads
 
 # What models, splits and messages are made of: with another one it is another federation.
@@ -200,7 +199,8 @@ def _values_of(agreement: Agreement, count: int) -> dict[str, torch.Size]:
     federation = few.federation()
     federation.sizes.fill_(1)
     few.kind.init(federation)
-    set_up_defences(few.kind, federation)
+    for stage in few.parts:
+        stage.begin(federation)
     return {name: value.shape for name, value in federation.values.items()}
 
 
@@ -243,7 +243,8 @@ def carry_over(
     """
     method, way, dims = agreement.kind, Carried(before, agreement.sites), client_dims(agreement)
     method.init(federation)  # once more, with the sizes
-    set_up_defences(method, federation)
+    for stage in agreement.parts:
+        stage.begin(federation)
     federation.round = round
     for name in ("rounds_taken", "last_round"):
         counts = getattr(federation, name)

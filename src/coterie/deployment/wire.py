@@ -55,6 +55,10 @@ class Expected:
     dtype: torch.dtype = torch.float32
     finite: bool = True
 
+    def accepts(self, tensor: Tensor) -> bool:
+        """Whether a tensor of that shape holds no numbers but those that may stand in it."""
+        return _is_finite(tensor) or not (self.finite or bool(tensor.isinf().any()))
+
     @classmethod
     def like(cls, tensor: Tensor, finite: bool = False) -> Expected:
         """The same shape and kind as another tensor."""
@@ -109,7 +113,7 @@ def unpack(packed: Packed, expected: Mapping[str, Expected]) -> Parcel:
         raise RefusedError(f"its buffers are {lengths} bytes long; expected are {sizes}")
     tensors = _cut(packed.buffers, listed)
     for name, tensor in tensors.items():
-        if not _is_finite(tensor) and (expected[name].finite or bool(tensor.isinf().any())):
+        if not expected[name].accepts(tensor):
             raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
     return Parcel(tensors, contents["note"])
 

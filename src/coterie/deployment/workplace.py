@@ -16,7 +16,6 @@ from coterie.client.problem import Problem
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.noise import NoiseSource, SecureNoise
 from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
@@ -26,7 +25,6 @@ from coterie.devices import PROCESSOR
 from coterie.engines.base import Work, do_work
 from coterie.errors import CoterieError, require
 from coterie.partition.rule import Split
-from coterie.rounds.privacy import check_privacy
 
 
 class SiteSlot(Slot):
@@ -48,9 +46,7 @@ class SiteSlot(Slot):
 class SiteFederation(Federation):
     """A federation as one site sees it: it knows how many others there are, and holds no row of theirs."""
 
-    def noise(self, client: int, purpose: str) -> NoiseSource:
-        """Noise that nobody can work out, and that never repeats."""
-        return SecureNoise()
+    simulated = False
 
     def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
         slot = SiteSlot(initial, 1, columns, shared, held_by)
@@ -129,12 +125,13 @@ def workplace(
     )
     federation = agreement.federation(blueprint, SiteFederation)
     federation.sizes[client] = tell(len(train))
-    if not agreement.promise.of_examples:
+    if federation.knows_class_counts:
         federation.class_counts[client] = torch.bincount(data.labels[train], minlength=agreement.classes)
     assert federation.validation_sizes is not None
     federation.validation_sizes[client] = len(validation)
     agreement.kind.init(federation)
-    check_privacy(agreement.kind, federation)
+    for stage in agreement.parts:
+        stage.check(agreement.kind, federation)
     worker = SiteWorker(problem.on(device), agreement.kind, agreement.seed)
     return Workplace(agreement, client, problem, federation, worker, blueprint.fingerprint)
 

@@ -15,25 +15,33 @@ from coterie.core.columns import Columns
 from coterie.core.exchange import ClientRows, Uploads
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained
-from coterie.rounds.hostile import Hostile
-from coterie.rounds.privacy import noisy_uploads, without_divergence
-from coterie.rounds.quarantine import Incoming, set_aside
+from coterie.rounds.stages import Incoming, Stage
 
 log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
+class Outgoing:
+    """What clients send once all client halves have seen it, and the clients that diverged."""
+
+    incoming: Incoming
+    kept: Mapping[str, Tensor] = field(default_factory=dict)  # what was measured and stays: name -> [cohort, ...]
+    cohort: Tensor | None = None  # whose rows of `kept` these are
+    diverged: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
 class Collected:
-    """What counts of a round, and whose does not: clients that diverged, and those in quarantine with the reason."""
+    """What counts of a round, and whose does not: clients that diverged, and those that stages set aside, and why."""
 
     uploads: Uploads
     diverged: list[int] = field(default_factory=list)
-    quarantined: dict[int, str] = field(default_factory=dict)
+    set_aside: dict[str, dict[int, str]] = field(default_factory=dict)  # by the stage's name
 
     @property
     def left_out(self) -> list[int]:
         """The clients that keep their last good rows."""
-        return [*self.diverged, *self.quarantined]
+        return [*self.diverged, *(client for clients in self.set_aside.values() for client in clients)]
 
 
 def collect(
@@ -43,43 +51,62 @@ def collect(
     cohort: Tensor,
     trained: Trained,
     losses: Sequence[float | None] = (),
-    hostile: Hostile | None = None,
+    stages: Sequence[Stage] = (),
 ) -> Collected:
     """Both sides of an upload: clients keep what is personal, the server takes what they send.
 
     A client whose rows or measurements are not finite is left out: it keeps its last good row and is named. So is one
-    whose upload jumps, where the run watches that; `losses` are the cohort's after training. What hostile clients send
-    is not what they hold.
+    that a stage sets aside; `losses` are the cohort's after training, for stages that look at them.
     """
+    return take(federation, recipe, send(federation, recipe, uploads, cohort, trained, losses, stages), stages)
+
+
+def send(
+    federation: Federation,
+    recipe: Recipe,
+    uploads: Mapping[str, str],
+    cohort: Tensor,
+    trained: Trained,
+    losses: Sequence[float | None] = (),
+    stages: Sequence[Stage] = (),
+) -> Outgoing:
+    """The clients' side: what follows from their rows is made, and all that they send goes through the stages."""
+    declared = declared_columns(federation, uploads)
+    if not len(cohort):
+        return Outgoing(Incoming(cohort, {}, declared, {}))
     kept = {measure.name for measure in measures(recipe) if measure.keep}
-    sent = {name: values for name, values in trained.measured.items() if name not in kept}
-    rows = without_divergence(federation, cohort, trained.rows)
-    incoming = Incoming(cohort, dict(rows), declared_columns(federation, uploads), dict(trained.measured), losses)
+    incoming = Incoming(cohort, dict(trained.rows), declared, dict(trained.measured), losses)
+    for stage in stages:
+        incoming = stage.trained(federation, incoming)
     incoming, diverged = _without_diverged(federation, recipe, incoming)
-    incoming = replace(incoming, measured={name: incoming.measured[name] for name in sent})
+    sent = {name: values for name, values in incoming.measured.items() if name not in kept}
+    incoming = replace(incoming, measured=sent)
     around = ClientRows(federation, incoming.cohort, incoming.held)
     if made := {keep.slot: keep.rows(around) for keep in keeps(recipe)}:
         made = {**incoming.held, **made}
         incoming, broken = _without_diverged(federation, recipe, replace(incoming, held=made))
         diverged += broken
-    noisy = noisy_uploads(federation, incoming.cohort, dict(incoming.held), incoming.declared)
-    incoming = replace(incoming, held=noisy)
-    if hostile is not None:
-        held = hostile.send(federation, incoming.cohort, dict(incoming.held), uploads)
-        told = hostile.tell(federation, incoming.cohort, dict(incoming.measured))
-        view = federation.as_seen_by_server()
-        incoming, broken = _without_diverged(view, recipe, replace(incoming, held=held, measured=told))
+    for stage in stages:
+        incoming = stage.client(federation, incoming)
+    return Outgoing(incoming, {name: trained.measured[name] for name in kept}, cohort, diverged)
+
+
+def take(federation: Federation, recipe: Recipe, sent: Outgoing, stages: Sequence[Stage] = ()) -> Collected:
+    """The server's side: what came in goes through the stages, and what counts of it is taken in."""
+    incoming, diverged, set_aside = sent.incoming, list(sent.diverged), dict[str, dict[int, str]]()
+    if stages:  # what clients saw to themselves may have changed since
+        incoming, broken = _without_diverged(federation.as_seen_by_server(), recipe, incoming)
         diverged += broken
-    incoming, quarantined = screened(federation, incoming)
-    for name in kept:
-        counts = torch.isin(cohort, incoming.cohort)
-        federation.keep_value(name, incoming.cohort, trained.measured[name][counts])
-    return Collected(receive(federation, incoming), sorted(diverged), quarantined)
-
-
-def nothing_collected(federation: Federation) -> Collected:
-    """What a round comes to in which nobody answers."""
-    return Collected(Uploads(federation.as_seen_by_server(), federation.everyone[:0], {}, {}))
+    for stage in reversed(stages):
+        incoming, out = stage.server(federation, incoming)
+        if out:
+            set_aside[stage.name] = out
+    if not incoming.held and not len(incoming.cohort):  # nobody answered
+        return Collected(Uploads(federation.as_seen_by_server(), incoming.cohort, {}, {}))
+    for name, values in sent.kept.items():
+        assert sent.cohort is not None
+        federation.keep_value(name, incoming.cohort, values[torch.isin(sent.cohort, incoming.cohort)])
+    return Collected(receive(federation, incoming), sorted(diverged), set_aside)
 
 
 def _without_diverged(federation: Federation, recipe: Recipe, incoming: Incoming) -> tuple[Incoming, list[int]]:
@@ -97,17 +124,7 @@ def _without_diverged(federation: Federation, recipe: Recipe, incoming: Incoming
                 f"{count} clients" if count > 1 else "one client",
             )
         finite &= good
-    if bool(finite.all()):
-        return incoming, []
-    zipped = zip(incoming.losses, finite.tolist(), strict=bool(incoming.losses))
-    left = Incoming(
-        incoming.cohort[finite],
-        _some(incoming.held, finite),
-        incoming.declared,
-        _some(incoming.measured, finite),
-        [loss for loss, good in zipped if good],
-    )
-    return left, incoming.cohort[~finite].tolist()
+    return incoming.only(finite), incoming.cohort[~finite].tolist()
 
 
 def sound_measurements(
@@ -129,20 +146,6 @@ def sound_measurements(
 def declared_columns(federation: Federation, uploads: Mapping[str, str]) -> dict[str, Columns]:
     """The columns of each slot that travel."""
     return {name: federation.layout.columns(group) for name, group in uploads.items()}
-
-
-def screened(federation: Federation, incoming: Incoming) -> tuple[Incoming, dict[int, str]]:
-    """What counts of all that came in, and whose does not, with the reason."""
-    out = set_aside(federation, incoming)
-    if not out:
-        return incoming, out
-    counts = ~torch.isin(incoming.cohort, torch.tensor(list(out)))
-    held, measured = _some(incoming.held, counts), _some(incoming.measured, counts)
-    return Incoming(incoming.cohort[counts], held, incoming.declared, measured), out
-
-
-def _some(rows: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
-    return {name: values[chosen.to(values.device)] for name, values in rows.items()}
 
 
 def receive(federation: Federation, incoming: Incoming) -> Uploads:

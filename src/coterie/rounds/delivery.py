@@ -11,7 +11,6 @@ from torch import Tensor
 from coterie.core.applying import apply, no_share_defined
 from coterie.core.exchange import DELIVERED, Mix, Peers, Uploads, actions_of
 from coterie.core.federation import Federation
-from coterie.core.reducing import reducer_of
 from coterie.core.tracks import delivery_mark
 from coterie.engines.base import PeersOf
 from coterie.methods.base import Method
@@ -33,13 +32,13 @@ class Delivery:
     ) -> None:
         self.federation, self.clients = federation, clients
         view = federation.as_seen_by_server()
-        # A defence that weighs learners against each other sees what everybody would download now.
-        spans = delivers(method) and reducer_of(federation.defence).spans_learners
+        # What weighs learners against each other sees what everybody would download now.
+        spans = delivers(method) and federation.reduction is not None and federation.reduction.spans_learners
         learners = federation.everyone if spans else clients
         made = actions_of(method.deliver, view, learners, kinds=DELIVERED) if delivers(method) else []
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
-        if self._chosen and federation.defence.reduces:
+        if self._chosen and federation.reduction is not None:
             raise no_share_defined(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {

@@ -187,6 +187,18 @@ def sampling_error(values: Floats, of: int, sizes: Integers | None = None) -> fl
     return float(math.sqrt((off**2).sum() / (count - 1) / count * (1 - count / of)))
 
 
+def mean_loss(sums: Mapping[str, int | float | None]) -> float | None:
+    """The mean loss that a score's sums say; none without samples. What cannot be told for its size is infinite.
+
+    >>> mean_loss({"loss": 3.0, "samples": 2}), mean_loss({"loss": None, "samples": 2})
+    (1.5, inf)
+    """
+    samples, loss = sums.get(SAMPLES), sums.get(LOSS)
+    if not samples:
+        return None
+    return loss / samples if loss is not None and math.isfinite(loss) else math.inf
+
+
 def _values(metric: Metric, sums: Sequence[Sums], sizes: Integers) -> Floats:
     """What each client's sums amount to, `[K]`; means, which most metrics are, of all clients at once."""
     if type(metric).value is not Metric.value:

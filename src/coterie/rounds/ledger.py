@@ -14,6 +14,7 @@ from coterie.engines.base import PeersOf, Trained, Work
 from coterie.methods.base import Method
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
+from coterie.rounds.stages import Coding, packed
 
 
 def bytes_down(federation: Federation, clients: Tensor, peers: PeersOf, uploads: Mapping[str, str]) -> int:
@@ -23,10 +24,15 @@ def bytes_down(federation: Federation, clients: Tensor, peers: PeersOf, uploads:
     return int(owed_bytes(federation, clients).sum()) + models * bytes_of_groups(federation, model)
 
 
-def bytes_up(federation: Federation, uploads: Mapping[str, str], measured: Mapping[str, Tensor]) -> int:
+def bytes_up(
+    federation: Federation, uploads: Mapping[str, str], measured: Mapping[str, Tensor], coding: Coding | None = None
+) -> int:
     """What one client uploads: groups of slots, and what it measured, `[m, ...]` each (m may be 0: all diverged)."""
-    each = (tensor_bytes(values.new_empty(values.shape[1:])) for values in measured.values())
-    return bytes_of_groups(federation, uploads) + sum(each)
+    each = [values.new_zeros(values.shape[1:]) for values in measured.values()]
+    if coding is None:
+        return bytes_of_groups(federation, uploads) + sum(map(tensor_bytes, each))
+    rows = [torch.zeros(federation.layout.columns(group).size) for group in uploads.values()]
+    return sum(tensor_bytes(packed(coding, values)) for values in (*rows, *each))
 
 
 def bytes_of_groups(federation: Federation, groups: Mapping[str, str]) -> int:
@@ -38,8 +44,8 @@ def bytes_of_groups(federation: Federation, groups: Mapping[str, str]) -> int:
 class ByteCounter(Listener):
     """Adds to each report what the round would have moved over a network, up and down."""
 
-    def __init__(self, method: Method, federation: Federation) -> None:
-        self._method, self._federation = method, federation
+    def __init__(self, method: Method, federation: Federation, coding: Coding | None = None) -> None:
+        self._method, self._federation, self._coding = method, federation, coding
 
     def delivered(self, report: RoundReport, work: Work) -> None:
         """Count what all who were asked download, before anything of it changes."""
@@ -51,5 +57,5 @@ class ByteCounter(Listener):
     def trained(self, report: RoundReport, trained: Trained) -> None:
         """Count what the cohort uploads."""
         sent = {name: values for name, values in trained.measured.items() if name not in self._kept}
-        up = bytes_up(self._federation, self._uploads, sent)
+        up = bytes_up(self._federation, self._uploads, sent, self._coding)
         report.bytes = {"up": up * len(report.cohort), **report.bytes}

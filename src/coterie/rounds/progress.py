@@ -93,7 +93,7 @@ class RoundProgress(ProgressDisplay, Listener):
     def begin(self, start: Start) -> None:
         """Say how many rounds there are to be."""
         self.total, self._moved = start.rounds, start.moved
-        self._metric, self._mean, self._worst, self._spent = ACCURACY.name, NO_NUMBER, NO_NUMBER, ""
+        self._metric, self._mean, self._worst, self._noted = ACCURACY.name, NO_NUMBER, NO_NUMBER, ""
         done = start.first_round - 1
         self._task = self._bar.add_task("round", total=start.rounds, completed=done, received=self._beside())
         self._round_began = self._updated = time.monotonic()
@@ -115,8 +115,8 @@ class RoundProgress(ProgressDisplay, Listener):
             if report.received.sample is not None:
                 self._mean += f" ± {number_text(report.received.error)}"
         self._moved += sum(report.bytes.values())
-        if report.spent is not None:
-            self._spent = f", ε {report.spent.worst:.3g}"
+        shown = (note.shown for note in report.parts.values())
+        self._noted = "".join(f", {text}" for text in shown if text)
         self._bar.update(self._task, completed=report.round, received=self._beside())
         self._came_to(report.round, f"round {report.round}/{self.total}, {self._told()}")
         self._round_began = time.monotonic()
@@ -124,14 +124,14 @@ class RoundProgress(ProgressDisplay, Listener):
     def _told(self) -> str:
         """What is known of the run so far, for a plain line."""
         text = f"received mean {self._mean}, worst tenth {self._worst}, {spoken_bytes(self._moved)} moved"
-        return self._plain(text + self._spent)
+        return self._plain(text + self._noted)
 
     def _beside(self, clients: str = "") -> str:
         """The same beside a bar: as much of it as the terminal has room for."""
         room = self._console.width - len(f"round {self.total}/{self.total}") - SHORTEST_BAR - TIME_LEFT - GAPS
         mean, moved = f"{self._metric} {self._mean}", spoken_bytes(self._moved)
         worst, whose = f"worst {self._worst}", clients and f"{clients} clients"
-        at_length = (whose, f"received {mean}", f"worst tenth {self._worst}", f"{moved} moved{self._spent}")
+        at_length = (whose, f"received {mean}", f"worst tenth {self._worst}", f"{moved} moved{self._noted}")
         short = ((whose, mean, worst, moved), (clients, mean, worst, moved), (clients, mean, worst), (clients, mean))
         texts = [", ".join(filter(None, at_length)), *(" ".join(filter(None, wish)) for wish in short)]
         return self._plain(next((text for text in texts if len(text) <= room), clients or self._mean))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from coterie.client.effort import Effort
 from coterie.core.exchange import Applied
@@ -10,12 +13,17 @@ from coterie.errors import require
 from coterie.rounds.evaluate import Evaluation, Moment
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What clients have spent of their privacy so far: each ε holds with the run's δ."""
+class Note(msgspec.Struct, frozen=True):
+    """What a part of a round leaves in its report, and in the record of the run: plain values, which a part adds."""
 
-    worst: float  # the largest of all clients
-    asked: list[float]  # of this round's cohort, and then of who was asked and did not answer in time
+    def warnings(self) -> Iterator[tuple[int, str]]:
+        """What the log should say of clients."""
+        yield from ()
+
+    @property
+    def shown(self) -> str:
+        """What is shown beside the progress of a run; nothing by default."""
+        return ""
 
 
 @dataclass
@@ -35,18 +43,17 @@ class RoundReport:
     mixes: list[Applied] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # asked, but no part of the cohort: they did not answer in time
     diverged: list[int] = field(default_factory=list)
-    quarantined: dict[int, str] = field(default_factory=dict)  # whose uploads were set aside, and why
     tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
     seconds: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    spent: Spent | None = None  # where privacy is promised
-    private: bool = False  # whether it is
+    parts: dict[str, Note] = field(default_factory=dict)  # notes of stages, by their names
+    hides_results: bool = False  # whether nobody may learn how good models are
     stopped: str | None = None
 
     def stop(self, reason: str, planned: bool = False) -> None:
         """Let the run end with this round; the first reason given is the one that is recorded.
 
-        Where privacy is promised, only what was `planned` beforehand may end it: a run that ends for how well it goes
+        Where results are hidden, only what was `planned` beforehand may end it: a run that ends for how well it goes
         tells something of the data.
 
         >>> report = RoundReport(3, cohort=[0, 1])
@@ -56,7 +63,7 @@ class RoundReport:
         'good enough'
         """
         require(
-            planned or not self.private,
+            planned or not self.hides_results,
             f"a listener stops the run ({reason}), which tells of the data and is not accounted for; leave it out, or "
             "privacy",
         )

@@ -125,18 +125,17 @@ def described_data(prepared: Prepared) -> About:
 
 def described_clients(prepared: Prepared) -> list[About]:
     """Every client of the partition: its name, how many samples it holds, and of the training samples each class."""
-    partition, participants = prepared.partition, set(prepared.participants)
-    rows = [] if prepared.hostile is None else prepared.hostile.clients.tolist()
-    hostile = {prepared.participants[row] for row in rows}
+    partition = prepared.partition
+    rows = {client: row for row, client in enumerate(prepared.participants)}
     return [
         {
             "name": name,
-            "takes_part": client in participants,
+            "takes_part": client in rows,
             "train": len(partition.train[client]),
             "validation": len(partition.validation[client]),
             "test": len(partition.test[client]),
             "classes": prepared.class_counts[client].tolist(),
-            **({"hostile": client in hostile} if prepared.experiment.attack else {}),
+            **{key: fact for stage in prepared.stages for key, fact in stage.about(rows.get(client, -1)).items()},
         }
         for client, name in enumerate(partition.names)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from coterie.client.effort import FORWARD, STEPS, effort_columns
@@ -46,21 +47,19 @@ VALIDATION = "validation"
 
 def as_line(report: RoundReport) -> Line:
     """A round as plain values: one line of the metrics file."""
+    parts = {name: msgspec.to_builtins(note) for name, note in report.parts.items()}
     line: Line = {
         "round": report.round,
         "cohort": report.cohort,
         **({"missing": report.missing} if report.missing else {}),
         "diverged": report.diverged,
-        **({"quarantined": list(report.quarantined)} if report.quarantined else {}),
+        **({"quarantined": parts["quarantine"]["clients"]} if "quarantine" in parts else {}),
         "tuning_diverged": report.tuning_diverged,
         "seconds": report.seconds,
         "bytes": report.bytes,
     }
-    if report.spent is not None:
-        line[PRIVACY] = {
-            "epsilon": plain_number(report.spent.worst),
-            "clients": [plain_number(one) for one in report.spent.asked],
-        }
+    if PRIVACY in parts:
+        line[PRIVACY] = parts[PRIVACY]
     if report.efforts:
         line[EFFORT] = effort_columns(report.efforts)
     if report.tuning[1]:

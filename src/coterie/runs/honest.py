@@ -11,13 +11,16 @@ import torch
 from coterie.runs.history import History, by_client, plain_number
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, mean_over_clients, over_rounds
-from coterie.rounds.hostile import Hostile
 
 
 def hostile_rows(config: Mapping[str, Any], partition: Partition, participants: Sequence[int]) -> list[int]:
     """Which of the participants are hostile in the run of a configuration, by their places among them."""
+    if not config.get("attack"):
+        return []
+    from coterie.scenarios.hostile import Hostile
+
     keys = torch.from_numpy(partition.keys)[list(participants)]
-    hostile = Hostile.of(str(config.get("attack", "")), keys, int(config["seed"]))
+    hostile = Hostile.drawn(str(config["attack"]), keys, int(config["seed"]))
     return [] if hostile is None else hostile.clients.tolist()
 
 

@@ -57,8 +57,9 @@ class Recorder(Listener):
                 report.round,
                 self._names[client],
             )
-        for client, reason in report.quarantined.items():
-            log.warning("round %d: the upload of client %s is set aside: %s", report.round, self._names[client], reason)
+        for note in report.parts.values():
+            for client, text in note.warnings():
+                log.warning(f"round %d: {text}", report.round, self._names[client])
         for client in report.tuning_diverged:
             log.warning("round %d: client %s: %s", report.round, self._names[client], TUNING_DIVERGED)
         if self._directory is not None:

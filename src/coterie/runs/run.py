@@ -33,7 +33,6 @@ from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
-from coterie.rounds.round import Rounds
 
 
 def run(
@@ -116,31 +115,20 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
         _load_optimisers()
     try:
         with closing(prepared.engine(problem.scored_with_validation() if validated else problem)) as engine:
-            rounds = Rounds(
-                method,
-                federation,
-                engine,
-                experiment.join,
-                experiment.evaluate_every,
-                (tell,),
-                validated,
-                prepared.hostile,
-                prepared.attendance,
-                experiment.evaluate_clients,
-            )
-            sampled = bool(rounds.evaluate_clients)
-            if not sampled:
-                rounds.latest = history.last("received") if federation.round else rounds.evaluate_received()
-            if federation.round and (experiment.join < 1 or experiment.presence):
-                rounds.stored = history.stored(
-                    rounds.first_stored() if sampled else _first(prepared, engine, validated)
-                )
+            rounds = prepared.rounds(engine, federation, (tell,), validated)
+            judge = rounds.judge
+            if federation.round:
+                judge.latest = history.last("received") if judge.tests_everybody else None
+                if rounds.sampler.rests(federation.clients):
+                    judge.stored = history.stored(_first(prepared, engine, validated))
+            elif judge.tests_everybody:
+                judge.latest = judge.evaluate_received()
             tell.begin(start)
             stopped = rounds.run()
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
-            finished = Finished.of(problem.task, rounds.scores_received(keep_scores=True), labels)
+            finished = Finished.of(problem.task, judge.scores_received(keep_scores=True), labels)
         config = complete(experiment)
         at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)
@@ -187,7 +175,7 @@ def _lines_until(directory: RunDirectory, round: int, experiment: Settings) -> l
 
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:
     """Everybody's score before the first round."""
-    return Rounds(prepared.method, prepared.federation(), engine, validated=validated).evaluate_received()
+    return prepared.rounds(engine, validated=validated).judge.first_stored()
 
 
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:

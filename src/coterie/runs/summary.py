@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from coterie.core.privacy import Privacy
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
 from coterie.setup.config import Config
@@ -71,6 +70,8 @@ def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str
     """What an ε of this run means, the largest, and every client's; none where there is no bound."""
     if not config.get("privacy"):
         return {}
+    from coterie.privacy.promise import Privacy
+
     promise = Privacy(**{item.name: config[item.name] for item in fields(Privacy) if item.name in config})
     found = history.epsilons(len(names))
     worst = None if None in found else max(found, key=lambda one: one or 0.0)

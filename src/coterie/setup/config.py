@@ -27,12 +27,11 @@ from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, FromFile, Partition, Rule
 from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, at_hand, file_of, is_reference, reference_to, split_reference
-from coterie.rounds.presence import traces_in
-from coterie.setup.settings import Settings, rule_options
+from coterie.setup.settings import PARTS, Settings, rule_options
 
 Config = dict[str, Any]
 
-REFERENCES = ("method", "data", "partition", "model", "engine", "task", "attack", "defence", "presence")
+REFERENCES = ("method", "data", "partition", "model", "engine", "task", *sorted(PARTS))
 """The keys whose values may name something in a file."""
 WHAT = REFERENCES[:4]
 """What is run; all else is how."""
@@ -104,8 +103,11 @@ def files_in(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for key in REFERENCES:
         for text in options.references_in(str(config.get(key, ""))):
             yield key, text, split_reference(absolute(text))[0]
-    for path in traces_in(str(config.get("presence", ""))):
-        yield "presence", f"trace:{path}", str(resolved(path))
+    if presence := str(config.get("presence", "")):
+        from coterie.scenarios.options import traces_in
+
+        for path in traces_in(presence):
+            yield "presence", f"trace:{path}", str(resolved(path))
     if is_partition_file(partition := str(config.get("partition", ""))):
         yield "partition", partition, str(FromFile(partition).path)
 

@@ -17,20 +17,17 @@ from typing import Any
 
 from torch import nn
 
-from coterie.core.reducing import reducer_of
 from coterie.core.task import Task
 from coterie.errors import require
 from coterie.files import expanded
 from coterie.models import MODELS, ModelSpec
 from coterie.models.registry import OwnModel
-from coterie.options import made
 from coterie.partition import FromFile, Partition
 from coterie.partition.partition import is_partition_file
 from coterie.registry import FILES, at_hand, sources_sha256
-from coterie.rounds.attacks import ATTACKS
-from coterie.rounds.presence import Attendance, Trace
 from coterie.setup.config import PLUGINS, Config, complete
 from coterie.setup.own_code import COTERIE, adds_to_a_list, digest_of, is_installed, is_own, marks_of
+from coterie.setup.parts import things_in
 from coterie.setup.settings import Settings
 from coterie.version import VERSION
 
@@ -58,9 +55,13 @@ COMPUTING = (
     "methods",
     "engines",
     "rounds",
+    "privacy",
+    "robust",
+    "scenarios",
     "data",
     "partition",
     "models",
+    "setup/parts.py",
     "setup/prepared.py",
     "runs/newcomers.py",
 )
@@ -223,9 +224,7 @@ def _things_of(settings: Settings, module: nn.Module, task: Task) -> Iterator[An
         build = (MODELS[settings.model] if isinstance(settings.model, str) else settings.model).build
         yield build.make if isinstance(build, OwnModel) else build
     yield from dict.fromkeys(type(part) for part in module.modules())
-    yield from _held((task, reducer_of(settings.defences), *Attendance.of(settings.presence).parts))
-    if settings.attack:
-        yield made(ATTACKS, settings.attack)
+    yield from _held((task, *things_in(settings)))
 
 
 def _held(thing: Any) -> Iterator[Any]:
@@ -280,6 +279,5 @@ def _package_digest(package: str) -> str:
 
 
 def _files_of(settings: Settings) -> Iterator[str]:
-    for part in Attendance.of(settings.presence).parts:
-        if isinstance(part, Trace):
-            yield str(expanded(part.file))
+    for thing in things_in(settings):
+        yield from (str(expanded(path)) for path in getattr(thing, "files", ()))

@@ -10,7 +10,6 @@ import torch
 from coterie.core.federation import Federation
 from coterie.devices import PROCESSOR, free_bytes
 from coterie.errors import CoterieError
-from coterie.rounds.sampling import cohort_size
 from coterie.setup.prepared import Prepared
 
 
@@ -44,7 +43,7 @@ def memory_needs(prepared: Prepared, federation: Federation, engine: str, batch:
     problem, training = prepared.problem_base, prepared.experiment.training
     row = federation.layout.width * federation.initial.element_size()
     state = 2 if training.optimizer != "sgd" else int(training.momentum > 0)
-    together = cohort_size(prepared.experiment.join, federation.clients) if engine == "stacked" else 1
+    together = prepared.sampler.count(federation.clients) if engine == "stacked" else 1
     a_client = row * (2 * len(federation.slots) + state) + batch * remembered_bytes(prepared)
     return MemoryNeeds(
         samples=problem.inputs.nbytes + problem.labels.nbytes,

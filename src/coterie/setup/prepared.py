@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +18,6 @@ from coterie.core.federation import Federation
 from coterie.core.inventory import copied, held_tensors
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.pixels import as_memory
-from coterie.core.reducing import require_enough
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
 from coterie.data.dataset import fingerprint, part_of, rescaled
@@ -32,12 +31,12 @@ from coterie.models.registry import is_built_in
 from coterie.partition import FromFile, Partition, Rule, Split
 from coterie.partition.partition import Indices
 from coterie.rng import stream_seed
-from coterie.rounds.defences import set_up_defences
-from coterie.rounds.hostile import Hostile, begin_attack
-from coterie.rounds.presence import Attendance
-from coterie.rounds.privacy import check_privacy, set_up_privacy, tell_sizes
-from coterie.rounds.sampling import cohort_size
+from coterie.rounds.listeners import Listener
+from coterie.rounds.round import Rounds
+from coterie.rounds.sampler import Sampler
+from coterie.rounds.stages import Clients, Stage, require_enough
 from coterie.setup.identity import Identity, identity_of
+from coterie.setup.parts import judge_of, sampler_of, stages_of
 from coterie.setup.settings import Settings
 from coterie.typed import shown
 
@@ -91,20 +90,42 @@ class Prepared:
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
             test=tuple(torch.from_numpy(part.test[k]) for k in chosen),
         )
-        if clients is None and self.hostile is not None and not self.stands_in:
-            return replace(found, labels=self.hostile.labels(found))
+        if clients is None and not self.stands_in:
+            for stage in self.stages:
+                found = stage.problem(found)
         return found
 
     @cached_property
-    def hostile(self) -> Hostile | None:
-        """The hostile clients among those that take part; nobody without an attack."""
+    def clients(self) -> Clients:
+        """Those that take part."""
         keys = torch.from_numpy(self.partition.keys)[self.participants]
-        return Hostile.of(self.experiment.attack, keys, self.experiment.seed)
+        return Clients(keys, tuple(self.partition.names[k] for k in self.participants))
 
     @cached_property
-    def attendance(self) -> Attendance:
-        """When those that take part are there, and when they answer."""
-        return Attendance.of(self.experiment.presence, [self.partition.names[k] for k in self.participants])
+    def sampler(self) -> Sampler:
+        """Who of them takes part in a round."""
+        return sampler_of(self.experiment, self.clients)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """What uploads go through."""
+        return stages_of(self.experiment, self.clients)
+
+    def _stages_for(self, clients: list[int] | None) -> list[Stage]:
+        """Those that have a place where some of the partition's clients are looked at (none: those that take part)."""
+        return [stage for stage in self.stages if clients is None or not stage.of_certain_clients]
+
+    def rounds(
+        self,
+        engine: Engine,
+        federation: Federation | None = None,
+        listeners: Sequence[Listener] = (),
+        validated: bool = False,
+    ) -> Rounds:
+        """The rounds of the experiment on an engine, which may score validation samples too (`validated`)."""
+        federation = federation or self.federation()
+        judge = judge_of(self.experiment, self.method, federation, engine, validated)
+        return Rounds(self.method, federation, engine, self.sampler, judge, self.stages, listeners)
 
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
@@ -119,8 +140,8 @@ class Prepared:
         wanted = self.experiment
         if wanted.device == PROCESSOR or wanted.engine == "auto" or not ENGINES.find(wanted.engine).rows_on_device:
             return
-        # Defences, attacks and privacy look at rows one by one and draw noise: work for the processor.
-        plain = not (wanted.attack or wanted.defences.reduces or wanted.defences.watches or wanted.promise.privacy)
+        # Stages look at rows one by one and draw noise: work for the processor.
+        plain = not self.stages
         free = free_bytes(wanted.device)
         # Rows in a file are more than the processor's own memory takes.
         mapped = any(slot.mapped is not None for slot in federation.slots.values())
@@ -145,9 +166,8 @@ class Prepared:
         """A federation of some of the partition's clients before its first round."""
         federation = self.empty_federation(clients)
         self.method.init(federation)
-        set_up_defences(self.method, federation)
-        set_up_privacy(federation)
-        begin_attack(self.hostile if clients is None else None, federation)
+        for stage in self._stages_for(clients):
+            stage.begin(federation)
         self._place_rows(federation)
         return federation
 
@@ -168,14 +188,11 @@ class Prepared:
         """The same without any rows: clients, rounds and settings."""
         chosen = self.participants if clients is None else clients
         layout, module = self.problem_base.layout, self.problem_base.module
-        counts = torch.from_numpy(self.class_counts)[chosen]
-        if clients is None and self.hostile is not None:
-            counts = self.hostile.class_counts(counts, self.problem_base.task)
         federation = Federation(
             layout=layout,
             initial=layout.row(module),
             sizes=torch.from_numpy(self.partition.sizes)[chosen],
-            class_counts=counts,
+            class_counts=torch.from_numpy(self.class_counts)[chosen],
             keys=torch.from_numpy(self.partition.keys)[chosen],
             rounds=self.experiment.rounds,
             seed=self.experiment.seed,
@@ -185,10 +202,12 @@ class Prepared:
             training=self.experiment.training,
             validation_sizes=torch.tensor([len(self.partition.validation[k]) for k in chosen]),
             skip_single_samples=self.problem_base.skip_single_samples,
-            defence=self.experiment.defences,
-            privacy=self.experiment.promise,
         )
-        tell_sizes(federation)
+        stages = self._stages_for(clients)
+        for stage in stages:
+            stage.attach(federation)
+        for stage in stages:
+            stage.simulate(federation)
         return federation
 
 
@@ -233,12 +252,12 @@ def prepare(experiment: Settings) -> Prepared:
     require(isinstance(method.shared, str), told)
     begun = prepared.outline()
     method.check(begun)
-    taking_part = cohort_size(experiment.join, len(prepared.participants))
-    require_enough(experiment.defences, taking_part, "let more clients take part in a round")
+    taking_part = prepared.sampler.count(len(prepared.participants))
+    require_enough(prepared.stages, taking_part, "let more clients take part in a round")
     method.init(begun)  # what cannot be set up shows before the first round
-    set_up_defences(method, begun)
-    check_privacy(method, begun)
-    prepared.attendance.there(begun, round=1)  # a trace may name strangers
+    for stage in prepared.stages:
+        stage.check(method, begun)
+    prepared.sampler.there(begun, round=1)  # a trace may name strangers
     return prepared
 
 

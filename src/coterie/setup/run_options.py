@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.core.training import JointTraining, MemoryChoice
+from coterie.core.training import MemoryChoice
 from coterie.errors import require
 from coterie.options import BY_RULE, setting
 from coterie.processes import most_threads
+from coterie.setup.features import SIMULATED, JointTraining, SimulatedFeatures, settings_of
 
 RUNS_SEED = "the run's seed"
 SCALES = ("", "published")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(JointTraining):
+class RunOptions(SimulatedFeatures, JointTraining):
     """The settings of a run as they are given: numbers and words, or objects in place of the first four names."""
 
     method: Any = setting("fedavg", "The method (see 'coterie methods').", "method")
@@ -67,19 +68,6 @@ class RunOptions(JointTraining):
     memory: MemoryChoice = setting(
         "auto", "Order of images and convolutions in memory: contiguous, channels_last, auto (by trial).", "running"
     )
-    presence: str = setting(
-        "",
-        "Who is there and answers: dropout:0.1, available:0.8, stragglers:0.2, late:0.2, leave:0.2, trace:FILE.csv; "
-        "joined by +.",
-        "training",
-        shown="everybody",
-    )
-    attack: str = setting(
-        "",
-        "Hostile clients, NAME:SHARE of them (see docs/hostile-clients.md): label-flip:0.2, sign-flip, scaling, …",
-        "defence",
-        shown="nobody is",
-    )
     engine: str = setting(
         "auto",
         "auto (by trial; short runs: serial), serial, processes (one a core), adaptive (either), stacked (one batch), "
@@ -109,7 +97,9 @@ class RunOptions(JointTraining):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        JointTraining.__post_init__(self)
+        for feature in settings_of(SIMULATED):
+            feature.__post_init__(self)
         require(self.evaluate_every >= 1, f"evaluate_every = {self.evaluate_every}: must be at least 1")
         require(
             self.evaluate_clients == 0 or self.evaluate_clients >= 2,

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from coterie import options
-from coterie.core.reducing import reducer_of
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset, from_arrays
 from coterie.devices import named
@@ -23,13 +22,14 @@ from coterie.partition import PARTITIONS, Dirichlet, FromFile, Partition, Rule
 from coterie.partition.from_file import ANY_FILE
 from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
-from coterie.rounds.attacks import ATTACKS
-from coterie.rounds.presence import Attendance, placed
+from coterie.setup.parts import things_in
 from coterie.setup.run_options import RunOptions
 from coterie.typed import EXAMPLE, shown
 
 Arrays = tuple[Any, ...]
 """Inputs and labels, `(x, y)`."""
+PARTS = {"attack", "defence", "presence", "sampler", "stages"}
+"""The settings whose texts may name parts of a round in a file."""
 
 
 def _such_as(example: str) -> dict[str, str]:
@@ -97,13 +97,9 @@ class Settings(RunOptions):
         if self.task:
             TASKS.find(self.task)
             object.__setattr__(self, "task", absolute(self.task))
-        object.__setattr__(self, "presence", placed(self.presence))
-        Attendance.of(self.presence)
-        for name in ("attack", "defence", "presence"):
+        for name in PARTS & options.option_fields(type(self)).keys():
             object.__setattr__(self, name, options.all_absolute(getattr(self, name)))
-        if self.attack:
-            options.made(ATTACKS, self.attack)
-        reducer_of(self.defences)
+        list(things_in(self))
         if self.engine != "ray":  # a cluster's machines differ from this one
             object.__setattr__(self, "device", named(self.device))
         if self.engine != "auto":

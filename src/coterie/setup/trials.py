@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from coterie.client.trainer import stepping_of
 from coterie.core.training import MemoryFormat
 from coterie.engines.base import Engine
 from coterie.engines.serial import Serial
@@ -197,7 +198,7 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
     many = round.by_size()[: min(max(most // batches, 2), room)]
     pieces = [Piece.of(prepared, way.memory, clients, batches) for clients in (many, many[:1])]
     engines = [Stacked(piece.problem, piece.method, seed=0) for piece in pieces]
-    if engines[0].declines(pieces[0].work.recipe, pieces[0].federation.privacy) is not None:
+    if engines[0].declines(pieces[0].work.recipe, stepping_of(pieces[0].federation)) is not None:
         return None
 
     def once() -> Rates:

@@ -22,7 +22,7 @@ from coterie.engines.base import Work
 from coterie.methods.base import Method
 from coterie.processes import cores
 from coterie.rounds.delivery import Delivery
-from coterie.rounds.sampling import draw_cohort, draw_tested
+from coterie.rounds.sampler import drawn
 from coterie.setup.prepared import Prepared
 
 SMALL_MODEL = 100_000  # parameters
@@ -141,9 +141,10 @@ def expected_seconds(prepared: Prepared) -> float:
     epochs = epochs_of(recipe, experiment.epochs)
     sizes = [int(prepared.partition.sizes[client]) for client in prepared.participants]
     steps = [-(-size // experiment.batch) for size in sizes]
+    share = prepared.sampler.count(len(sizes)) / len(sizes)
     layers, multiplications = _cost_of_model(prepared.problem_base.module, prepared.problem_base.inputs[:1])
-    dispatch = STACKED_LAYER * max(steps) if experiment.engine == "stacked" else experiment.join * sum(steps)
-    arithmetic = experiment.join * sum(sizes) * PASSES * multiplications / MULTIPLICATIONS_A_SECOND
+    dispatch = STACKED_LAYER * max(steps) if experiment.engine == "stacked" else share * sum(steps)
+    arithmetic = share * sum(sizes) * PASSES * multiplications / MULTIPLICATIONS_A_SECOND
     return experiment.rounds * epochs * (SECONDS_A_LAYER_AND_STEP * layers * dispatch + arithmetic)
 
 
@@ -184,11 +185,12 @@ class Round:
         """The first round of an experiment."""
         experiment, participants = prepared.experiment, prepared.participants
         keys = torch.from_numpy(prepared.partition.keys)[participants]
-        drawn = draw_cohort(keys, experiment.join, experiment.seed, 1).tolist()
-        cohort = [participants[client] for client in drawn]
+        asked = drawn(keys, prepared.sampler.count(len(keys)), experiment.seed, "cohort", 1).tolist()
+        cohort = [participants[client] for client in asked]
         train, test = prepared.partition.train, prepared.partition.test
         # Everybody (or a sample of them) is tested with what was received, the cohort with what it trained.
-        received = draw_tested(keys, experiment.evaluate_clients, experiment.seed, 1).tolist()
+        count = min(experiment.evaluate_clients or len(keys), len(keys))
+        received = drawn(keys, count, experiment.seed, "tested", 1).tolist()
         tests = sum(len(test[client]) for client in (*(participants[place] for place in received), *cohort))
         batches = [max(-(-len(train[client]) // experiment.batch), 1) for client in cohort]
         return cls(tuple(cohort), tuple(batches), tests / experiment.evaluate_every)

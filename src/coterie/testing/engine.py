@@ -15,7 +15,6 @@ from coterie.engines.base import Engine
 from coterie.engines.serial import Serial
 from coterie.methods import FedAvg, FedBABU, FedCAC, FedFomo, FedPAC, FedPer, FedTC, Method, PFedCS, PFedMe
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.round import Rounds
 from coterie.testing.method import CheckFailedError
 from coterie.testing.toys import ROUNDS, toy_experiment
 
@@ -74,12 +73,12 @@ def _run(
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            rounds = Rounds(method, prepared.federation(), engine, join)
+            rounds = prepared.rounds(engine)
             reports = [rounds.run_round() for _ in range(ROUNDS)]
             trainings = [report.training for report in reports]
             losses = np.concatenate([np.zeros(0) if training is None else training.loss for training in trainings])
             efforts = [report.efforts for report in reports]
-            return rounds.federation, rounds.evaluate_received(), torch.from_numpy(losses).nan_to_num(), efforts
+            return rounds.federation, rounds.judge.evaluate_received(), torch.from_numpy(losses).nan_to_num(), efforts
     finally:
         torch.set_num_threads(threads)
         engine.close()

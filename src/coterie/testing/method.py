@@ -24,7 +24,6 @@ from coterie.partition import Partition
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
-from coterie.rounds.round import Rounds
 from coterie.runs.directory import RunDirectory
 from coterie.runs.resume import resume
 from coterie.testing.together import SITES, agreed, run_on_messages, simulated
@@ -286,7 +285,7 @@ def _rounds(method: Method, name: str, join: float) -> tuple[Federation, Tensor]
     experiment = toy_experiment(method, join=join)
     prepared = experiment.prepare()
     engine: Engine = make_engine(name, prepared.problem(), method, experiment.seed)
-    rounds = Rounds(method, prepared.federation(), engine, join)
+    rounds = prepared.rounds(engine)
     with torch.random.fork_rng(devices=[]):
         trainings = [rounds.run_round().training for _ in range(ROUNDS)]
     engine.close()

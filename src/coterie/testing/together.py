@@ -25,8 +25,10 @@ from coterie.deployment.store import Store
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.deployment.workplace import own_split
 from coterie.methods.base import Method
+from coterie.options import option_fields
 from coterie.partition import Partition
 from coterie.runs.experiment import Experiment
+from coterie.setup.features import FEATURES, settings_of
 
 SITES = ("site-a", "site-b", "site-c")
 SIZES = (23, 31, 18)
@@ -143,11 +145,10 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
         test=tuple(part[2] for part in parts),
         names=agreement.sites,
     )
-    shared = {
-        name: getattr(agreement, name)
-        for name in ("method", "model", "classifier", "rounds", "join", "epochs", "batch", "lr", "momentum", "seed")
-    }
-    shared |= vars(agreement.defences) | vars(agreement.promise)
+    training = ("epochs", "batch", "lr", "momentum", "seed")
+    features = (name for feature in settings_of(FEATURES) for name in option_fields(feature))
+    names = ("method", "model", "classifier", "rounds", "join", "sampler", "stages", *training, *features)
+    shared = {name: getattr(agreement, name) for name in names}
     data = Dataset("all", inputs, labels, agreement.classes)
     return Experiment(data=data, partition=partition, threads=1, **shared)
 

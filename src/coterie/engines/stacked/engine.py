@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from coterie.client.problem import Problem
 from coterie.client.recipe import Measure, Phase, Recipe, phases, plain_steps, telling_phase, trained_slots
 from coterie.client.scores import Score, TrainingScores
+from coterie.client.trainer import Stepping, stepping_of
 from coterie.core.federation import Federation
-from coterie.core.privacy import Privacy
 from coterie.engines.base import NOBODY, Engine, EngineOptions, PeersOf, Trained, Work
 from coterie.engines.serial import Serial
 from coterie.engines.stacked.batch import StackedBatch
@@ -59,7 +59,7 @@ class Stacked(Engine):
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have the cohort do the work together, or one by one where that is impossible."""
-        reason = self.declines(work.recipe, federation.privacy)
+        reason = self.declines(work.recipe, stepping_of(federation))
         if reason is None:
             try:
                 trained = self._train(federation, work, cohort)
@@ -89,10 +89,10 @@ class Stacked(Engine):
                 self._say(str(error).splitlines()[0])
         return self._serial.test(federation, clients, keep_scores, peers)
 
-    def declines(self, recipe: Recipe, promise: Privacy | None = None) -> str | None:
+    def declines(self, recipe: Recipe, stepping: Stepping | None = None) -> str | None:
         """Why a recipe cannot be stacked, if so."""
-        if promise is not None and promise.of_examples:
-            return "every example's gradient is clipped (privacy = example)"
+        if stepping is not None:
+            return stepping.why
         if self._model_reason:
             return self._model_reason
         if any(phase.rule is not plain_steps for phase in phases(recipe)):

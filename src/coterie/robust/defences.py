@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coterie.core.reducing import EXACT, ROUNDING, Contributions, Reduced, Reducer, lacking, limited
+from coterie.core.applying import EXACT
 from coterie.errors import CoterieError, require
+from coterie.robust.reducing import ROUNDING, Contributions, Reduced, Reducer, lacking, limited
 
 ALIKE = 1e-4
 """By how much weights that count as equal may differ, relatively."""

@@ -21,23 +21,24 @@ An upload that jumps counts like one that diverged: nothing of it is kept, in no
 its last good row. So do its next ones, until `quarantine_rounds` of them in a row have not jumped. With fewer than five
 uploads nobody is judged, and whoever is out stays out.
 
-This decides which uploads count at all; how those that do are mixed is the business of `coterie.core.reducing`.
+This decides which uploads count at all; how those that do are mixed is the business of `coterie.robust.reducing`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.core.applying import block_width
-from coterie.core.columns import Columns
-from coterie.core.defence import FEWEST
 from coterie.core.federation import Federation
-from coterie.core.task.base import LOSS, SAMPLES
+from coterie.robust.options import FEWEST, Defence
+from coterie.rounds.report import Note
+from coterie.rounds.stages import Clients, Course, Incoming, Stage
 
 LEFT = "quarantine.left"  # value [K]: uploads that must not jump before the client's count again
 FIRST_LOSS = "quarantine.first_loss"  # value: the median loss of the first round that was judged; 0: none yet
@@ -49,69 +50,86 @@ ALIKE = 0.1  # of the first loss: smaller ones do not differ
 AS_DEVIATION = 1.4826  # of a normal distribution, in median absolute deviations
 
 
+class SetAside(Note, frozen=True):
+    """Whose uploads did not count in a round, each with the reason."""
+
+    clients: list[int]
+    reasons: list[str]
+
+    def warnings(self) -> Iterator[tuple[int, str]]:
+        """The same in words."""
+        for client, reason in zip(self.clients, self.reasons, strict=True):
+            yield client, f"the upload of client %s is set aside: {reason}"
+
+
 @dataclass(frozen=True)
-class Incoming:
-    """What came in, before anything of it is kept: a row per client of the cohort."""
+class Quarantine(Stage):
+    """Sets uploads aside that jump further than `threshold`, until `rounds` of a client's have not jumped."""
 
-    cohort: Tensor  # [m] client ids
-    held: Mapping[str, Tensor]  # slot -> [m, slot width]
-    declared: Mapping[str, Columns]  # slot -> columns that were sent
-    measured: Mapping[str, Tensor]  # name -> [m, ...]
-    losses: Sequence[float | None] = ()  # on each client's test samples after training; none without such samples
+    threshold: float = 6.0
+    rounds: int = 3
+    name: ClassVar[str] = "quarantine"
+    needs_losses: ClassVar[bool] = True
 
+    @classmethod
+    def of(cls, settings: Defence, clients: Clients) -> Quarantine | None:
+        """The quarantine that a run asks for."""
+        return cls(settings.quarantine, settings.quarantine_rounds) if settings.quarantine else None
 
-def mean_loss(sums: Mapping[str, int | float | None]) -> float | None:
-    """The mean loss that a score's sums say; none without samples. What cannot be told for its size is infinite.
+    def begin(self, federation: Federation) -> None:
+        """Make room for what is remembered of everybody."""
+        count = federation.clients
+        federation.add_value(LEFT, torch.zeros(count, dtype=torch.int64), per_client=True, held_by="server")
+        federation.add_value(FIRST_LOSS, torch.zeros((), dtype=torch.float64), held_by="server")
+        nothing = torch.full((count, 2, REMEMBERED), torch.nan, dtype=torch.float64)
+        federation.add_value(PAST, nothing, per_client=True, held_by="server")
 
-    >>> mean_loss({"loss": 3.0, "samples": 2}), mean_loss({"loss": None, "samples": 2})
-    (1.5, inf)
-    """
-    samples, loss = sums.get(SAMPLES), sums.get(LOSS)
-    if not samples:
-        return None
-    return loss / samples if loss is not None and math.isfinite(loss) else math.inf
+    def server(self, federation: Federation, incoming: Incoming) -> tuple[Incoming, dict[int, str]]:
+        """What counts, and whose uploads do not; what is remembered of all is brought up to date."""
+        out = self.set_aside(federation, incoming)
+        return incoming.only(~torch.isin(incoming.cohort, torch.tensor(list(out), dtype=torch.int64))), out
 
+    def out(self, federation: Federation) -> list[int]:
+        """The clients in quarantine."""
+        clients: list[int] = federation.values[LEFT].nonzero()[:, 0].tolist()
+        return clients
 
-def begin_watch(federation: Federation) -> None:
-    """Make room for what is remembered of everybody; nothing if uploads are not watched."""
-    if not federation.defence.watches:
-        return
-    count = federation.clients
-    federation.add_value(LEFT, torch.zeros(count, dtype=torch.int64), per_client=True, held_by="server")
-    federation.add_value(FIRST_LOSS, torch.zeros((), dtype=torch.float64), held_by="server")
-    nothing = torch.full((count, 2, REMEMBERED), torch.nan, dtype=torch.float64)
-    federation.add_value(PAST, nothing, per_client=True, held_by="server")
+    def note(self, federation: Federation, course: Course) -> SetAside | None:
+        """Who was set aside, and why."""
+        out = course.set_aside
+        return SetAside([*out], [*out.values()]) if out else None
 
-
-def set_aside(federation: Federation, incoming: Incoming) -> dict[int, str]:
-    """The clients whose uploads do not count, each with the reason; what is remembered of all is brought up to date."""
-    defence, cohort = federation.defence, incoming.cohort
-    if LEFT not in federation.values or not len(cohort):
-        return {}
-    left = federation.values[LEFT][cohort]
-    if len(cohort) < FEWEST:
-        why = f"it is in quarantine, and {len(cohort)} uploads are too few to judge it by"
-        return {int(client): why for client in cohort[left > 0]}
-    past = federation.values[PAST][cohort]
-    ratios, parts = _largest(len(cohort), _moved(federation, incoming))
-    losses = _with_least(federation, [math.nan if one is None else one for one in incoming.losses])
-    jumps = torch.zeros(len(cohort), dtype=torch.bool)
-    reasons = [""] * len(cohort)
-    for kind, values in enumerate((ratios, _relative(losses))):
-        standing, away = distances(values)
-        near, far = away > defence.quarantine, away > 2 * defence.quarantine
-        own = jump(standing, past[:, kind]) > defence.quarantine
-        jumped = far & own if kind else far | (near & own)
-        for place in jumped.nonzero()[:, 0].tolist():
-            what = "loss" if kind else parts[place]
-            reasons[place] = reasons[place] or f"its {what} is {values[place]:.3g} times what is usual in the round"
-        jumps |= jumped
-        past[:, kind] = torch.cat([past[:, kind, 1:], standing[:, None]], 1)
-    out = jumps | (left > 0)
-    federation.keep_value(PAST, cohort[~out], past[~out])
-    federation.keep_value(LEFT, cohort, torch.where(jumps, defence.quarantine_rounds, (left - 1).clamp(min=0)))
-    still = [f"it is still in quarantine (rounds without a jump that are left: {count - 1})" for count in left.tolist()]
-    return {int(cohort[place]): reasons[place] or still[place] for place in out.nonzero()[:, 0].tolist()}
+    def set_aside(self, federation: Federation, incoming: Incoming) -> dict[int, str]:
+        """The clients whose uploads do not count, each with the reason; what is remembered is brought up to date."""
+        cohort = incoming.cohort
+        if not len(cohort):
+            return {}
+        left = federation.values[LEFT][cohort]
+        if len(cohort) < FEWEST:
+            why = f"it is in quarantine, and {len(cohort)} uploads are too few to judge it by"
+            return {int(client): why for client in cohort[left > 0]}
+        past = federation.values[PAST][cohort]
+        ratios, parts = _largest(len(cohort), _moved(federation, incoming))
+        losses = _with_least(federation, [math.nan if one is None else one for one in incoming.losses])
+        jumps = torch.zeros(len(cohort), dtype=torch.bool)
+        reasons = [""] * len(cohort)
+        for kind, values in enumerate((ratios, _relative(losses))):
+            standing, away = distances(values)
+            near, far = away > self.threshold, away > 2 * self.threshold
+            own = jump(standing, past[:, kind]) > self.threshold
+            jumped = far & own if kind else far | (near & own)
+            for place in jumped.nonzero()[:, 0].tolist():
+                what = "loss" if kind else parts[place]
+                reasons[place] = reasons[place] or f"its {what} is {values[place]:.3g} times what is usual in the round"
+            jumps |= jumped
+            past[:, kind] = torch.cat([past[:, kind, 1:], standing[:, None]], 1)
+        out = jumps | (left > 0)
+        federation.keep_value(PAST, cohort[~out], past[~out])
+        federation.keep_value(LEFT, cohort, torch.where(jumps, self.rounds, (left - 1).clamp(min=0)))
+        still = [
+            f"it is still in quarantine (rounds without a jump that are left: {count - 1})" for count in left.tolist()
+        ]
+        return {int(cohort[place]): reasons[place] or still[place] for place in out.nonzero()[:, 0].tolist()}
 
 
 def _with_least(federation: Federation, losses: list[float]) -> Tensor:

@@ -17,13 +17,23 @@ from coterie.partition import Dirichlet
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
 from coterie.rng import numpy_stream
-from coterie.rounds import round as rounds_module
+from coterie.rounds import sampler
 from coterie.rounds.listeners import StopAfter
-from coterie.rounds.presence import PRESENCES, Attendance, Available, Dropout, Late, Leave, Presence, Stragglers, Trace
 from coterie.rounds.round import Rounds
-from coterie.rounds.sampling import draw_cohort
+from coterie.rounds.sampler import Share, draw_cohort
 from coterie.runs.experiment import Experiment
 from coterie.runs.resume import resume
+from coterie.scenarios.presence import (
+    PRESENCES,
+    Attendance,
+    Available,
+    Dropout,
+    Late,
+    Leave,
+    Presence,
+    Stragglers,
+    Trace,
+)
 from support import Recording, final_rows, permuted_partition, rows_of, tiny, without_times
 
 CLIENTS = 6
@@ -134,8 +144,8 @@ class Scripted(Presence):
 def played(experiment: Experiment, *parts: Presence) -> Iterator[tuple[Rounds, Recording, Any]]:
     prepared = experiment.prepare()
     engine = Recording(prepared.problem(), prepared.method, experiment.seed)
-    attendance = Attendance(parts, tuple(prepared.partition.names))
-    rounds = Rounds(prepared.method, prepared.federation(), engine, experiment.join, attendance=attendance)
+    attendance = Attendance(Share(experiment.join), parts, tuple(prepared.partition.names))
+    rounds = Rounds(prepared.method, prepared.federation(), engine, attendance)
     for _ in range(experiment.rounds):
         yield rounds, engine, rounds.run_round()
 
@@ -209,7 +219,7 @@ def missing_is_not_drawn(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = experiment.run()
     cohorts = {line["round"]: line["cohort"] for line in found.history.lines}
     assert any(line.get("missing") for line in found.history.lines)
-    monkeypatch.setattr(rounds_module, "draw_cohort", lambda keys, join, seed, round: torch.tensor(cohorts[round]))
+    monkeypatch.setattr(sampler, "draw_cohort", lambda keys, join, seed, round: torch.tensor(cohorts[round]))
     plain = Experiment(method, rounds=4, epochs=1, threads=1, **options).run()
     same_state(found.federation, plain.federation)
 

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from coterie.core import applying
 from coterie.core.applying import apply
-from coterie.core.defence import Defence
 from coterie.core.exchange import Mix, Put, Uploads
 from coterie.core.federation import Federation
-from coterie.core.reducing import Contributions, Reduced, Reducer, limited, require_enough
 from coterie.errors import CoterieError
 from coterie.partition import Dirichlet
+from coterie.robust.defended import Defended
+from coterie.robust.options import Defence
+from coterie.robust.reducing import Contributions, Reduced, Reducer, limited
+from coterie.rounds.stages import Stage, require_enough
 from coterie.runs.experiment import Experiment
 from support import tiny
 
@@ -122,7 +124,7 @@ def test_rows_that_keep_it_stay_as_they_are() -> None:
 
 def sent(method: str, defence: Defence, cohort: tuple[int, ...] = (0, 1, 2, 3)) -> tuple[Federation, Uploads, Tensor]:
     federation = tiny(method, clients=4).prepare().federation()
-    federation.defence, federation.round = defence, 1
+    federation.reduction, federation.round = Defended.of(defence), 1
     ids, everything = torch.tensor(cohort), federation.layout.everything
     rows = torch.randn(len(ids), everything.size, generator=torch.Generator().manual_seed(1))
     return federation, Uploads(federation, ids, {"model": rows}, {"model": everything}), rows
@@ -185,7 +187,7 @@ def test_too_few_clients_are_refused() -> None:
 def test_what_another_defence_leaves_is_bounded_too() -> None:
     """Multi-Krum shares out what it takes from the others: 0.25 each of four become a third each of three."""
     federation = tiny("fedavg", clients=7).prepare().federation()
-    federation.defence, federation.round = Defence(defence="multi-krum:1", share_limit=0.3), 1
+    federation.reduction, federation.round = Defended.of(Defence(defence="multi-krum:1", share_limit=0.3)), 1
     ids, everything = torch.arange(7), federation.layout.everything
     rows = torch.arange(7.0)[:, None].square().expand(7, everything.size)
     uploads = Uploads(federation, ids, {"model": rows}, {"model": everything})
@@ -201,13 +203,25 @@ def test_a_part_that_stays_what_it_was_counts_for_nobody() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.3, 0.15, 0.15]], dtype=torch.float64))
 
 
+def asked(defence: Defence) -> Stage:
+    stage = Defended.of(defence)
+    assert stage is not None
+    return stage
+
+
+def test_too_few_contributors_are_refused_with_the_way_out() -> None:
+    problem = r"share_limit = 0.4: a mix of 2 cannot keep it \(at least 0.5\); name more sites"
+    with pytest.raises(CoterieError, match=problem):
+        require_enough([asked(Defence(share_limit=0.4))], 2, "name more sites")
+
+
 @pytest.mark.parametrize(("defence", "left"), [("krum", 1), ("multi-krum", 4)])
 def test_a_limit_that_a_defence_cannot_leave_room_for_is_refused(defence: str, left: int) -> None:
     """Of seven contributors Krum leaves one, and Multi-Krum four: neither can keep a fifth."""
     with pytest.raises(
         CoterieError, match=rf"share_limit = 0.2, defence = '{defence}': a mix of {left} cannot keep it"
     ):
-        require_enough(Defence(defence=defence, share_limit=0.2), 7, "name more sites")
+        require_enough([asked(Defence(defence=defence, share_limit=0.2))], 7, "name more sites")
 
 
 class WithoutExtremes(Reducer):
@@ -219,8 +233,8 @@ class WithoutExtremes(Reducer):
 
 
 def test_another_way_to_reduce_fits_into_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applying, "reducer_of", lambda defence: WithoutExtremes())
     monkeypatch.setattr(applying, "BLOCK", 64)  # several blocks of columns
     federation, uploads, rows = sent("fedavg", Defence())
+    federation.reduction = Defended(WithoutExtremes(), "without extremes")
     apply([Mix(torch.full((1, 4), 0.25))], federation, uploads, MARK)
     torch.testing.assert_close(federation["model"].shared[0], rows.sort(0).values[1:3].mean(0))

@@ -11,33 +11,39 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.client.private import batches_an_epoch, epochs_on_examples
 from coterie.client.recipe import Recipe, measures, phases, plain_steps
-from coterie.core.accountant import Release, epsilon_of
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.noise import NoiseSource
-from coterie.core.privacy import Privacy
-from coterie.engines.base import Work
 from coterie.errors import CoterieError, require
 from coterie.methods.base import Method
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport, Spent
+from coterie.privacy.accountant import Release, epsilon_of
+from coterie.privacy.noise import NoiseSource, noise_of
+from coterie.privacy.promise import Privacy
+from coterie.privacy.steps import PrivateStepping, batches_an_epoch, epochs_on_examples
+from coterie.rounds.collect import declared_columns
+from coterie.rounds.report import Note
+from coterie.rounds.stages import Clients, Course, Incoming, Stage
 
 log = logging.getLogger("coterie")
 
+COUNTS_TELL = (
+    "privacy = example: the method trains with a client's class counts, which is not accounted for; use another "
+    "method, such as fedavg or fedper"
+)
 TIMES = "privacy.times"  # value [K]: uploads (`client`), or epochs that looked at examples (`example`)
 
 
 def told_size(promise: Privacy, size: int, noise: NoiseSource) -> int:
     """What others are told of a client's number of training samples.
 
-    >>> from coterie.core.noise import SecureNoise
+    >>> from coterie.privacy.noise import SecureNoise
     >>> told_size(Privacy(), 30, SecureNoise()), told_size(Privacy(privacy="client"), 30, SecureNoise())
     (30, 1)
     """
@@ -48,52 +54,127 @@ def told_size(promise: Privacy, size: int, noise: NoiseSource) -> int:
     return max(1, round(size + promise.size_noise * float(noise.normal(1))))
 
 
-def tell_sizes(federation: Federation) -> None:
-    """Let the federation know of its clients' numbers of samples just what they tell."""
-    if federation.privacy.privacy is not None:
+class Spent(Note, frozen=True):
+    """What clients have spent of their privacy so far: each ε holds with the run's δ; none where there is no bound."""
+
+    epsilon: float | None  # the largest of all clients
+    clients: list[float | None]  # of this round's cohort, and then of who was asked and did not answer in time
+
+    @classmethod
+    def of(cls, worst: float, asked: Sequence[float]) -> Spent:
+        """The note of these, of which some may be infinite."""
+        bounds = [epsilon if math.isfinite(epsilon) else None for epsilon in (worst, *asked)]
+        return cls(bounds[0], bounds[1:])
+
+    @property
+    def shown(self) -> str:
+        """The largest."""
+        return f"ε {math.inf if self.epsilon is None else self.epsilon:.3g}"
+
+
+@dataclass(frozen=True)
+class Private(Stage):
+    """Keeps a run's promise: what is clipped and noisy leaves a client, and what else would tell is refused."""
+
+    promise: Privacy
+    name: ClassVar[str] = "privacy"
+    hides_results: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, settings: Privacy, clients: Clients | None = None) -> Private:
+        """The promise of a run."""
+        return cls(settings.promise)
+
+    def attach(self, federation: Federation) -> None:
+        """Where examples are promised privacy, steps are those of DP-SGD, and class counts are not told."""
+        if self.promise.of_examples:
+            federation.stepping = PrivateStepping(self.promise)
+            federation.withhold_class_counts(COUNTS_TELL)
+
+    def simulate(self, federation: Federation) -> None:
+        """The federation knows of clients' numbers of samples just what they tell; there is room for the account."""
         told = [
-            told_size(federation.privacy, size, federation.noise(client, "size"))
+            told_size(self.promise, size, noise_of(federation, client, "size"))
             for client, size in enumerate(federation.sizes.tolist())
         ]
         federation.sizes = torch.tensor(told, dtype=torch.int64)
-
-
-def set_up_privacy(federation: Federation) -> None:
-    """Make room for the account; nothing without a promise."""
-    if federation.privacy.privacy is not None:
         nothing = torch.zeros(federation.clients, dtype=torch.int64)
         federation.add_value(TIMES, nothing, per_client=True, held_by="server")
 
+    def check(self, method: Method, federation: Federation) -> None:
+        """Refuse a method that tells more than the promise covers, and a budget that cannot hold.
 
-def check_privacy(method: Method, federation: Federation) -> None:
-    """Refuse a method that tells more than its promise covers, and a budget that cannot hold, before the first round.
+        The federation's slots and values are as they begin. Recipes and uploads are looked at round by round.
+        """
+        promise, layout, name = self.promise, federation.layout, type(method).__name__
+        if federation.asks_class_counts:
+            raise _refusal(promise, f"{name} has clients tell how many samples of each class they hold")
+        validation = federation.validation_sizes
+        if method.learns_from_validation or (validation is not None and bool(validation.any())):
+            raise _refusal(promise, "validation scores would be told", "leave validation out (validation = 0)")
+        if promise.of_examples and layout.has_batch_norm:
+            raise _refusal(promise, "batch norm mixes the examples of a batch", "use norm = group")
+        here, total, unseen = federation.round, 0, dict[str, Columns]()
+        for number in range(1, federation.rounds + 1):
+            federation.round = number
+            recipe, sent = method.recipe(federation), declared_columns(federation, method.uploads(federation))
+            _check_recipe(promise, recipe, name)
+            total += looks(promise, recipe, sent, federation)
+            if promise.of_clients:
+                _check_sent(promise, federation, sent, unseen, name)
+        federation.round = here
+        _check_budget(promise, federation, total)
 
-    The federation's slots and values are as they begin. Recipes and uploads are looked at round by round.
-    """
-    promise, layout, name = federation.privacy, federation.layout, type(method).__name__
-    if promise.privacy is None:
-        return
-    if federation.asks_class_counts:
-        raise _refusal(promise, f"{name} has clients tell how many samples of each class they hold")
-    validation = federation.validation_sizes
-    if method.learns_from_validation or (validation is not None and bool(validation.any())):
-        raise _refusal(promise, "validation scores would be told", "leave validation out (validation = 0)")
-    if promise.of_examples and layout.has_batch_norm:
-        raise _refusal(promise, "batch norm mixes the examples of a batch", "use norm = group")
-    here, total, unseen = federation.round, 0, dict[str, Columns]()
-    for number in range(1, federation.rounds + 1):
-        federation.round = number
-        recipe, sent = method.recipe(federation), _sent(method, federation)
-        _check_recipe(promise, recipe, name)
-        total += looks(promise, recipe, sent, federation)
-        if promise.of_clients:
-            _check_sent(promise, federation, sent, unseen, name)
-    federation.round = here
-    _check_budget(federation, total)
+    def trained(self, federation: Federation, incoming: Incoming) -> Incoming:
+        """Of a promise to clients, whoever diverged sends noise alone, since to say so would tell of its data."""
+        if not self.promise.of_clients:
+            return incoming
+        broken = torch.zeros(len(incoming.cohort), dtype=torch.bool)
+        for matrix in incoming.held.values():
+            broken |= ~torch.isfinite(matrix).all(1)
+        if not bool(broken.any()):
+            return incoming
+        log.warning("a client's training diverged; it goes on from what it held before, and sends noise")
+        kept = {slot: matrix.clone() for slot, matrix in incoming.held.items()}
+        for slot, matrix in kept.items():
+            matrix[broken] = federation[slot].rows(incoming.cohort[broken])
+        return replace(incoming, held=kept)
 
+    def client(self, federation: Federation, incoming: Incoming) -> Incoming:
+        """What is sent, clipped and noisy; clients go on from that themselves.
 
-def _sent(method: Method, federation: Federation) -> dict[str, Columns]:
-    return {slot: federation.layout.columns(group) for slot, group in method.uploads(federation).items()}
+        All that a client sends is one vector: its change against what it held before, which the server knows. Nothing
+        else may see the rows in between.
+        """
+        promise, held = self.promise, incoming.held
+        sent = {slot: columns for slot, columns in incoming.declared.items() if columns and slot in held}
+        if not promise.of_clients or not promise.privacy_clip or not sent:
+            return incoming
+        out = {slot: rows.clone() if slot in sent else rows for slot, rows in held.items()}
+        for place, client in enumerate(incoming.cohort.tolist()):
+            me = torch.tensor([client])
+            before = torch.cat([federation[slot].rows(me, columns)[0] for slot, columns in sent.items()])
+            places = {slot: columns.within(federation[slot].columns) for slot, columns in sent.items()}
+            after = torch.cat([own.take(out[slot][place]) for slot, own in places.items()])
+            moved = clipped(after - before, promise.privacy_clip)
+            noisy = before + moved + promise.deviation * noise_of(federation, client, "upload").normal(len(moved))
+            parts = noisy.split([columns.size for columns in sent.values()])
+            for (slot, own), values in zip(places.items(), parts, strict=True):
+                own.put(out[slot][place], values)
+        return replace(incoming, held=out)
+
+    def note(self, federation: Federation, course: Course) -> Spent | None:
+        """What has been spent so far: counted are all that were asked, whether or not it came in time and counted.
+
+        Real sites keep accounts of their own.
+        """
+        if TIMES not in federation.values:
+            return None
+        times = looks(self.promise, course.recipe, course.declared, federation)
+        federation.keep_value(TIMES, course.asked, federation.values[TIMES][course.asked] + times)
+        everybody = epsilons(self.promise, federation)
+        order = [*course.cohort.tolist(), *course.asked[~torch.isin(course.asked, course.cohort)].tolist()]
+        return Spent.of(max(everybody), [everybody[client] for client in order])
 
 
 def _check_sent(
@@ -120,9 +201,8 @@ def _check_recipe(promise: Privacy, recipe: Recipe, name: str) -> None:
         raise _refusal(promise, f"{name} takes steps by a rule of its own")
 
 
-def _check_budget(federation: Federation, times: int) -> None:
+def _check_budget(promise: Privacy, federation: Federation, times: int) -> None:
     """An error if a client that takes part in every round spent more than the budget."""
-    promise = federation.privacy
     if promise.of_examples:
         least = int(federation.sizes[federation.sizes > 0].min()) if bool((federation.sizes > 0).any()) else 0
         require(
@@ -136,13 +216,12 @@ def _check_budget(federation: Federation, times: int) -> None:
         return
     raise CoterieError(
         f"epsilon = {promise.epsilon:g}: {federation.rounds} rounds spend {worst:.4g} (δ = {promise.delta:g}); "
-        f"{_way_out(federation, times)}"
+        f"{_way_out(promise, federation, times)}"
     )
 
 
-def _way_out(federation: Federation, times: int) -> str:
+def _way_out(promise: Privacy, federation: Federation, times: int) -> str:
     """The least noise that keeps the budget, to two digits."""
-    promise = federation.privacy
     assert promise.epsilon is not None
     if not promise.privacy_clip:
         return "set privacy_clip and privacy_noise above 0"
@@ -204,31 +283,6 @@ def training_releases(promise: Privacy, size: int, times: int, batch: int) -> li
     return [Release(promise.multiplier, times * steps, rate=1 / steps)]
 
 
-def noisy_uploads(
-    federation: Federation, cohort: Tensor, held: Mapping[str, Tensor], declared: Mapping[str, Columns]
-) -> dict[str, Tensor]:
-    """The rows that clients hold, with what they send of them clipped and noisy; they go on from that themselves.
-
-    All that a client sends is one vector: its change against what it held before, which the server knows. Nothing else
-    may see the rows in between.
-    """
-    promise = federation.privacy
-    sent = {slot: columns for slot, columns in declared.items() if columns and slot in held}
-    if not promise.of_clients or not promise.privacy_clip or not sent:
-        return dict(held)
-    out = {slot: rows.clone() if slot in sent else rows for slot, rows in held.items()}
-    for place, client in enumerate(cohort.tolist()):
-        me = torch.tensor([client])
-        before = torch.cat([federation[slot].rows(me, columns)[0] for slot, columns in sent.items()])
-        places = {slot: columns.within(federation[slot].columns) for slot, columns in sent.items()}
-        after = torch.cat([own.take(out[slot][place]) for slot, own in places.items()])
-        moved = clipped(after - before, promise.privacy_clip)
-        noisy = before + moved + promise.deviation * federation.noise(client, "upload").normal(len(moved))
-        for (slot, own), values in zip(places.items(), noisy.split([one.size for one in sent.values()]), strict=True):
-            own.put(out[slot][place], values)
-    return out
-
-
 def clipped(vector: Tensor, norm: float) -> Tensor:
     """A vector `[n]` that is no longer than a norm.
 
@@ -239,49 +293,9 @@ def clipped(vector: Tensor, norm: float) -> Tensor:
     return vector * (norm / length) if length > norm else vector
 
 
-def without_divergence(federation: Federation, cohort: Tensor, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The rows of a promise to clients: whoever diverged sends noise alone, since to say so would tell of its data."""
-    if not federation.privacy.of_clients:
-        return rows
-    broken = torch.zeros(len(cohort), dtype=torch.bool)
-    for matrix in rows.values():
-        broken |= ~torch.isfinite(matrix).all(1)
-    if not bool(broken.any()):
-        return rows
-    log.warning("a client's training diverged; it goes on from what it held before, and sends noise")
-    kept = {slot: matrix.clone() for slot, matrix in rows.items()}
-    for slot, matrix in kept.items():
-        matrix[broken] = federation[slot].rows(cohort[broken])
-    return kept
-
-
-class PrivacyAccount(Listener):
-    """Adds to each report what has been spent so far; nothing without a promise."""
-
-    def __init__(self, method: Method, federation: Federation) -> None:
-        self._method, self._federation = method, federation
-        self._times = 0
-
-    def delivered(self, report: RoundReport, work: Work) -> None:
-        """Take note of how often the round's recipe looks at data."""
-        federation = self._federation
-        self._times = looks(federation.privacy, work.recipe, _sent(self._method, federation), federation)
-
-    def round(self, report: RoundReport) -> None:
-        """Count what all that were asked may have sent, whether or not it came in time and counted."""
-        federation = self._federation
-        if TIMES not in federation.values:
-            return
-        asked = [*report.cohort, *report.missing]
-        clients = torch.tensor(asked, dtype=torch.int64)
-        federation.keep_value(TIMES, clients, federation.values[TIMES][clients] + self._times)
-        everybody = epsilons(federation)
-        report.spent = Spent(max(everybody), [everybody[client] for client in asked])
-
-
-def epsilons(federation: Federation) -> list[float]:
+def epsilons(promise: Privacy, federation: Federation) -> list[float]:
     """Every client's ε so far; 0 for those who have not trained yet."""
-    promise, batch = federation.privacy, federation.training.batch
+    batch = federation.training.batch
     counted = zip(federation.sizes.tolist(), federation.values[TIMES].tolist(), strict=True)
     known: dict[tuple[int, int], float] = {}
     found = []

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from coterie.core.columns import Columns
-from coterie.core.defence import Defence
 from coterie.core.federation import Federation
 from coterie.data import Dataset
 from coterie.deployment.messages import Packed
@@ -22,9 +21,11 @@ from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import Serial, Trained, Work
 from coterie.errors import CoterieError
 from coterie.partition import Dirichlet
+from coterie.robust.quarantine import Quarantine, SetAside, distances, jump
 from coterie.rounds.listeners import StopAfter
-from coterie.rounds.quarantine import Incoming, begin_watch, distances, jump, set_aside
+from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
+from coterie.rounds.stages import Incoming
 from coterie.runs.experiment import Experiment
 from coterie.runs.resume import resume
 from coterie.testing.together import CLASSES, WIDTH, Together, TrialAgreement, simulated, site_data
@@ -49,22 +50,24 @@ def plain_verdict(values: list[float], past: list[list[float]], quarantine: floa
     return verdict
 
 
-def watched(**options: Any) -> Federation:
-    federation = tiny("fedavg", clients=CLIENTS).prepare().federation()
-    federation.defence = Defence(quarantine=6.0, **options)
-    begin_watch(federation)
-    return federation
+def watched(rounds: int = 3) -> tuple[Federation, Quarantine]:
+    federation, quarantine = tiny("fedavg", clients=CLIENTS).prepare().federation(), Quarantine(6.0, rounds)
+    quarantine.begin(federation)
+    return federation, quarantine
 
 
-def moved(federation: Federation, lengths: list[float], losses: list[float | None] | None = None) -> dict[int, str]:
+def moved(
+    watch: tuple[Federation, Quarantine], lengths: list[float], losses: list[float | None] | None = None
+) -> dict[int, str]:
     """A round in which clients move the model so far, each in a direction of its own."""
+    federation, quarantine = watch
     everything, ids = federation.layout.everything, torch.arange(len(lengths))
     steps = torch.zeros(len(lengths), everything.size)
     for client, length in enumerate(lengths):
         steps[client, client] = length
     held = {"model": federation["model"].rows(ids) + steps}
     told: list[float | None] = [1.0] * len(lengths) if losses is None else losses
-    return set_aside(federation, Incoming(ids, held, {"model": everything}, {}, told))
+    return quarantine.set_aside(federation, Incoming(ids, held, {"model": everything}, {}, told))
 
 
 def test_distances_worked_out_by_hand() -> None:
@@ -129,25 +132,24 @@ def test_of_two_jumps_the_upload_is_the_one_that_is_named() -> None:
 
 
 def test_measurements_count_and_columns_without_a_former_value_do_not() -> None:
-    federation = watched()
+    federation, quarantine = watched()
     ids, everything = torch.arange(CLIENTS), federation.layout.everything
     rows = federation["model"].rows(ids)
     told = torch.ones(CLIENTS, 3)
     told[4] = torch.tensor([1e9, torch.nan, 0.0])
-    found = set_aside(federation, Incoming(ids, {}, {}, {"means": told}, [None] * CLIENTS))
+    found = quarantine.set_aside(federation, Incoming(ids, {}, {}, {"means": told}, [None] * CLIENTS))
     assert list(found) == [4]
     assert "'means'" in found[4]
     local = tiny("local", clients=CLIENTS).prepare().federation()
-    local.defence = Defence(quarantine=6.0)
-    begin_watch(local)
+    quarantine.begin(local)
     local["model"].tracks.trained(ids, Columns())  # nobody sent anything
     rows[3] += 1e6
     incoming = Incoming(ids, {"model": rows}, {"model": everything}, {}, [None] * CLIENTS)
-    assert set_aside(local, incoming) == {}
+    assert quarantine.set_aside(local, incoming) == {}
 
 
 def test_it_counts_again_after_so_many_rounds_without_a_jump() -> None:
-    federation = watched(quarantine_rounds=2)
+    federation = watched(rounds=2)
     calm, wild = [1.0] * CLIENTS, [1.0, 1.0, 50.0, 1.0, 1.0, 1.0]
     rounds = [wild, calm, wild, calm, calm, calm]
     found = [moved(federation, lengths) for lengths in rounds]
@@ -167,14 +169,15 @@ def test_five_uploads_are_enough_to_be_judged() -> None:
 
 
 def test_verdicts_are_those_of_the_plain_rule() -> None:
-    stream, federation = np.random.default_rng(0), watched()
+    stream, watch = np.random.default_rng(0), watched()
+    federation, _ = watch
     past: list[list[float]] = [[] for _ in range(CLIENTS)]
     verdicts = 0
     for _ in range(40):
         lengths = np.exp(stream.normal(size=CLIENTS)) * np.where(stream.random(CLIENTS) < 0.05, 300, 1)
         expected = plain_verdict(lengths.tolist(), [own[-20:] for own in past], 6.0)
         left = federation.values["quarantine.left"].tolist()
-        found = moved(federation, lengths.tolist(), [None] * CLIENTS)
+        found = moved(watch, lengths.tolist(), [None] * CLIENTS)
         assert [client in found and "times" in found[client] for client in range(CLIENTS)] == expected
         assert {client for client in range(CLIENTS) if expected[client] or left[client]} == set(found)
         logs = np.log1p(lengths / median(lengths))
@@ -214,11 +217,18 @@ def datas() -> list[Dataset]:
     return [site_data(number, 20 + 4 * number) for number in range(CLIENTS)]
 
 
+def set_aside(report: RoundReport) -> dict[int, str]:
+    """Whose uploads were set aside in a round, and why."""
+    note = report.parts.get("quarantine")
+    assert note is None or isinstance(note, SetAside)
+    return {} if note is None else dict(zip(note.clients, note.reasons, strict=True))
+
+
 def attacked(experiment: Experiment) -> tuple[Rounds, list[dict[int, str]]]:
     prepared = experiment.prepare()
     engine = Attacked(prepared.problem(), prepared.method, experiment.seed)
-    rounds = Rounds(prepared.method, prepared.federation(), engine, experiment.join, evaluate_every=3)
-    return rounds, [rounds.run_round().quarantined for _ in range(experiment.rounds)]
+    rounds = prepared.rounds(engine)
+    return rounds, [set_aside(rounds.run_round()) for _ in range(experiment.rounds)]
 
 
 @pytest.mark.thorough

@@ -7,19 +7,22 @@ its row is put back before it trains. So a factor of ten is ten in every round, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from coterie.client.problem import Problem
+from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.task import Task
 from coterie.core.tracks import delivery_mark
 from coterie.errors import require
 from coterie.options import made
 from coterie.rng import numpy_stream, torch_stream
-from coterie.rounds.attacks import ATTACKS, Attack, Sending
+from coterie.rounds.stages import Clients, Incoming, Stage
+from coterie.scenarios.attacks import ATTACKS, Attack, Sending
 
 TRUE = "hostile."  # value [h, ·] of a slot: the hostile clients' own rows, where they sent others
 
@@ -39,15 +42,27 @@ def hostile_clients(share: float, keys: Tensor, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Hostile:
+class Hostile(Stage):
     """The hostile clients of a run and what they do."""
 
     attack: Attack
     clients: Tensor  # [h] ids
+    name: ClassVar[str] = "attack"
+    of_certain_clients: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, text: str, keys: Tensor, seed: int) -> Hostile | None:
-        """Those of a run, whose `attack` says `NAME:SHARE` and perhaps more; nobody if it says nothing."""
+    def of(cls, settings: Any, clients: Clients) -> Hostile | None:
+        """Those of a run, if it is under attack."""
+        return cls.drawn(settings.attack, clients.keys, settings.seed)
+
+    @classmethod
+    def things(cls, settings: Any) -> tuple[object, ...]:
+        """The attack that is named."""
+        return (made(ATTACKS, settings.attack),)
+
+    @classmethod
+    def drawn(cls, text: str, keys: Tensor, seed: int) -> Hostile | None:
+        """Those that an `attack` draws, which says `NAME:SHARE` and perhaps more; nobody if it says nothing."""
         if not text:
             return None
         attack = made(ATTACKS, text)
@@ -64,10 +79,10 @@ class Hostile:
         kind = type(self.attack)
         return kind.rows is not Attack.rows or kind.measured is not Attack.measured
 
-    def labels(self, problem: Problem) -> Tensor:
-        """All labels `[N]`, with those that the hostile clients train on as they take them."""
+    def problem(self, problem: Problem) -> Problem:
+        """The same with the labels that the hostile clients train on as they take them."""
         if type(self.attack).labels is Attack.labels:
-            return problem.labels
+            return problem
         chosen = set(self.clients.tolist())
         theirs = torch.cat([problem.train[client] for client in sorted(chosen)])
         honest = [index for client, index in enumerate(problem.train) if client not in chosen]
@@ -78,7 +93,24 @@ class Hostile:
         )
         taken = problem.labels.clone()
         taken[theirs] = self.attack.labels(taken[theirs], problem.task)
-        return taken
+        return replace(problem, labels=taken)
+
+    def simulate(self, federation: Federation) -> None:
+        """Class counts are those that clients tell."""
+        if federation.knows_class_counts:
+            federation.class_counts = self.class_counts(federation.class_counts, federation.task)
+
+    def begin(self, federation: Federation) -> None:
+        """Make room for the hostile clients' own rows, if they send others."""
+        if not self.spoils:
+            return
+        for name, slot in federation.slots.items():
+            if slot.own_columns and slot.held_by != "server":
+                federation.add_value(TRUE + name, slot.own[self.clients].clone(), held_by="client")
+
+    def about(self, client: int) -> dict[str, Any]:
+        """Whether a client is hostile."""
+        return {"hostile": client in self.clients.tolist()}
 
     def class_counts(self, counts: Tensor, task: Task) -> Tensor:
         """Training samples per client and class, `[K, C]`, as the hostile clients count theirs."""
@@ -89,8 +121,8 @@ class Hostile:
                 told[client] = torch.bincount(taken, minlength=counts.shape[1])
         return told
 
-    def put_back(self, federation: Federation, cohort: Tensor) -> None:
-        """Before training: those of the cohort hold their own rows again, where the server wrote nothing since."""
+    def before_training(self, federation: Federation, cohort: Tensor) -> None:
+        """Those of the cohort hold their own rows again, where the server wrote nothing since."""
         for name, slot in federation.slots.items():
             if (value := TRUE + name) not in federation.values:
                 continue
@@ -102,9 +134,19 @@ class Hostile:
                 rows = kept.within(slot.own_columns).take(federation.values[value][place][None])
                 slot.write_own(torch.tensor([client]), kept, rows)
 
-    def send(
-        self, federation: Federation, cohort: Tensor, held: dict[str, Tensor], uploads: Mapping[str, str]
-    ) -> dict[str, Tensor]:
+    def client(self, federation: Federation, incoming: Incoming) -> Incoming:
+        """What the hostile ones send in place of what they hold and have measured."""
+        held = self.rows_sent(federation, incoming.cohort, incoming.held, incoming.declared)
+        measured = self.told(federation, incoming.cohort, incoming.measured)
+        return replace(incoming, held=held, measured=measured)
+
+    def rows_sent(
+        self,
+        federation: Federation,
+        cohort: Tensor,
+        held: Mapping[str, Tensor],
+        declared: Mapping[str, Columns],
+    ) -> Mapping[str, Tensor]:
         """The rows that clients hold after training, slot -> `[m, slot width]`, with what the hostile ones send."""
         here = torch.isin(cohort, self.clients)
         if not self.spoils or not bool(here.any()):
@@ -112,10 +154,10 @@ class Hostile:
         honest = federation.everyone[~torch.isin(federation.everyone, self.clients)]
         spoilt = dict(held)
         self._remember(federation, cohort[here], {name: rows[here] for name, rows in held.items()})
-        for name, group in uploads.items():
+        for name, columns in declared.items():
             if name not in held:
                 continue  # the method's mistake, which its exchange will be told of
-            slot, columns = federation[name], federation.layout.columns(group)
+            slot = federation[name]
             within = columns.within(slot.columns)
             sending = Sending(
                 federation,
@@ -132,7 +174,7 @@ class Hostile:
             spoilt[name] = held[name].index_copy(0, here.nonzero()[:, 0], rows)
         return spoilt
 
-    def tell(self, federation: Federation, cohort: Tensor, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+    def told(self, federation: Federation, cohort: Tensor, measured: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Measurements, name -> `[m, ...]`, with what the hostile clients say instead; masks and counts stay."""
         here = torch.isin(cohort, self.clients).nonzero()[:, 0].tolist()
         if type(self.attack).measured is Attack.measured or not here:
@@ -155,12 +197,3 @@ class Hostile:
             if value in federation.values:
                 own = slot.own_columns.within(slot.columns).take(rows)
                 federation.values[value] = federation.values[value].index_copy(0, places, own)
-
-
-def begin_attack(hostile: Hostile | None, federation: Federation) -> None:
-    """Make room for the hostile clients' own rows; nothing without an attack on what is sent."""
-    if hostile is None or not hostile.spoils:
-        return
-    for name, slot in federation.slots.items():
-        if slot.own_columns and slot.held_by != "server":
-            federation.add_value(TRUE + name, slot.own[hostile.clients].clone(), held_by="client")

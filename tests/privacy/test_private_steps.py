@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from coterie.client.batch import Batch
 from coterie.client.recipe import Phase
 from coterie.client.terms import Proximal, task_loss
-from coterie.client.trainer import Trainer, train
+from coterie.client.trainer import Trainer, stepping_of, train
 from coterie.client.views import BatchView
 from coterie.errors import CoterieError
 from support import seat, tiny
@@ -27,7 +27,7 @@ def private(noise: float = 0.0, clip: float = CLIP, **options: object) -> Traine
     settings = {"privacy": "example", "privacy_noise": noise, "privacy_clip": clip, "size_noise": 0.0, **options}
     phase = settings.pop("phase", Phase())
     worker = seat(tiny(**settings).prepare(), CLIENT)
-    return Trainer(worker, phase, 0, private=True)
+    return Trainer(worker, phase, 0, stepping=stepping_of(worker.federation))
 
 
 def whole_batch(trainer: Trainer) -> Batch:
@@ -94,7 +94,7 @@ def test_examples_that_are_too_many_at_once_give_the_same(monkeypatch: pytest.Mo
         return torch.cat([part.grad for part in trainer.parts]).clone()
 
     whole = gradient()
-    monkeypatch.setattr("coterie.client.private.HELD", 1)
+    monkeypatch.setattr("coterie.privacy.steps.HELD", 1)
     assert torch.allclose(gradient(), whole, atol=1e-7)
 
 
@@ -163,8 +163,9 @@ def test_an_example_whose_gradient_is_not_finite_does_not_count() -> None:
 
 def test_phases_draw_samples_of_their_own_even_if_they_share_an_order() -> None:
     worker = seat(tiny(privacy="example", size_noise=0.0, batch=4).prepare(), CLIENT)
+    private = stepping_of(worker.federation)
     drawn = [
-        [batch._index.tolist() for batch in Trainer(worker, Phase(stream=0), number, private=True).batches()]
+        [batch._index.tolist() for batch in Trainer(worker, Phase(stream=0), number, stepping=private).batches()]
         for number in (0, 1)
     ]
     assert drawn[0] != drawn[1]
@@ -185,7 +186,8 @@ def test_dropout_differs_from_example_to_example() -> None:
     trainer = private(model="dropout", clip=0.0)
     batch = whole_batch(trainer)
     one = batch._index[:1].repeat(8)
-    outputs = trainer._private.gradient(Batch(trainer.worker, "model", one))
+    assert trainer._own is not None
+    outputs = trainer._own.gradient(Batch(trainer.worker, "model", one))
     assert outputs is not None
     assert len(outputs.unique(dim=0)) > 1
 

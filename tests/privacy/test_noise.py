@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from coterie.core.noise import DerivedNoise, NoiseSource, SecureNoise
+from coterie.privacy.noise import DerivedNoise, NoiseSource, SecureNoise
 
 SOURCES = [DerivedNoise(0, "noise", 1, 2), SecureNoise()]
 NEVER = 1e-9  # the chance that a sound source fails a test here

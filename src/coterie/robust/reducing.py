@@ -2,9 +2,9 @@
 
 Every mix of every method goes through here, be it made in the exchange or at download. A defence that works on weights
 overrides `Reducer.weights`, one that works on numbers (a trimmed mean, a median) `Reducer.reduce`. What works on whole
-uploads decides earlier which of them count at all: see `coterie.rounds.quarantine`.
+uploads decides earlier which of them count at all: see `coterie.robust.quarantine`.
 
-The defences that runs can name stand in `coterie.core.robust`; packages add theirs with an entry point of the group
+The defences that runs can name stand in `coterie.robust.defences`; packages add theirs with an entry point of the group
 `coterie.defences`.
 """
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coterie.core.defence import Defence
-from coterie.errors import CoterieError, require
+from coterie.core.applying import EXACT
+from coterie.errors import require
 from coterie.options import made
 from coterie.registry import Registry, subclasses_of
+from coterie.robust.options import Defence
 from coterie.typed import TypedOptions
 
-EXACT = 1e-9  # what sums of shares may be off by
 ROUNDING = 1e-6
 """What sums of weights in single precision may be off by."""
 
@@ -190,12 +190,12 @@ DEFENCES: Registry[type[Reducer]] = Registry(
     "defence",
     "coterie.defences",
     {
-        "clip": "coterie.core.robust:Clip",
-        "influence": "coterie.core.robust:Influence",
-        "krum": "coterie.core.robust:Krum",
-        "median": "coterie.core.robust:Median",
-        "multi-krum": "coterie.core.robust:MultiKrum",
-        "trimmed-mean": "coterie.core.robust:TrimmedMean",
+        "clip": "coterie.robust.defences:Clip",
+        "influence": "coterie.robust.defences:Influence",
+        "krum": "coterie.robust.defences:Krum",
+        "median": "coterie.robust.defences:Median",
+        "multi-krum": "coterie.robust.defences:MultiKrum",
+        "trimmed-mean": "coterie.robust.defences:TrimmedMean",
     },
     subclasses_of(Reducer),
 )
@@ -212,19 +212,6 @@ def reducer_of(defence: Defence) -> Reducer:
     if defence.share_limit < 1:
         parts.append(ShareLimit(defence.share_limit))
     return InTurn(tuple(parts)) if len(parts) > 1 else parts[0] if parts else MEAN
-
-
-def require_enough(defence: Defence, contributors: int, way_out: str) -> None:
-    """An error if mixes of as few contributors as there may be cannot be made, whatever their weights.
-
-    >>> require_enough(Defence(share_limit=0.4), 2, "name more sites")
-    Traceback (most recent call last):
-    ...
-    coterie.errors.CoterieError: share_limit = 0.4: a mix of 2 cannot keep it (at least 0.5); name more sites
-    """
-    why = reducer_of(defence).lacks(contributors)
-    if why:
-        raise CoterieError(f"{defence.spoken}: {why}; {way_out}")
 
 
 def lacking(contributors: int, limit: float) -> str:

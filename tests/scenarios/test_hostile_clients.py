@@ -17,7 +17,13 @@ from coterie.methods import METHODS
 from coterie.options import made
 from coterie.partition import Dirichlet, Iid
 from coterie.rng import numpy_stream, torch_stream
-from coterie.rounds.attacks import (
+from coterie.rounds.listeners import StopAfter
+from coterie.rounds.round import Rounds
+from coterie.runs.experiment import Experiment
+from coterie.runs.opened import open_run
+from coterie.runs.result import Result
+from coterie.runs.resume import resume
+from coterie.scenarios.attacks import (
     ATTACKS,
     Attack,
     Copycat,
@@ -29,13 +35,7 @@ from coterie.rounds.attacks import (
     Sending,
     SignFlip,
 )
-from coterie.rounds.hostile import TRUE, Hostile, hostile_clients
-from coterie.rounds.listeners import StopAfter
-from coterie.rounds.round import Rounds
-from coterie.runs.experiment import Experiment
-from coterie.runs.opened import open_run
-from coterie.runs.result import Result
-from coterie.runs.resume import resume
+from coterie.scenarios.hostile import TRUE, Hostile, hostile_clients
 from support import Recording, final_rows, permuted_partition, rows_of, tiny
 
 CLIENTS = 5
@@ -99,17 +99,17 @@ def test_nan_is_all_nan_and_measurements_follow() -> None:
 def test_the_hostile_alone_measure_otherwise() -> None:
     """What counts and masks say stays."""
     federation = tiny("fedavg", clients=CLIENTS).prepare().federation()
-    hostile = Hostile.of("sign-flip:0.4:2", federation.keys, 0)
+    hostile = Hostile.drawn("sign-flip:0.4:2", federation.keys, 0)
     cohort = torch.tensor([4, 2, 0, 3])
     measured = {"means": torch.arange(8.0).reshape(4, 2), "known": torch.tensor([1, 2, 3, 4])}
     bad = torch.isin(cohort, hostile.clients)
     assert 0 < int(bad.sum()) < 4
-    found = hostile.tell(federation, cohort, measured)
+    found = hostile.told(federation, cohort, measured)
     assert torch.equal(found["means"], torch.where(bad[:, None], -2 * measured["means"], measured["means"]))
     assert torch.equal(found["known"], measured["known"])
     assert torch.equal(measured["means"], torch.arange(8.0).reshape(4, 2))
     honest = cohort[~bad]
-    assert hostile.tell(federation, honest, measured) is measured
+    assert hostile.told(federation, honest, measured) is measured
 
 
 def test_labels_worked_out_by_hand() -> None:
@@ -123,7 +123,7 @@ def test_the_hostile_are_drawn_by_key_and_are_so_many() -> None:
     assert sorted(keys[found].tolist()) == sorted(drawn)
     assert len(hostile_clients(0.01, keys, seed=0)) == 1
     with pytest.raises(CoterieError, match=r"5 of 5 clients would be hostile; leave at least one honest"):
-        Hostile.of("nan:0.95", keys, 0)
+        Hostile.drawn("nan:0.95", keys, 0)
 
 
 class Watched(Recording):
@@ -137,11 +137,12 @@ class Watched(Recording):
 def rounds_of(experiment: Experiment) -> Iterator[tuple[Rounds, Watched, Hostile]]:
     prepared = experiment.prepare()
     engine = Watched(prepared.problem(), prepared.method, experiment.seed)
-    assert prepared.hostile is not None
-    rounds = Rounds(prepared.method, prepared.federation(), engine, experiment.join, hostile=prepared.hostile)
+    (hostile,) = prepared.stages
+    assert isinstance(hostile, Hostile)
+    rounds = prepared.rounds(engine)
     for _ in range(experiment.rounds):
         rounds.run_round()
-        yield rounds, engine, prepared.hostile
+        yield rounds, engine, hostile
 
 
 def test_fedavg_mixes_what_was_sent() -> None:
@@ -189,9 +190,9 @@ def test_who_does_not_train_keeps_what_it_sent() -> None:
     for rounds, _, hostile in rounds_of(tiny("fedtc", clients=CLIENTS, attack="scaling:0.4", rounds=2)):
         federation, client = rounds.federation, int(hostile.clients[0])
         sent = rows_of(federation)
-        hostile.put_back(federation, federation.everyone[federation.everyone != client])
+        hostile.before_training(federation, federation.everyone[federation.everyone != client])
         assert torch.equal(rows_of(federation)[client], sent[client])
-        hostile.put_back(federation, torch.tensor([client]))
+        hostile.before_training(federation, torch.tensor([client]))
         assert not torch.equal(rows_of(federation)[client], sent[client])
 
 
@@ -209,12 +210,13 @@ def test_a_copycat_sends_its_victims_classifier_and_poison() -> None:
 
 def test_labels_are_flipped_at_the_hostile_alone() -> None:
     prepared = tiny("fedper", clients=CLIENTS, attack="label-flip:0.4").prepare()
-    assert prepared.hostile is not None
+    (stage,) = prepared.stages
+    assert isinstance(stage, Hostile)
     honest, problem = tiny("fedper", clients=CLIENTS).prepare().problem(), prepared.problem()
     counts = tiny("fedper", clients=CLIENTS).prepare().federation().class_counts
     for client in range(CLIENTS):
         own, index = problem.labels[problem.train[client]], problem.train[client]
-        hostile = client in prepared.hostile.clients.tolist()
+        hostile = client in stage.clients.tolist()
         assert own.tolist() == (2 - honest.labels[index] if hostile else honest.labels[index]).tolist()
         assert torch.equal(problem.labels[problem.test[client]], honest.labels[problem.test[client]])
         told = prepared.federation().class_counts[client].tolist()
@@ -311,8 +313,8 @@ def test_outsiders_add_attacks_and_defences_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import dataclass\n"
-        "from coterie.core.reducing import Reducer\n"
-        "from coterie.rounds.attacks import Attack\n\n"
+        "from coterie.robust.reducing import Reducer\n"
+        "from coterie.scenarios.attacks import Attack\n\n"
         "@dataclass(frozen=True)\nclass Zero(Attack):\n"
         '    """Sends zeros."""\n    value: float = 0.0\n'
         "    def rows(self, sending):\n        return sending.trained * 0 + self.value\n\n"

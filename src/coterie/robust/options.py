@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from coterie.errors import require
 from coterie.options import setting
@@ -16,9 +17,9 @@ FEWEST = 5
 class Defence(metaclass=TypedOptions):
     """What keeps one client from taking over; nothing unless asked for.
 
-    `defence` names how mixes are made instead of as weighted means (`coterie.core.robust`), and `share_limit` bounds
-    another client's weight in any mix (`coterie.core.reducing`). `quarantine` sets uploads aside whose norm or loss
-    jumps (`coterie.rounds.quarantine`): it is a distance in robust standard deviations.
+    `defence` names how mixes are made instead of as weighted means (`coterie.robust.defences`), and `share_limit`
+    bounds another client's weight in any mix (`coterie.robust.reducing`). `quarantine` sets uploads aside whose norm or
+    loss jumps (`coterie.robust.quarantine`): it is a distance in robust standard deviations.
 
     >>> Defence(share_limit=0.5).reduces, Defence(defence="median").reduces, Defence().reduces
     (True, True, False)
@@ -48,15 +49,17 @@ class Defence(metaclass=TypedOptions):
         )
         require(self.quarantine_rounds >= 1, f"quarantine_rounds = {self.quarantine_rounds}: must be at least 1")
 
+    def asked_for(self) -> Iterator[str]:
+        """The stages that are asked for, by their places."""
+        if self.quarantine:
+            yield "coterie.robust.quarantine:Quarantine"
+        if self.reduces:
+            yield "coterie.robust.defended:Defended"
+
     @property
     def reduces(self) -> bool:
         """Whether mixes are made otherwise than as weighted means."""
         return self.share_limit < 1 or bool(self.defence)
-
-    @property
-    def watches(self) -> bool:
-        """Whether uploads are watched."""
-        return self.quarantine > 0
 
     @property
     def spoken(self) -> str:
@@ -67,8 +70,3 @@ class Defence(metaclass=TypedOptions):
         """
         limit = [f"share_limit = {self.share_limit:g}"] if self.share_limit < 1 else []
         return ", ".join([*limit, *([f"defence = '{self.defence}'"] if self.defence else [])])
-
-    @property
-    def defences(self) -> Defence:
-        """These settings alone, without what a class that extends them adds."""
-        return Defence(**{item.name: getattr(self, item.name) for item in fields(Defence)})

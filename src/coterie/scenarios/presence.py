@@ -22,10 +22,12 @@ from torch import Tensor
 
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
-from coterie.files import resolved
 from coterie.options import made
 from coterie.registry import Registry, at_hand, subclasses_of
 from coterie.rng import numpy_stream
+from coterie.rounds.sampler import Sampler
+from coterie.rounds.stages import Clients
+from coterie.scenarios.options import Scenario
 from coterie.typed import TypedOptions
 
 JITTER = 0.25  # the deviation of the logarithm of how long a client takes, from round to round
@@ -149,6 +151,11 @@ class Trace(Presence):
 
     file: str
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the run depends on besides."""
+        return (self.file,)
+
     @cached_property
     def lines(self) -> tuple[tuple[str, int, float], ...]:
         """The file's lines by round, as they were when they were first asked for: client, first round, probability."""
@@ -181,31 +188,31 @@ PRESENCES: Registry[type[Presence]] = Registry(
 """Every behaviour by name: a class that extends `Presence`."""
 
 
-def traces_in(text: str) -> list[str]:
-    """The files of the traces that a run's `presence` names.
-
-    >>> traces_in("dropout:0.1+trace:/data/seen.csv")
-    ['/data/seen.csv']
-    """
-    parts = (part.partition("trace:") for part in text.split("+"))
-    return [file.removeprefix("file=") for before, named, file in parts if named and not before]
-
-
 @dataclass(frozen=True)
-class Attendance:
-    """The behaviours of a run's clients, all at once."""
+class Attendance(Sampler):
+    """The behaviours of a run's clients, all at once, around whatever draws the cohort of those that are there."""
 
+    drawing: Sampler
     parts: tuple[Presence, ...] = ()
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str, names: Sequence[str] = ()) -> Attendance:
-        """Those that a run's `presence` names.
+    def around(cls, drawing: Sampler, settings: Scenario, clients: Clients) -> Attendance:
+        """The behaviours that a run asks for."""
+        return cls(drawing, behaviours(settings.presence), clients.names)
 
-        >>> Attendance.of("dropout:0.1+stragglers:0.2:slower=8").parts[1].slower
-        8.0
-        """
-        return cls(tuple(made(PRESENCES, part) for part in text.split("+")) if text else (), tuple(names))
+    @classmethod
+    def things(cls, settings: Scenario) -> tuple[object, ...]:
+        """The behaviours that are named."""
+        return behaviours(settings.presence)
+
+    def count(self, clients: int) -> int:
+        """As many as are drawn."""
+        return self.drawing.count(clients)
+
+    def rests(self, clients: int) -> bool:
+        """Somebody may always be away."""
+        return True
 
     def there(self, federation: Federation, round: int) -> Tensor:
         """The ids of those that can be asked in a round: `[n]`."""
@@ -214,27 +221,25 @@ class Attendance:
             found &= part.there(federation, self.names, round)
         return federation.everyone[found]
 
-    def answering(self, federation: Federation, cohort: Tensor, round: int) -> Tensor:
-        """The ids of those of the cohort that answer in time: `[·]`."""
-        found = torch.ones(len(cohort), dtype=torch.bool)
+    def asked(self, federation: Federation, there: Tensor, round: int) -> Tensor:
+        """Whom the sampler draws of them."""
+        return self.drawing.asked(federation, there, round)
+
+    def answering(self, federation: Federation, asked: Tensor, round: int) -> Tensor:
+        """The ids of those that answer in time: `[·]`."""
+        found = torch.ones(len(asked), dtype=torch.bool)
         for part in self.parts:
-            found &= part.answers(federation, cohort, round)
-        return cohort[found]
+            found &= part.answers(federation, asked, round)
+        return asked[found]
 
 
-ALWAYS = Attendance()
-"""Everybody is always there."""
+def behaviours(text: str) -> tuple[Presence, ...]:
+    """Those that a run's `presence` names.
 
-
-def placed(text: str) -> str:
-    """A run's `presence` whose trace is found from anywhere.
-
-    >>> placed("dropout:0.1"), placed("trace:/data/seen.csv")
-    ('dropout:0.1', 'trace:/data/seen.csv')
+    >>> behaviours("dropout:0.1+stragglers:0.2:slower=8")[1].slower
+    8.0
     """
-    parts = [part.partition("trace:") for part in text.split("+")]
-    files = (name and f"{name}{resolved(file.removeprefix('file='))}" for _, name, file in parts)
-    return "+".join(found or part[0] for found, part in zip(files, parts, strict=True))
+    return tuple(made(PRESENCES, part) for part in text.split("+")) if text else ()
 
 
 def read_trace(path: str) -> tuple[tuple[str, int, float], ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.core.federation import Federation
 from coterie.rng import torch_stream
 
 SUMMED = 4  # Gaussians that make one, so that the rounding of a single one tells nothing
@@ -25,6 +26,13 @@ class NoiseSource(Protocol):
     def chosen(self, count: int, rate: float) -> Tensor:
         """A Poisson sample: which of `count` places are chosen, each with probability `rate` on its own (indices)."""
         ...
+
+
+def noise_of(federation: Federation, client: int, purpose: str) -> NoiseSource:
+    """The noise of this round for a client's privacy: one that repeats in a simulation, and never at a real site."""
+    if not federation.simulated:
+        return SecureNoise()
+    return DerivedNoise(federation.seed, f"privacy:{purpose}", federation.round, int(federation.keys[client]))
 
 
 class DerivedNoise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from scipy.stats import kstest
 from torch import Tensor
 
 import coterie
-from coterie.core.accountant import Release, epsilon_of
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
-from coterie.core.privacy import Privacy
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedPer
 from coterie.partition import Iid
+from coterie.privacy.accountant import Release, epsilon_of
+from coterie.privacy.noise import noise_of
+from coterie.privacy.promise import Privacy
+from coterie.privacy.stage import Private, clipped, spent, told_size
 from coterie.rounds.listeners import Listener, StopAfter
-from coterie.rounds.privacy import clipped, noisy_uploads, spent, told_size
 from coterie.rounds.report import RoundReport
+from coterie.rounds.stages import Incoming
 from coterie.runs.history import PRIVACY
 from coterie.runs.opened import open_run
 from support import final_rows, rows_of, stepwise, tiny
@@ -34,7 +37,19 @@ UNITS = pytest.mark.parametrize("unit", ["client", "example"])
 
 
 def federation(method: str = "fedavg", **options: Any) -> Federation:
-    return tiny(method, **options).prepare().federation()
+    experiment = tiny(method, **options)
+    found = experiment.prepare().federation()
+    PROMISES[id(found)] = experiment.promise
+    return found
+
+
+PROMISES: dict[int, Privacy] = {}  # what was promised in each federation of a test
+
+
+def sent_of(fed: Federation, held: dict[str, Tensor], declared: dict[str, Columns]) -> Mapping[str, Tensor]:
+    """What clients send of what they hold: the client half of the promise that `federation` was given."""
+    incoming = Incoming(fed.everyone, held, declared, {})
+    return Private(PROMISES[id(fed)]).client(fed, incoming).held
 
 
 def moved(federation: Federation, by: float) -> Tensor:
@@ -46,10 +61,10 @@ def test_an_upload_is_a_clipped_change_by_hand() -> None:
     fed = federation(**CLIENT, privacy_noise=0.0, privacy_clip=2.0)
     declared = {"model": fed.layout.columns("all")}
     before = rows_of(fed)
-    found = noisy_uploads(fed, fed.everyone, {"model": moved(fed, 1.0)}, declared)["model"]
+    found = sent_of(fed, {"model": moved(fed, 1.0)}, declared)["model"]
     # Every change is a vector of ones, of length √P: it is scaled to 2.
     assert torch.allclose(found - before, torch.full_like(before, 2 / math.sqrt(before.shape[1])), atol=1e-6)
-    near = noisy_uploads(fed, fed.everyone, {"model": moved(fed, 1e-3)}, declared)["model"]
+    near = sent_of(fed, {"model": moved(fed, 1e-3)}, declared)["model"]
     assert torch.allclose(near, moved(fed, 1e-3))
 
 
@@ -58,7 +73,7 @@ def test_all_that_is_sent_is_clipped_together() -> None:
     fed.add_slot("second", "classifier")
     sent = {"model": fed.layout.columns("extractor"), "second": fed.layout.columns("classifier")}
     held = {"model": moved(fed, 1.0), "second": rows_of(fed, "second") + 1.0}
-    found = noisy_uploads(fed, fed.everyone, held, sent)
+    found = sent_of(fed, held, sent)
     change = torch.cat([sent["model"].take(found["model"] - rows_of(fed)), found["second"] - rows_of(fed, "second")], 1)
     assert torch.allclose(torch.linalg.vector_norm(change, dim=1), torch.ones(fed.clients), atol=1e-5)
     stays = fed.layout.columns("classifier")
@@ -70,7 +85,7 @@ def test_noise_is_a_multiple_of_the_clip_for_every_number_that_is_sent() -> None
     fed = federation(clients=12, **CLIENT, privacy_noise=5.0, privacy_clip=0.1)
     fed.round = 1
     sent = fed.layout.columns("all")
-    found = noisy_uploads(fed, fed.everyone, {"model": rows_of(fed)}, {"model": sent})["model"]
+    found = sent_of(fed, {"model": rows_of(fed)}, {"model": sent})["model"]
     noise = (sent.take(found) - sent.take(rows_of(fed))) / 0.5
     assert float(noise.std()) == pytest.approx(1.0, rel=0.05)  # the seed is fixed
     assert kstest(noise.flatten().numpy(), "norm").pvalue > 0.01
@@ -130,7 +145,7 @@ def test_sizes_are_told_with_noise_or_not_at_all() -> None:
     assert told_size(Privacy(privacy="example", size_noise=2.0), 30, Loud()) == 1
     fed = federation()
     drawn = [
-        told_size(Privacy(privacy="example", size_noise=4.0), 1000, fed.noise(0, f"size {trial}")) - 1000
+        told_size(Privacy(privacy="example", size_noise=4.0), 1000, noise_of(fed, 0, f"size {trial}")) - 1000
         for trial in range(400)
     ]
     assert float(np.std(drawn)) == pytest.approx(4.0, rel=0.15)
@@ -182,8 +197,8 @@ def test_validation_quarantine_and_early_stopping_are_refused(unit: str) -> None
     with pytest.raises(CoterieError, match="quarantine = 6"):
         tiny(privacy=unit, quarantine=6.0)
     with pytest.raises(CoterieError, match="stops the run"):
-        RoundReport(1, cohort=[0], private=True).stop("good enough")
-    report = RoundReport(2, cohort=[0], private=True)
+        RoundReport(1, cohort=[0], hides_results=True).stop("good enough")
+    report = RoundReport(2, cohort=[0], hides_results=True)
     StopAfter(2).round(report)
     assert report.stopped
 
@@ -256,7 +271,7 @@ def test_relabelled_clients_have_the_same_noise() -> None:
     fed = federation(**CLIENT)
     other = federation(**CLIENT)
     other.keys = fed.keys.flip(0)
-    assert torch.equal(fed.noise(0, "upload").normal(5), other.noise(fed.clients - 1, "upload").normal(5))
+    assert torch.equal(noise_of(fed, 0, "upload").normal(5), noise_of(other, fed.clients - 1, "upload").normal(5))
 
 
 # From here on Opacus is loaded, which takes seconds.
@@ -388,7 +403,7 @@ def test_other_processes_draw_the_same_noise(one_thread: None) -> None:
 def test_columns_that_nobody_sends_are_left_alone() -> None:
     fed = federation(**CLIENT)
     held = {"model": moved(fed, 1.0)}
-    assert noisy_uploads(fed, fed.everyone, held, {"model": Columns()})["model"] is held["model"]
+    assert sent_of(fed, held, {"model": Columns()})["model"] is held["model"]
 
 
 @pytest.mark.thorough

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from coterie.core import applying
 from coterie.core.applying import apply
-from coterie.core.defence import Defence
 from coterie.core.exchange import Applied, Mix, Uploads
 from coterie.core.federation import Federation
-from coterie.core.reducing import DEFENCES, Contributions, Reducer, reducer_of
-from coterie.core.robust import Clip, Influence, Krum, Median, MultiKrum, TrimmedMean
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.options import made
+from coterie.robust.defences import Clip, Influence, Krum, Median, MultiKrum, TrimmedMean
+from coterie.robust.defended import Defended
+from coterie.robust.options import Defence
+from coterie.robust.reducing import DEFENCES, Contributions, Reducer, reducer_of
 from support import tiny
 
 MARK = 2
@@ -289,7 +290,7 @@ def test_influence_is_that_of_the_plain_steps(table: list[Row], limit: float) ->
 
 def sent(method: str, defence: str, clients: int = 6) -> tuple[Federation, Uploads, Tensor]:
     federation = tiny(method, clients=clients).prepare().federation()
-    federation.defence, federation.round = Defence(defence=defence), 1
+    federation.reduction, federation.round = Defended.of(Defence(defence=defence)), 1
     ids, everything = torch.arange(clients), federation.layout.everything
     rows = torch.randn(clients, everything.size, generator=torch.Generator().manual_seed(1))
     rows[2] *= 100

@@ -1,7 +1,8 @@
 """Hostile and broken clients, simulated: what they do to their labels, and what they send instead of what they trained.
 
-An attack says what its clients do; who they are is drawn from the run's seed (`coterie.rounds.hostile`). What follows
-at a client from its rows (SCAFFOLD's control variate) follows from those that it trained; what is sent is spoilt last.
+An attack says what its clients do; who they are is drawn from the run's seed (`coterie.scenarios.hostile`). What
+follows at a client from its rows (SCAFFOLD's control variate) follows from those that it trained; what is sent is
+spoilt last.
 Packages add attacks with an entry point of the group `coterie.attacks`.
 """
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from coterie.client.terms import task_loss
 from coterie.client.views import TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.training import Training
+from coterie.privacy.noise import noise_of
+from coterie.privacy.promise import Privacy
 
 # Numbers in the gradients of examples that are held at one time.
 HELD = 1 << 25
@@ -51,15 +54,29 @@ def epochs_on_examples(recipe: Recipe, training: Training) -> int:
     return sum(training.epochs if phase.epochs is None else phase.epochs for phase in looking)
 
 
+@dataclass(frozen=True)
+class PrivateStepping:
+    """How clients step where a single example is promised privacy: what is attached to a federation."""
+
+    promise: Privacy
+    why: ClassVar[str] = "every example's gradient is clipped (privacy = example)"
+
+    def begin(self, worker: Worker, phase: Phase, number: int, parts: Sequence[TrainedPart]) -> PrivateSteps:
+        """A phase at the client in the seat."""
+        return PrivateSteps(self.promise, worker, phase, number, parts)
+
+
 class PrivateSteps:
     """The batches and gradients of one phase at one client."""
 
-    def __init__(self, worker: Worker, phase: Phase, number: int, parts: Sequence[TrainedPart]) -> None:
+    def __init__(
+        self, promise: Privacy, worker: Worker, phase: Phase, number: int, parts: Sequence[TrainedPart]
+    ) -> None:
         self._worker, self._phase, self._parts = worker, phase, parts
-        self._promise, self._layout = worker.federation.privacy, worker.problem.layout
-        self._noise = worker.federation.noise(worker.client, f"noise:{number}")
+        self._promise, self._layout = promise, worker.problem.layout
+        self._noise = noise_of(worker.federation, worker.client, f"noise:{number}")
         # Phases that would see samples in the same order do not here: what is accounted for are samples on their own.
-        self._sampling = worker.federation.noise(worker.client, f"batches:{number}")
+        self._sampling = noise_of(worker.federation, worker.client, f"batches:{number}")
         told = max(1, int(worker.federation.sizes[worker.client]))
         self.steps = batches_an_epoch(told, worker.problem.training.batch)
         self._expected = told / self.steps

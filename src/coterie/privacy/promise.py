@@ -8,12 +8,13 @@ Two kinds of differential privacy, both with noise that is added where the data 
 * `example`: local training is DP-SGD. Each step draws every example with the same probability (Poisson batches), clips
   each example's gradient to C, and adds noise N(0, (zC)²) to their sum, which one example moves by at most C.
 
-C is `privacy_clip`, z `privacy_noise`. What else would tell something of the data is not sent: see `coterie.rounds.
-privacy`. How noise becomes an ε is the business of `coterie.core.accountant`.
+C is `privacy_clip`, z `privacy_noise`. What else would tell something of the data is not sent: see `coterie.privacy.
+stage`. How noise becomes an ε is the business of `coterie.privacy.accountant`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -73,6 +74,17 @@ class Privacy(metaclass=TypedOptions):
         )
         require(0 < self.delta < 1, f"delta = {self.delta}: must lie between 0 and 1 (1e-5 is usual)")
         require(self.epsilon is None or self.epsilon > 0, f"epsilon = {self.epsilon}: must be above 0")
+        quarantine = getattr(self, "quarantine", 0)
+        require(
+            not quarantine,
+            f"quarantine = {quarantine:g}: it needs clients' losses, which are not told where privacy is promised; "
+            "leave one of the two out",
+        )
+
+    def asked_for(self) -> Iterator[str]:
+        """The stages that are asked for, by their places."""
+        if self.privacy is not None:
+            yield "coterie.privacy.stage:Private"
 
     @property
     def of_clients(self) -> bool:

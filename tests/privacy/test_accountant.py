@@ -9,9 +9,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from coterie.core import accountant
-from coterie.core.accountant import ORDERS, Release, epsilon_of
 from coterie.errors import CoterieError
+from coterie.privacy import accountant
+from coterie.privacy.accountant import ORDERS, Release, epsilon_of
 
 pytestmark = pytest.mark.thorough  # Opacus takes seconds to load
 

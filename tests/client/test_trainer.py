@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.optim import TORCH_OPTIMISERS, TensorSGD
+from coterie.client.optimiser import TORCH_OPTIMISERS, TensorSGD
 from coterie.client.recipe import Phase
 from coterie.client.terms import Linear, Proximal, task_loss
 from coterie.client.trainer import Trainer, train

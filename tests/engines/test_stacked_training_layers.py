@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.client.optim import TORCH_OPTIMISERS, leaf_of, torch_optimiser
+from coterie.client.optimiser import TORCH_OPTIMISERS, leaf_of, torch_optimiser
 from coterie.core.training import Training
 from coterie.engines.stacked.phase import Schedule, StackedPart, stacked_optimiser
 from coterie.engines.stacked.training_layers import InTraining, StackedModule

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.client.model import MountedModel
-from coterie.client.optim import Optimiser, TensorSGD, make_optimiser
+from coterie.client.optimiser import Optimiser, TensorSGD, make_optimiser
 from coterie.client.recipe import Measure, Phase, Recipe, plain_steps, telling_phase, trained_slots
 from coterie.client.scores import Seen
 from coterie.client.terms import RECEIVED, task_loss

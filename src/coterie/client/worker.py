@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from coterie.client.batch import Batch
 from coterie.client.effort import Effort
 from coterie.client.model import MountedModel
-from coterie.client.optim import Optimiser
+from coterie.client.optimiser import Optimiser
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe
 from coterie.client.scores import Score

@@ -72,31 +72,31 @@ def apply(
     if federation.reduction is not None:
         _require_mixes(listed, federation, method)
     mixes = [_BoundMix(action, federation, uploads, only) for action in listed if isinstance(action, Mix)]
-    bound = [one for one in mixes if one.holds]
-    for one in mixes:
-        if not one.holds:
+    bound = [mix for mix in mixes if mix.holds]
+    for mix in mixes:
+        if not mix.holds:
             assert federation.reduction is not None
             log.warning(
                 "round %d: a mix of %s is left out, and what was there stays: so few contributors cannot keep %s",
                 federation.round,
-                one.group,
+                mix.group,
                 federation.reduction.spoken,
             )
     union = Columns()
-    for one in bound:
-        union = union | one.columns
+    for mix in bound:
+        union = union | mix.columns
 
     def carry_out(block: Columns) -> None:
-        results = [(one, part, one.product(part)) for one in bound if (part := one.columns & block)]
-        for one, part, values in results:
-            one.write(part, values)
+        results = [(mix, part, mix.product(part)) for mix in bound if (part := mix.columns & block)]
+        for mix, part, values in results:
+            mix.write(part, values)
 
-    blocks = union.blocks(block_width(max((len(one.weights.T) for one in bound), default=1)))
+    blocks = union.blocks(block_width(max((len(mix.weights.T) for mix in bound), default=1)))
     # What a reduction counts up from block to block, it counts in their order.
     for_each(carry_out, list(blocks), threads if federation.reduction is None else 1)
-    for one in bound:
-        one.target.dropped = False  # whatever was said before, it is of use again
-        one.target.tracks.wrote(one.columns, one.receivers, mark)
+    for mix in bound:
+        mix.target.dropped = False  # whatever was said before, it is of use again
+        mix.target.tracks.wrote(mix.columns, mix.receivers, mark)
     for action in listed:
         if isinstance(action, Drop):
             federation[action.slot].dropped = True
@@ -105,7 +105,7 @@ def apply(
             federation.write_value(action.name, action.value, mark)
         elif isinstance(action, Put) and action.group is not None:
             _put(action.name, action.group, action.value, federation, mark, method)
-    return [one.applied() for one in bound]
+    return [mix.applied() for mix in bound]
 
 
 def _require_mixes(actions: Iterable[Action], federation: Federation, method: str) -> None:
@@ -230,24 +230,24 @@ class _BoundMix:
             return
         learners = None if self.to_shared else self.clients
         what = f"{when}{self.reduction.spoken}: the mix of '{self.group}'"
-        found = self.reduction.weights(weights, learners, self.learned_from, self._blocks, what)
-        if found is None:
+        reduced = self.reduction.weights(weights, learners, self.learned_from, self._blocks, what)
+        if reduced is None:
             self.holds = False
-        elif found is not weights:
-            total = found.double().sum(1, keepdim=True)
+        elif reduced is not weights:
+            total = reduced.double().sum(1, keepdim=True)
             if bool((total < 1 - EXACT).any()):
                 self.stays = (1 - total).float()
-                found = found / total.where(total > 0, 1)
-            self.weights = found.float()
+                reduced = reduced / total.where(total > 0, 1)
+            self.weights = reduced.float()
 
     def _restrict(self, only: Tensor) -> None:
         """Keep what is for some of the clients that it was made for."""
-        wanted = torch.isin(self.clients, only)
+        chosen = torch.isin(self.clients, only)
         if len(self.weights) == len(self.clients):
-            self.weights = self.weights[wanted]
-            self.stays = None if self.stays is None else self.stays[wanted]
-        self.gate = None if self.gate is None else self.gate[wanted]
-        self.clients = self.clients[wanted]
+            self.weights = self.weights[chosen]
+            self.stays = None if self.stays is None else self.stays[chosen]
+        self.gate = None if self.gate is None else self.gate[chosen]
+        self.clients = self.clients[chosen]
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Some columns at a time: the sources' rows, and what stands where the result goes."""
@@ -275,8 +275,8 @@ class _BoundMix:
         if self.gate is not None:
             changes &= self.gate.any(1).cpu()
         if not self.from_upload and self.source is self.target:
-            own = self.clients[:, None] == self.learned_from  # which column is the learner itself
-            alone = (self.weights.expand(len(self.clients), -1) == own).all(1) & own.any(1)
+            is_itself = self.clients[:, None] == self.learned_from  # which column is the learner itself
+            alone = (self.weights.expand(len(self.clients), -1) == is_itself).all(1) & is_itself.any(1)
             changes &= ~alone
         return changes
 

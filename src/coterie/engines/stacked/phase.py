@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.optim import STEEPEST, leaf_of, torch_optimiser
+from coterie.client.optimiser import STEEPEST, leaf_of, torch_optimiser
 from coterie.client.recipe import Phase
 from coterie.client.scores import TrainingScores
 from coterie.client.terms import RECEIVED, task_loss

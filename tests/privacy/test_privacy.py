@@ -156,6 +156,7 @@ REFUSED = {
         "apfl": "measures 'alpha'",
         "apple": "measures 'relations'",
         "fedap": "measures 'channel_statistics'",
+        "fedas": "measures 'class_means'",
         "fedcac": "measures 'critical'",
         "feddistill": "measures 'class_logits'",
         "fedfomo": "validation",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coterie.methods.fedala import FedALA as FedALA
     from coterie.methods.fedamp import FedAMP as FedAMP
     from coterie.methods.fedap import FedAP as FedAP
+    from coterie.methods.fedas import FedAS as FedAS
     from coterie.methods.fedavg import FedAvg as FedAvg
     from coterie.methods.fedavg_ft import FedAvgFT as FedAvgFT
     from coterie.methods.fedbabu import FedBABU as FedBABU

@@ -1,4 +1,4 @@
-"""FedAS: received extractors are aligned with the client's own before they train; the mean weighs by Fisher information."""
+"""FedAS: received extractors are aligned with the client's own; the mean weighs clients by Fisher information."""
 
 from __future__ import annotations
 

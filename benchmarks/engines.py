@@ -215,7 +215,7 @@ def settings_for(prepared: Prepared, cores: int) -> Iterator[Setting]:
 @contextmanager
 def training(prepared: Prepared, setting: Setting, evaluate_every: int = NEVER) -> Iterator[Callable[[], object]]:
     """A function that runs a round with an engine; worker processes start with the first."""
-    case = prepared.in_memory(setting.memory)
+    case = replace(prepared, problem_base=prepared.problem_in_memory(setting.memory))
     engine = make_engine(
         setting.engine, case.problem(), case.method, seed=0, options=EngineOptions(torch.get_num_threads())
     )

@@ -155,7 +155,7 @@ def effective(prepared: Prepared) -> Config:
     }
     if experiment.engine in ("adaptive", "processes"):
         found["workers"] = experiment.workers or cores()
-    return {**config, **found, "set": {**config["set"], **prepared.method.resolved(prepared.bare_federation())}}
+    return {**config, **found, "set": {**config["set"], **prepared.resolved}}
 
 
 def session(after: int) -> About:

@@ -18,7 +18,7 @@ def extend(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared
     """
     planned = prepared.experiment.rounds
     require(rounds > planned, f"rounds = {rounds}: the run plans {planned} already; name more")
-    longer = replace(prepared, experiment=replace(prepared.experiment, rounds=rounds))
+    longer = prepared.with_rounds(rounds)
     done = directory.newest_round()
     if done:
         for why in _obstacles(prepared, longer, done):
@@ -33,7 +33,6 @@ def _obstacles(prepared: Prepared, longer: Prepared, done: int) -> Iterator[str]
     planned, rounds, training = prepared.experiment.rounds, longer.experiment.rounds, prepared.experiment.training
     if any(training.factor(round, planned) != training.factor(round, rounds) for round in range(1, done + 1)):
         yield f"the rates of schedule '{training.schedule}' depend on the number of rounds"
-    before, after = (one.method.resolved(one.bare_federation()) for one in (prepared, longer))
-    for name, value in before.items():
-        if after[name] != value:
-            yield f"{method_name(prepared.method)}'s {name} was {value}, and would have been {after[name]}"
+    for name, value in prepared.resolved.items():
+        if longer.resolved[name] != value:
+            yield f"{method_name(prepared.method)}'s {name} was {value}, and would have been {longer.resolved[name]}"

@@ -113,11 +113,11 @@ def chosen(prepared: Prepared, choice: Choice) -> Prepared:
     """The prepared experiment as a choice says; its notes say why."""
     way = choice.way
     note = f"engine auto: {way} ({choice.why})"
-    cast = prepared.in_memory(way.memory)
     return replace(
-        cast,
-        experiment=as_chosen(cast.experiment, way),
-        notes=(*cast.notes, note),
+        prepared,
+        experiment=as_chosen(prepared.experiment, way),
+        problem_base=prepared.problem_in_memory(way.memory),
+        notes=(*prepared.notes, note),
         forecast=None if choice.foreseen is None else (choice.workload, choice.foreseen),
     )
 

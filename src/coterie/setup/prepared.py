@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from coterie.client.model import check_split, single_samples_fail
 from coterie.client.problem import Problem
+from coterie.client.recipe import Recipe, phases
 from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
 from coterie.core.inventory import copied, held_tensors
@@ -61,6 +62,8 @@ class Prepared:
     stands_in: bool = False  # its data only stand in for those of the run: nobody trains on them
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
     loaded: Mapping[str, str] | None = None  # the fingerprint of the data as they were loaded, if they are others now
+    resolved: Mapping[str, int | float] = field(default_factory=dict)  # what the method makes of the run's settings
+    epochs: int = 0  # those of a client's first round
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -149,18 +152,18 @@ class Prepared:
         if plain and fits and has_float64(wanted.device):
             federation.put_rows_on(wanted.device)
 
-    def in_memory(self, memory: MemoryFormat) -> Prepared:
-        """The same in another memory format."""
+    def problem_in_memory(self, memory: MemoryFormat) -> Problem:
+        """What `problem` begins with, in another memory format."""
         base, layout = self.problem_base, self.problem_base.layout
         if layout.memory == memory:
-            return replace(self, experiment=replace(self.experiment, memory=memory))
+            return base
         other = Layout(base.module, layout.classifier, layout.stats, memory)
-        inputs = as_memory(self.data.inputs, memory)
-        return replace(
-            self,
-            experiment=replace(self.experiment, memory=memory),
-            problem_base=replace(base, layout=other, inputs=inputs),
-        )
+        return replace(base, layout=other, inputs=as_memory(self.data.inputs, memory))
+
+    def with_rounds(self, rounds: int) -> Prepared:
+        """The same run with another number of rounds, from which methods may conclude something else."""
+        longer = replace(self, experiment=replace(self.experiment, rounds=rounds))
+        return replace(longer, resolved=self.method.resolved(longer.bare_federation()))
 
     def federation(self, clients: list[int] | None = None) -> Federation:
         """A federation of some of the partition's clients before its first round."""
@@ -254,11 +257,18 @@ def prepare(experiment: Settings) -> Prepared:
     method.check(begun)
     taking_part = prepared.sampler.count(len(prepared.participants))
     require_enough(prepared.stages, taking_part, "let more clients take part in a round")
+    resolved = method.resolved(begun)
     method.init(begun)  # what cannot be set up shows before the first round
     for stage in prepared.stages:
         stage.check(method, begun)
     prepared.sampler.there(begun, round=1)  # a trace may name strangers
-    return prepared
+    begun.round = 1
+    return replace(prepared, resolved=resolved, epochs=epochs_of(method.recipe(begun), experiment.epochs))
+
+
+def epochs_of(recipe: Recipe, usual: int) -> int:
+    """The epochs of all phases of a recipe; those that do not say have the usual ones."""
+    return sum(usual if phase.epochs is None else phase.epochs for phase in phases(recipe))
 
 
 def _partition_seed(experiment: Settings) -> int:

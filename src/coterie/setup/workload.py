@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Phase, Recipe, phases
+from coterie.client.recipe import Phase, Recipe
 from coterie.client.scores import TEST_BATCH
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
@@ -23,7 +23,7 @@ from coterie.methods.base import Method
 from coterie.processes import cores
 from coterie.rounds.delivery import Delivery
 from coterie.rounds.sampler import drawn
-from coterie.setup.prepared import Prepared
+from coterie.setup.prepared import Prepared, epochs_of
 
 SMALL_MODEL = 100_000  # parameters
 # Of an ordinary core, to the nearest round number: small models are bound by the first, large ones by the second.
@@ -135,22 +135,14 @@ def expected_seconds(prepared: Prepared) -> float:
     >>> round(long / short)
     10
     """
-    experiment, federation = prepared.experiment, prepared.federation()
-    federation.round = 1
-    recipe = prepared.method.recipe(federation)
-    epochs = epochs_of(recipe, experiment.epochs)
+    experiment = prepared.experiment
     sizes = [int(prepared.partition.sizes[client]) for client in prepared.participants]
     steps = [-(-size // experiment.batch) for size in sizes]
     share = prepared.sampler.count(len(sizes)) / len(sizes)
     layers, multiplications = _cost_of_model(prepared.problem_base.module, prepared.problem_base.inputs[:1])
     dispatch = STACKED_LAYER * max(steps) if experiment.engine == "stacked" else share * sum(steps)
     arithmetic = share * sum(sizes) * PASSES * multiplications / MULTIPLICATIONS_A_SECOND
-    return experiment.rounds * epochs * (SECONDS_A_LAYER_AND_STEP * layers * dispatch + arithmetic)
-
-
-def epochs_of(recipe: Recipe, usual: int) -> int:
-    """The epochs of all phases of a recipe; those that do not say have the usual ones."""
-    return sum(usual if phase.epochs is None else phase.epochs for phase in phases(recipe))
+    return experiment.rounds * prepared.epochs * (SECONDS_A_LAYER_AND_STEP * layers * dispatch + arithmetic)
 
 
 def _cost_of_model(module: nn.Module, sample: Tensor) -> tuple[int, int]:

@@ -14,12 +14,14 @@ import coterie as ct
 from coterie.client.scores import Score
 from coterie.core.federation import Federation
 from coterie.engines import Serial
+from coterie.errors import CoterieError
 from coterie.report.onerun import run_content
 from coterie.report.reading import read_run
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import sampling_error
 from coterie.rounds.sampler import drawn
 from coterie.runs.history import EVERYBODY, TESTED
+from support import tiny
 
 
 def _experiment(**options: Any) -> ct.Experiment:
@@ -161,3 +163,23 @@ def test_finished_models_are_tested_once(few: int, monkeypatch: pytest.MonkeyPat
     # Before the first round, and after each; a sample is tested where everybody need not be.
     assert tested == ([3, 8] if few else [8, 8, 8])
     assert result.summary["macro_f1"] is not None
+
+
+JUDGE = """
+from coterie.rounds.judge import Judge
+
+
+class EveryOther(Judge):
+    @property
+    def is_due(self):
+        return self.federation.round % 2 == 0
+"""
+
+
+def test_a_judge_in_a_file_says_when_clients_are_tested(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(JUDGE, encoding="utf-8")
+    judge = f"{tmp_path}/mine.py:EveryOther"
+    result = tiny(judge=judge, rounds=4).run()
+    assert ["received" in line for line in result.history.lines] == [False, True, False, True]
+    with pytest.raises(CoterieError, match="evaluate_clients = 2 says who is tested"):
+        tiny(judge=judge, evaluate_clients=2)

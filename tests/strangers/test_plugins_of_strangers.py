@@ -17,7 +17,9 @@ import coterie as ct
 from coterie.cli import main
 from coterie.methods import METHODS
 from coterie.registry import PluginFile
+from coterie.rng import numpy_stream
 from coterie.testing import check_engine, check_method
+from coterie.testing.together import Together, agreed, simulated
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples" / "plugins").glob("*.py"))
@@ -116,6 +118,65 @@ def test_a_metric_that_is_no_sum_is_told_in_the_end(tmp_path: Path) -> None:
 def test_a_task_of_another_kind_is_refused_for_a_known_data_set() -> None:
     with pytest.raises(ct.CoterieError, match="the task of data 'digits' is classification; leave task out"):
         ct.Experiment("fedavg", "digits", task="regression", **SMALL).prepare()
+
+
+BY_SIZE, BFLOAT16 = (f"{ROOT}/examples/plugins/{name}" for name in ("by_size.py:BySize:2", "bfloat16.py:BFloat16"))
+
+
+def test_a_sampler_in_a_file_asks_large_clients_more_often() -> None:
+    partition = ct.Quantity(clients=6, alpha=0.5)
+    result = ct.Experiment("fedavg", "digits", partition, sampler=BY_SIZE, rounds=60, epochs=1, threads=1).run()
+    cohorts = [line["cohort"] for line in result.history.lines]
+    assert {len(cohort) for cohort in cohorts} == {2}
+    times = np.bincount(np.concatenate(cohorts), minlength=6)
+    sizes = result.federation.sizes.numpy()
+    assert np.corrcoef(times, sizes)[0, 1] > 0.7
+    # The first draw of two, by hand: one with p = n_k / n, then one of the others likewise.
+    stream = numpy_stream(0, "by size", 1)
+    drawn = stream.choice(6, 2, replace=False, p=sizes / sizes.sum())
+    assert cohorts[0] == sorted(drawn.tolist())
+
+
+def test_a_sampler_and_a_share_are_not_both_said() -> None:
+    with pytest.raises(ct.CoterieError, match=r"join = 0.5: sampler = .* says who takes part"):
+        ct.Experiment("fedavg", "digits", sampler=BY_SIZE, join=0.5)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedproto"])
+def test_a_stage_in_a_file_halves_the_bytes_of_uploads_and_says_what_arrives(method: str) -> None:
+    ours, theirs = (ct.Experiment(method, "digits", stages=stages, **SMALL).run() for stages in (BFLOAT16, ""))
+    for line, plain in zip(ours.history.lines, theirs.history.lines, strict=True):
+        assert line["bytes"]["up"] * 2 == plain["bytes"]["up"]
+    assert ours.history.lines[0]["bytes"]["down"] == theirs.history.lines[0]["bytes"]["down"]
+    for client in range(6):
+        pairs = zip(ours.model(client).parameters(), theirs.model(client).parameters(), strict=True)
+        assert all(torch.allclose(one, other, rtol=0.05, atol=0.02) for one, other in pairs)
+
+
+def test_what_was_sent_as_bfloat16_is_what_is_mixed() -> None:
+    experiment = ct.Experiment("fedavg", "digits", stages=BFLOAT16, **SMALL | {"rounds": 1})
+    plain = ct.Experiment("local", "digits", **SMALL | {"rounds": 1}).run()
+    sent = plain.federation["model"].rows(plain.federation.everyone).bfloat16().float()
+    weights = (plain.federation.sizes / plain.federation.sizes.sum()).float()
+    torch.testing.assert_close(experiment.run().federation["model"].shared[0], weights @ sent, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedproto", "scaffold"])
+def test_both_halves_do_the_same_between_a_server_and_its_sites(method: str, tmp_path: Path) -> None:
+    agreement = agreed(method, stages=BFLOAT16)
+    together, serial = Together(agreement, tmp_path), simulated(agreement).run()
+    together.run()
+    for report, line in zip(together.reports, serial.history.lines, strict=True):
+        assert report.bytes == line["bytes"]
+    ours, theirs = together.server.federation, serial.federation
+    torch.testing.assert_close(ours["model"].shared, theirs["model"].shared, rtol=1e-5, atol=1e-6)
+    for name, value in ours.values.items():
+        torch.testing.assert_close(value, theirs.values[name], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_two_stages_that_say_how_numbers_travel_are_refused() -> None:
+    with pytest.raises(ct.CoterieError, match="BFloat16 and BFloat16 both say how numbers travel"):
+        ct.Experiment("fedavg", "digits", stages=f"{BFLOAT16}+{BFLOAT16}", **SMALL).prepare()
 
 
 @pytest.mark.thorough

@@ -38,10 +38,16 @@ class Judge:
     """Whether what everybody received is known after each test."""
 
     def __init__(
-        self, method: Method, federation: Federation, engine: Engine, evaluate_every: int = 1, validated: bool = False
+        self,
+        method: Method,
+        federation: Federation,
+        engine: Engine,
+        evaluate_every: int = 1,
+        validated: bool = False,
+        evaluate_clients: int = 0,
     ) -> None:
         self.method, self.federation, self.engine = method, federation, engine
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.evaluate_clients = evaluate_every, evaluate_clients
         # The last evaluation of what everybody received; clients that sit out a round still hold that.
         self.latest: Evaluation | None = None
         # Everybody's score right after their own last training; of who has not trained yet, with the first model.
@@ -161,28 +167,20 @@ class Judge:
         return Evaluation.of(self.federation.task, scores, sizes if any(self._validation) else None)
 
 
+SAMPLE = 20  # clients that are tested where it is not said how many
+
+
 class SampleJudge(Judge):
-    """Tests so many clients each time in place of everybody, drawn anew; as received in the last round, everybody."""
+    """Tests `evaluate_clients` each time in place of everybody, drawn anew; in the end, as received, everybody."""
 
     tests_everybody: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        method: Method,
-        federation: Federation,
-        engine: Engine,
-        evaluate_every: int = 1,
-        validated: bool = False,
-        evaluate_clients: int = 2,
-    ) -> None:
-        super().__init__(method, federation, engine, evaluate_every, validated)
-        self._count = min(evaluate_clients, federation.clients)
 
     @property
     def _chosen(self) -> Tensor:
         """Who is tested in this round: `[m]`."""
         federation = self.federation
-        return drawn(federation.keys, self._count, federation.seed, "tested", federation.round)
+        count = min(self.evaluate_clients or SAMPLE, federation.clients)
+        return drawn(federation.keys, count, federation.seed, "tested", federation.round)
 
     def first_stored(self) -> Evaluation:
         """What clients store before the first round: nobody's is known."""

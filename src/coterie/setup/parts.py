@@ -8,7 +8,7 @@ from coterie.core.federation import Federation
 from coterie.engines import Engine
 from coterie.methods import Method
 from coterie.options import made
-from coterie.rounds.judge import Judge, SampleJudge
+from coterie.rounds.judge import JUDGES, Judge
 from coterie.rounds.sampler import SAMPLERS, Sampler, Share
 from coterie.rounds.stages import STAGES, Clients, Stage, coding_of
 from coterie.setup.features import JointTraining, asked_for
@@ -40,15 +40,16 @@ def stages_of(settings: JointTraining, clients: Clients) -> tuple[Stage, ...]:
 def judge_of(
     settings: RunOptions, method: Method, federation: Federation, engine: Engine, validated: bool = False
 ) -> Judge:
-    """Who is tested."""
+    """Who is tested, by the judge that is named; where few are to be, by a sample of so many."""
     every, few = settings.evaluate_every, settings.evaluate_clients
-    if 0 < few < federation.clients:
-        return SampleJudge(method, federation, engine, every, validated, few)
-    return Judge(method, federation, engine, every, validated)
+    name = "sample" if 0 < few < federation.clients else settings.judge or "everybody"
+    return JUDGES.find(name)(method, federation, engine, every, validated, few)
 
 
 def things_in(settings: JointTraining) -> Iterator[object]:
     """What the settings name that may be somebody's own; an error if it is not what it is named for."""
+    if isinstance(settings, RunOptions) and settings.judge:
+        yield JUDGES.find(settings.judge)
     if settings.sampler:
         yield made(SAMPLERS, settings.sampler)
     for part in asked_for(settings):

@@ -88,6 +88,12 @@ class RunOptions(SimulatedFeatures, JointTraining):
         "running",
         shown="everybody",
     )
+    judge: str = setting(
+        "",
+        "Who is tested, by a judge of your own (see docs/plugins.md).",
+        "running",
+        shown="everybody, or evaluate_clients",
+    )
     record_every: int = setting(1, "Record who learns from whom every so many rounds (0: never).", "running")
     checkpoint_every: int | None = setting(
         None,
@@ -104,6 +110,11 @@ class RunOptions(SimulatedFeatures, JointTraining):
         require(
             self.evaluate_clients == 0 or self.evaluate_clients >= 2,
             f"evaluate_clients = {self.evaluate_clients}: must be at least 2, or 0 for everybody",
+        )
+        require(
+            not (self.judge and self.evaluate_clients),
+            f"judge = '{self.judge}': evaluate_clients = {self.evaluate_clients} says who is tested; leave one of the "
+            "two out",
         )
         for option in ("record_every", "checkpoint_every"):
             value = getattr(self, option)

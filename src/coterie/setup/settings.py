@@ -28,7 +28,7 @@ from coterie.typed import EXAMPLE, shown
 
 Arrays = tuple[Any, ...]
 """Inputs and labels, `(x, y)`."""
-PARTS = {"attack", "defence", "presence", "sampler", "stages"}
+PARTS = {"attack", "defence", "judge", "presence", "sampler", "stages"}
 """The settings whose texts may name parts of a round in a file."""
 
 

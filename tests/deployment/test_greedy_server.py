@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coterie.deployment.messages import RefusedError, read_text
 from coterie.deployment.wire import Parcel, pack, unpack
@@ -57,3 +58,18 @@ def test_a_server_that_asks_for_what_is_personal_gets_nothing(tmp_path: Path) ->
     answer = together.answer("site-a", task)
     extractor = site.federation.layout.columns("extractor").size
     assert answer.bytes == 4 * extractor
+
+
+def test_a_server_that_writes_what_is_personal_is_refused(tmp_path: Path) -> None:
+    """FedPer's classifier is the site's own, whatever a server would have it begin from."""
+    together = Together(agreed("fedper"), tmp_path)
+    task, site = task_of(together), together.sites["site-a"]
+    layout = site.federation.layout
+    for group in ("classifier", "all"):
+        columns = layout.columns(group)
+        note = {**task.note, "slots": {"model": [list(span) for span in columns.spans]}}
+        with pytest.raises(RefusedError, match="columns of the model are offered that this site alone has"):
+            together.answer("site-a", Parcel({"slot.model": torch.zeros(columns.size)}, note))
+    shared = layout.columns("extractor")
+    note = {**task.note, "slots": {"model": [list(span) for span in shared.spans]}}
+    assert together.answer("site-a", Parcel({"slot.model": torch.zeros(shared.size)}, note)).buffers

@@ -38,6 +38,14 @@ class FederationTerms(JointTraining):
     method: Any = same_setting(RunOptions, "method")
     model: Any = same_setting(RunOptions, "model")
     most_samples: int = setting(1_000_000, "A site that says it has more training samples is refused.", "sites")
+    most_weight: float = setting(
+        2.5, "A site weighs at most this many times as much as the median site (0: as its samples say).", "defence"
+    )
+    norm_limit: float = setting(
+        10.0,
+        "An answer is set aside if its rows are this many times as large as usual in the round (0: never).",
+        "defence",
+    )
     largest_input: float = setting(
         1000.0, "Data with larger numbers than this are refused at their site: they are not scaled.", "sites"
     )
@@ -70,6 +78,14 @@ class FederationTerms(JointTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
+        require(
+            self.most_weight == 0 or self.most_weight >= 1,
+            f"most_weight = {self.most_weight:g}: must be at least 1, or 0 for no bound",
+        )
+        require(
+            self.norm_limit == 0 or self.norm_limit > 1,
+            f"norm_limit = {self.norm_limit:g}: must be greater than 1, or 0 for no bound",
+        )
         require(self.largest_input > 0, f"largest_input = {self.largest_input}: must be greater than 0")
         require(self.checkpoints >= 1, f"checkpoints = {self.checkpoints}: must be at least 1")
         require(self.fresh_data >= 0, f"fresh_data = {self.fresh_data}: must be a number of rounds, or 0")

@@ -222,6 +222,7 @@ class Coordinator:
                 if late:
                     break
             elif late or not self._waiting:
+                self._require_possible(needed)
                 if not said_so:
                     said_so = True
                     self._wait_on(needed)
@@ -262,6 +263,19 @@ class Coordinator:
         present = {name: node for name, node in self._present().items() if name not in settled}
         if present:
             self._send_tasks(self.server.ask_more(list(present)), present)
+
+    def _require_possible(self, needed: int) -> None:
+        """An error if too many have diverged, who would diverge again: waiting for others would not help."""
+        diverged = [name for name in self.server.settled if name not in self.server.answered]
+        left = len(self.agreement.sites) - len(diverged)
+        if left >= needed:
+            return
+        round = self.server.abandon_round().round
+        raise CoterieError(
+            f"round {round}: training diverged at {', '.join(diverged)}, so that at most {left} of at least {needed} "
+            "sites can answer; lower the rate ('coterie federation extend … --term lr=…') or least_sites, then start "
+            "the server again: it goes on from the last round"
+        )
 
     def _give_up(self, needed: int, seconds: float) -> None:
         """An error that says who is missing, who is at work and who could not do it."""

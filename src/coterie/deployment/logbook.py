@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from coterie.deployment.as_run import (
     summary_so_far,
     with_received,
 )
+from coterie.deployment.bounds import bounded_sizes
 from coterie.deployment.claims import Standing
 from coterie.deployment.server import Report, Server
 from coterie.deployment.versions import carry_over
@@ -152,8 +154,8 @@ class Logbook:
     def _take_over(self, server: Server, state: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         """Go on from a former version of the agreement; what is kept of it goes, and with it all of sites that left."""
         before, federation = json.loads(about["sites"]), server.federation
-        for name, known in server.standing.items():
-            federation.sizes[self.agreement.sites.index(name)] = known.samples
+        samples = [server.standing.get(name, Standing()).samples for name in self.agreement.sites]
+        federation.sizes.copy_(bounded_sizes(torch.tensor(samples), self.agreement.most_weight))
         carry_over(state, before, int(about["round"]), self.agreement, federation)
         left = [site for site in before if site not in self.agreement.sites]
         (self.path / SUMMARY).unlink(missing_ok=True)  # it goes on, and has no end yet

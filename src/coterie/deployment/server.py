@@ -18,6 +18,7 @@ from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.bounds import bounded_sizes, check_numbers, check_sums, oversized
 from coterie.deployment.claims import (
     DataFacts,
     Standing,
@@ -43,6 +44,8 @@ from coterie.rounds.round import OpenRound
 from coterie.rounds.stages import Incoming, coding_of, packed, unpacked
 
 log = logging.getLogger("coterie")
+
+JUDGED = 5  # answers, from which on quarantine judges them
 
 
 @dataclass
@@ -159,7 +162,6 @@ class Server:
     def _learn(self, name: str, said: Standing, counts: Tensor | None) -> None:
         """Take a site's data sizes into the federation, and what a method derives from them for its first round."""
         federation, client = self.federation, self.agreement.sites.index(name)
-        federation.sizes[client] = said.samples
         assert federation.validation_sizes is not None
         federation.validation_sizes[client] = said.validation
         if counts is not None:
@@ -168,6 +170,10 @@ class Server:
         taken_over = federation.round > 0 and bool(self.agreement.former)
         self._begins_anew = not taken_over and not bool(federation.taken_part.any())
         self.standing[name] = said
+        samples = torch.tensor([self.standing.get(site, Standing()).samples for site in self.agreement.sites])
+        federation.sizes = bounded_sizes(samples, self.agreement.most_weight)
+        if (weight := int(federation.sizes[client])) < said.samples:
+            log.warning("site %s says it has %d training samples; it weighs like %d", name, said.samples, weight)
 
     def open_round(self, present: list[str]) -> dict[str, Parcel]:
         """Begin the next round with some of the sites that are present; their tasks by name."""
@@ -246,6 +252,7 @@ class Server:
             answer = unpack(message, {} if bare else self.expected_answer())
             check_answer(answer.note, round.report.round, self.agreement.task)
             answer = self._decoded(answer)
+            self._check_bounds(name, answer)
             self._check_measured(name, answer)
         except Exception as error:  # whatever a message does to us is its sender's fault, and nobody else's
             round.report.refused[name] = reason = fault_of(error)
@@ -279,6 +286,13 @@ class Server:
                 if not plain.accepts(tensors[name]):
                     raise RefusedError(f"tensor '{name}' holds NaN or infinite values")
         return Parcel(tensors, answer.note)
+
+    def _check_bounds(self, name: str, answer: Parcel) -> None:
+        """Refuse numbers that nobody could compute with, and more samples than the site said that it has."""
+        check_numbers(answer)
+        known = self.standing.get(name, Standing())
+        for moment in ("received", "trained"):
+            check_sums(answer.note.get(moment), known.test)
 
     def _check_measured(self, name: str, answer: Parcel) -> None:
         """Refuse what a site cannot have measured, by what it has said of its classes."""
@@ -336,8 +350,9 @@ class Server:
         round = self._opened()
         begin = time.perf_counter()
         report = round.report
+        self._screen(round)
         report.answered = [name for name in report.asked if name in round.answers]
-        handled = {*report.answered, *report.diverged, *report.lost, *report.refused}
+        handled = {*report.answered, *report.diverged, *report.lost, *report.refused, *report.quarantined}
         report.missing = [name for name in report.asked if name not in handled]
         answered = torch.tensor([self.agreement.sites.index(name) for name in report.answered], dtype=torch.int64)
         incoming = self._incoming(answered, [round.answers[name] for name in report.answered])
@@ -354,6 +369,21 @@ class Server:
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
+
+    def _screen(self, round: _Answers) -> None:
+        """Set answers aside that are far too large to be meant; where quarantine judges, it does that itself."""
+        federation, agreement, answers = self.federation, self.agreement, round.answers
+        if agreement.quarantine and len(answers) >= JUDGED:
+            return
+        clients = torch.tensor([agreement.sites.index(name) for name in answers], dtype=torch.int64)
+        declared = declared_columns(federation, agreement.kind.uploads(federation))
+        large = oversized(federation, declared, clients, list(answers.values()), agreement.norm_limit)
+        for client, reason in large.items():
+            site = agreement.sites[client]
+            del answers[site]
+            round.report.quarantined[site] = reason
+            round.report.trained.pop(site, None)
+            log.warning("round %d: the answer of site %s is set aside: %s", round.report.round, site, reason)
 
     def _incoming(self, cohort: Tensor, answers: list[Parcel]) -> Incoming:
         """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""
@@ -391,6 +421,8 @@ class Server:
             told = self.agreement.promise.privacy is None
             if told and not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
+            if told:
+                check_sums(note["received"], self.standing.get(name, Standing()).test)
         except Exception as error:
             log.warning("the farewell of site %s is refused: %s", name, fault_of(error))
             return

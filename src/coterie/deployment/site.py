@@ -92,6 +92,8 @@ class Site:
             columns = columns_of(spans)
             if name not in federation.slots or not columns <= federation[name].columns:
                 raise RefusedError(f"columns of slot '{name}' are offered that the method does not have")
+            if name == "model" and not columns <= self._known_to_others():
+                raise RefusedError("columns of the model are offered that this site alone has")
             expected[f"slot.{name}"] = Expected((columns.size,))
         for name in note["values"]:
             if name not in federation.values:
@@ -101,6 +103,18 @@ class Site:
             sent = layout.columns(self.agreement.kind.uploads(federation).get("model", ""))
             expected["peers"] = Expected((len(note["peers"]), sent.size))
         return expected
+
+    def _known_to_others(self) -> Columns:
+        """The model's columns that a server can know: what all have in common, what sites upload or have uploaded."""
+        federation, method = self.federation, self.agreement.kind
+        now, columns, seen = federation.round, federation["model"].shared_columns, set[str]()
+        for federation.round in range(1, now + 1):
+            group = method.uploads(federation).get("model")
+            if group is not None and group not in seen:
+                seen.add(group)
+                columns |= federation.layout.columns(group)
+        federation.round = now
+        return columns
 
     def work(self, task: Parcel) -> Parcel:
         """A round: take what the server sends, train, keep what is personal, and answer with the method's uploads."""

@@ -1,0 +1,140 @@
+"""Finite numbers that would have harmed others all the same."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
+
+from coterie.deployment.bounds import bounded_sizes, oversized
+from coterie.deployment.messages import Packed
+from coterie.deployment.wire import Parcel
+from coterie.errors import CoterieError
+from coterie.testing.together import SITES, Together, agreed
+
+OTHERS = ["site-a", "site-c"]
+
+
+def scaled(factor: float) -> Tamper:
+    """An answer whose numbers are many times as large."""
+
+    def tamper(packed: Packed) -> Packed:
+        numbers = np.frombuffer(packed.buffers["float32"], np.float32) * np.float32(factor)
+        return Packed({**packed.buffers, "float32": numbers.tobytes()}, packed.text)
+
+    return tamper
+
+
+def filled(value: float) -> Tamper:
+    def tamper(packed: Packed) -> Packed:
+        numbers = np.full(len(packed.buffers["float32"]) // 4, value, np.float32)
+        return Packed({**packed.buffers, "float32": numbers.tobytes()}, packed.text)
+
+    return tamper
+
+
+def tested(**values: Any) -> Tamper:
+    def change(contents: dict[str, Any]) -> None:
+        for moment in ("received", "trained"):
+            contents["note"][moment] |= values
+
+    return rewritten(change)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (tested(samples=10**19, correct=0), "it was tested on 10,000,000,000,000,000,000 samples, and has 8"),
+        (tested(samples=10**400, correct=0), "it was tested on 1"),
+        (tested(loss=10**400), "its result holds numbers beyond 1e"),
+        (tested(loss=-1e300), "its result holds numbers beyond 1e"),
+        (filled(3e38), "holds numbers beyond 1e"),
+    ],
+)
+def test_numbers_beyond_all_measure_cost_their_site_a_round(
+    tamper: Tamper, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples of 10^19 once ended the run, and each start after it; a row of 3e38 made everybody's next infinite."""
+    trial = Trial(tmp_path, site_b=Behaviour(tamper={2: tamper}))
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        trial.run()
+    assert [line["answered"] for line in trial.lines] == [list(SITES), OTHERS, list(SITES), list(SITES)]
+    assert reason in trial.lines[1]["refused"]["site-b"]
+    assert all(bool(slot.shared.isfinite().all()) for slot in trial.server.federation.slots.values())
+
+
+def test_an_answer_far_too_large_for_its_round_is_set_aside(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, site_b=Behaviour(tamper={2: scaled(30), 3: scaled(1e6)}))
+    trial.run()
+    assert [line["answered"] for line in trial.lines] == [list(SITES), OTHERS, OTHERS, list(SITES)]
+    assert "times as large as is usual in the round" in trial.lines[1]["set_aside"]["site-b"]
+    other = Together(trial.agreement, tmp_path / "other")
+    other.admit()
+    for line in trial.lines:
+        other.round(silent=tuple({*SITES} - {*line["answered"]}))
+    for slot, ours in trial.server.federation.slots.items():
+        assert torch.equal(ours.shared, other.server.federation[slot].shared), "as if it had not answered"
+
+
+def test_the_screen_can_be_switched_off(tmp_path: Path) -> None:
+    agreement = agreed("fedper", rounds=3, norm_limit=0.0)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: scaled(30)}))
+    trial.run()
+    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+
+
+@pytest.mark.parametrize(
+    ("norms", "out"), [([1, 1, 20], [2]), ([20, 1], [0]), ([20], [0]), ([9, 9], []), ([1, 2, 8], [])]
+)
+def test_few_answers_are_judged_by_what_they_began_from(norms: list[float], out: list[int], tmp_path: Path) -> None:
+    """The rows before have the norm 1."""
+    federation = Together(agreed("fedavg"), tmp_path).server.federation
+    columns = federation["model"].columns
+    one = torch.ones(columns.size) / columns.size**0.5
+    federation["model"].shared.copy_(federation["model"].shared_columns.within(columns).take(one))
+    answers = [Parcel({"slot.model": norm * one}) for norm in norms]
+    clients = torch.arange(len(norms))
+    assert sorted(oversized(federation, {"model": columns}, clients, answers, 10.0)) == out
+    assert oversized(federation, {"model": columns}, clients, answers, 0.0) == {}
+
+
+def test_a_claimed_size_weighs_no_more_than_its_share(tmp_path: Path) -> None:
+    together = Together(agreed("fedavg"), tmp_path)
+    for name, samples in zip(SITES, (60, 80, 1_000_000), strict=True):
+        note = together.sites[name].hello() | {"samples": samples}
+        together.server.admit(note)
+    assert together.server.federation.sizes.tolist() == [60, 80, 200]
+    assert bounded_sizes(torch.tensor([60, 80, 1_000_000]), 0.0).tolist() == [60, 80, 1_000_000]
+
+
+@pytest.mark.parametrize("terms", [{"most_weight": 0.5}, {"most_weight": -1.0}, {"norm_limit": 1.0}])
+def test_bounds_that_cannot_be_are_refused(terms: dict[str, float]) -> None:
+    (name,) = terms
+    with pytest.raises(CoterieError, match=f"{name} = "):
+        agreed("fedavg", **terms)
+
+
+def test_a_divergence_where_all_are_needed_is_said_at_once(tmp_path: Path) -> None:
+    """It once took 4,200 silent seconds, and the way out was wrong."""
+
+    def diverged(contents: dict[str, Any]) -> None:
+        contents["note"] = {"round": 2, "diverged": True}
+        contents["tensors"] = []
+
+    def tamper(packed: Packed) -> Packed:
+        return rewritten(diverged)(Packed({}, packed.text))
+
+    agreement = agreed("fedper", rounds=4, deadline=600.0, gather=10.0, patience=3600.0, least_sites=3)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: tamper}))
+    with pytest.raises(
+        CoterieError, match="round 2: training diverged at site-b, so that at most 2 of at least 3 sites"
+    ):
+        trial.run()
+    assert trial.network.now < 60.0
+    assert trial.status["state"] == "failed"
+    assert "lower the rate" in trial.status["message"]

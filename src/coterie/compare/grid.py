@@ -15,7 +15,8 @@ from typing import Any, Literal
 from coterie.client.effort import FORWARD
 from coterie.compare.one_run import Summary
 from coterie.compare.remarks import Runs, effort_remark, rising_remark
-from coterie.core.numbers import ACCURACY, CLEAR, ENOUGH_SEEDS, Number, Scale, clear_sign, judged_scale
+from coterie.core.evidence import CLEAR, ENOUGH_SEEDS, clear_rivals
+from coterie.core.numbers import ACCURACY, Number, Scale, judged_scale
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require, unknown
 from coterie.rounds.evaluate import MOMENTS
@@ -214,8 +215,8 @@ class Grid:
     """Rows by name, each with the summaries of its seeds; `chosen` names the columns (none: the usual ones).
 
     A *winner* of a metric's column is the row with the best mean over seeds, if its lead over every other row is clear
-    (`coterie.core.numbers.clear_sign`): paired by seed, with three seeds or more, all differences have one sign, and
-    their mean is larger than their standard deviation. Otherwise the seeds could explain the difference and
+    (`coterie.core.evidence.clear_rivals`): paired by seed, with three seeds or more, the 95 % interval of the
+    difference leaves out zero, several rivals being allowed for. Otherwise the seeds could explain the difference and
     nobody wins.
     """
 
@@ -267,10 +268,11 @@ class Grid:
         first = next((row for row, number in numbers.items() if number.mean == best), None)
         if first is None:
             return None
-        leads = [numbers[first].minus(number) for row, number in numbers.items() if row != first]
+        leads = {row: numbers[first].minus(number) for row, number in numbers.items() if row != first}
+        evidence = {row: lead.evidence for row, lead in leads.items() if lead is not None}
         ahead = 1 if scale.higher_is_better else -1
-        clear = all(lead is not None and clear_sign(lead.by_seed.values()) == ahead for lead in leads)
-        return first if clear else None
+        clear = clear_rivals(evidence)
+        return first if all(clear.get(row) == ahead for row in leads) else None
 
     def note(self, mark: str = "*") -> str:
         """What a mark in the table means, or why there is none."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from coterie.core.evidence import Evidence
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -91,15 +93,6 @@ def spoken_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-ENOUGH_SEEDS = 3
-"""Fewer seeds say which way a difference points, and no more."""
-CLEAR = (
-    f"with {ENOUGH_SEEDS} seeds or more, the differences seed by seed all have one sign and a mean that is larger than "
-    "their standard deviation"
-)
-"""What `clear_sign` asks for, in words."""
-
-
 @dataclass(frozen=True)
 class Number:
     """A number that was measured with some seeds.
@@ -127,18 +120,7 @@ class Number:
         both = sorted(self.by_seed.keys() & other.by_seed.keys())
         return Number({seed: self.by_seed[seed] - other.by_seed[seed] for seed in both}) if both else None
 
-
-def clear_sign(differences: Iterable[float]) -> int:
-    """The sign of paired differences, one a seed, if it is clear (see `CLEAR`); 0 if it is not.
-
-    >>> clear_sign([1.0, 1.2, 0.9]), clear_sign([-2.0, -2.1, -1.9]), clear_sign([2.0, 2.0])
-    (1, -1, 0)
-    >>> clear_sign([0.3, 0.1, 0.0]), clear_sign([0.1, 0.1, 3.0])
-    (0, 0)
-    """
-    values = list(differences)
-    if len(values) < ENOUGH_SEEDS or not all(map(math.isfinite, values)) or abs(fmean(values)) <= stdev(values):
-        return 0
-    if all(value > 0 for value in values):
-        return 1
-    return -1 if all(value < 0 for value in values) else 0
+    @property
+    def evidence(self) -> Evidence:
+        """The same as differences that are evidence of a true one."""
+        return Evidence.of(self.by_seed.values())

@@ -90,9 +90,14 @@ def heading_of(part: RebuiltColumn) -> str:
 
 def numbers_of(part: RebuiltColumn, rows: Sequence[PaperRow]) -> Iterator[str]:
     """These rows of a column, paper beside ours, and what became of its claims."""
-    ranks = part.ranks()
+    ranks, seeds = part.ranks(), part.common_seeds
     unit = f", {part.column.unit}" if part.column.unit else ""
-    header = ["method", f"paper{unit}", f"ours{unit}", "seeds", "difference", "rank in the paper", "our rank"]
+    # Ranks are by the seeds that all ranked rows have: where some have more, so is the mean that stands beside them.
+    fewer = any(len(part.records[key]) > len(seeds) for key in ranks)
+    by_seeds = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
+    header = ["method", f"paper{unit}", f"ours{unit}", "seeds", "difference", "rank in the paper"]
+    header += [f"ours, {by_seeds}", f"our rank, {by_seeds}"] if fewer else ["our rank"]
+    blank = [""] * (len(header) - 5)
     yield from _table(
         header,
         [
@@ -102,28 +107,32 @@ def numbers_of(part: RebuiltColumn, rows: Sequence[PaperRow]) -> Iterator[str]:
                 number_text(part.ours(row), part.column.measure) if row.key in part.records else "",
                 str(len(part.records.get(row.key, ()))) if row.key in part.records else "",
                 _signed(part.difference(row)) if row.key in part.records else "",
-                *(map(str, ranks[row.key]) if row.key in ranks else ("", "")),
+                *(_ranks(part, row, ranks[row.key], fewer) if row.key in ranks else blank),
             ]
             for row in rows
             if row.key in part.records or part.paper(row) is not None
         ],
     )
-    if ranks and any(len(part.records[key]) > len(part.common_seeds) for key in ranks):
+    if agreements := part.agreement():
         yield ""
-        yield f"Our ranks are by the seeds that all of these have: {', '.join(map(str, part.common_seeds))}."
-    if (tau := part.agreement()) is not None:
-        yield ""
-        yield f"Kendall's τ between the paper's order and ours: {tau:.2f} ({len(ranks)} methods)."
+        spoken = (f"{known.tau:.2f} ({known.among}: {known.methods})" for known in agreements)
+        yield f"Kendall's τ between the paper's order and ours: {', '.join(spoken)}."
     far = [row.title for row in part.rows if part.differs(row)]
     if far:
         yield ""
         yield (
-            f"† differs from the paper by more than {DEVIATIONS:g} of its standard deviations ({POINTS:g} points where "
-            f"it gives none): {', '.join(far)}."
+            f"† differs from the paper by more than {DEVIATIONS:g} standard deviations, the paper's and ours together "
+            f"({POINTS:g} points where it gives none): {', '.join(far)}."
         )
     if verdicts := part.verdicts():
         yield ""
         yield from _table(["claim", "paper", "ours, paired over seeds", "verdict"], list(map(_answer, verdicts)))
+
+
+def _ranks(part: RebuiltColumn, row: PaperRow, ranks: tuple[int, int], fewer: bool) -> list[str]:
+    """The paper's rank and ours, and between them the mean that ours is about, if it is not that of all seeds."""
+    theirs, ours = map(str, ranks)
+    return [theirs, number_text(Number({0: part.common(row)}), part.column.measure), ours] if fewer else [theirs, ours]
 
 
 def _marks(part: RebuiltColumn, row: PaperRow) -> str:

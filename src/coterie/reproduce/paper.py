@@ -65,12 +65,17 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says that its table shows: one row is better than another."""
+    """What the paper says that its table shows: one row is better than another.
+
+    `readings` are pairs of rows that stand for these two where the paper leaves something open, such as a rate: a claim
+    that turns with such a reading cannot be refuted.
+    """
 
     text: str
     better: str
     worse: str
     columns: Sequence[str] = ()
+    readings: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,11 @@ def _require_consistent(table: PaperTable) -> None:
     for what, keys in (("column", columns), ("row", rows)):
         require(len(set(keys)) == len(keys), f"table {table.key}: a {what} stands there twice")
     named = [table.proposed] if table.proposed else []
-    named += [key for claim in table.claims for key in (claim.better, claim.worse)]
+    named += [
+        key
+        for claim in table.claims
+        for key in (claim.better, claim.worse, *(key for pair in claim.readings for key in pair))
+    ]
     strangers = (set(named) - set(rows)) | {key for row in table.rows for key in row.paper if key not in columns}
     strangers |= {key for claim in table.claims for key in claim.columns if key not in columns}
     require(not strangers, f"table {table.key}: there is no row or column {', '.join(sorted(strangers))}")

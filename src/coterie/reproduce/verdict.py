@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import fmean
 
 from scipy.stats import kendalltau
 
-from coterie.core.numbers import ENOUGH_SEEDS, Number, clear_sign
+from coterie.core.evidence import ENOUGH_SEEDS, Evidence, clear_rivals
+from coterie.core.numbers import Number
+from coterie.files import silence
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Claim, PaperColumn, PaperRow, PaperTable
 from coterie.reproduce.store import Record, Results, value_of
+from coterie.runs.experiment import Experiment
 
-FROM_SIX = 6
-"""Fewer methods have too few orders for a rank correlation to say anything."""
+FROM_SIX, FROM_FOUR = 6, 4
+"""Fewer methods have too few orders for a rank correlation to say anything; within a kind, fewer than four."""
 DEVIATIONS, POINTS = 3.0, 2.0
-"""Ours differs from the paper if by more than so many of its standard deviations, or so many points without any."""
+"""Ours differs from the paper if by more than so many standard deviations, or so many points where it gives none."""
+LEVEL = 0.5
+"""Points: a difference within these is none that matters."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,8 @@ class RebuiltColumn:
 
     @property
     def comparable(self) -> bool:
-        """Whether a difference to the paper's number means anything: the same data, all of them."""
-        return self.amount.share == 1.0 and not self.amount.data and self.column.measure == "score"
+        """Whether a difference to the paper's number means anything: the same data, all of them, in all rounds."""
+        return self.amount.full and self.column.measure == "score"
 
     def difference(self, row: PaperRow) -> float | None:
         """Ours minus the paper's."""
@@ -103,11 +108,13 @@ class RebuiltColumn:
         return self.ours(row).mean - paper[0] if paper is not None and self.comparable else None
 
     def differs(self, row: PaperRow) -> bool:
-        """Whether a cell that ran in full is farther from the paper's than its spread explains."""
+        """Whether a cell that ran in full is farther from the paper's than both spreads together explain."""
         paper, difference = self.paper(row), self.difference(row)
-        if paper is None or difference is None or not self.amount.full:
+        if paper is None or difference is None:
             return False
-        return abs(difference) > (POINTS if paper[1] is None else DEVIATIONS * paper[1])
+        return abs(difference) > (
+            POINTS if paper[1] is None else DEVIATIONS * math.hypot(paper[1], self.ours(row).std or 0.0)
+        )
 
     @property
     def ranked(self) -> list[PaperRow]:
@@ -119,22 +126,40 @@ class RebuiltColumn:
         """The seeds that all ranked rows have: with another seed, clients may have easier or harder data."""
         return sorted(set.intersection(*(set(self.records[row.key]) for row in self.ranked))) if self.ranked else []
 
+    def common(self, row: PaperRow) -> float:
+        """Our mean of a ranked row, by the seeds that all of these have: what its rank is about."""
+        return fmean(self.ours(row).by_seed[seed] for seed in self.common_seeds)
+
     def ranks(self) -> dict[str, tuple[int, int]]:
         """The rank in the paper and in ours, by the seeds that all have; none if there is no such seed."""
-        rows, seeds = self.ranked, self.common_seeds
-        if not seeds:
+        if not self.common_seeds:
             return {}
-        theirs = _ranks({row.key: _first(self.paper(row)) for row in rows}, self.column.measure)
-        means = {row.key: fmean(self.ours(row).by_seed[seed] for seed in seeds) for row in rows}
-        ours = _ranks(means, self.column.measure)
-        return {row.key: (theirs[row.key], ours[row.key]) for row in rows}
+        theirs = _ranks({row.key: _first(self.paper(row)) for row in self.ranked}, self.column.measure)
+        ours = _ranks({row.key: self.common(row) for row in self.ranked}, self.column.measure)
+        return {row.key: (theirs[row.key], ours[row.key]) for row in self.ranked}
 
-    def agreement(self) -> float | None:
-        """Kendall's tau of the two orders; none with fewer than six methods."""
-        ranks = list(self.ranks().values())
-        if len(ranks) < FROM_SIX:
-            return None
-        return float(kendalltau([theirs for theirs, _ in ranks], [ours for _, ours in ranks]).statistic)
+    def agreement(self) -> list[Agreement]:
+        """Kendall's tau of the two orders, then within the methods with one model for all, and within the others.
+
+        That personal models are ahead of one for all, or behind, can make most of the first.
+        """
+        if len(self.ranks()) < FROM_SIX:
+            return []
+        one_model = [row for row in self.ranked if has_one_model(row.method_name)]
+        personal = [row for row in self.ranked if row not in one_model]
+        parts = [
+            ("all methods", self.ranked),
+            *(
+                (name, rows)
+                for name, rows in (("personal", personal), ("one model for all", one_model))
+                if len(rows) >= FROM_FOUR
+            ),
+        ]
+        return [Agreement(name, len(rows), self._tau(rows)) for name, rows in parts]
+
+    def _tau(self, rows: Sequence[PaperRow]) -> float:
+        theirs, ours = [_first(self.paper(row)) for row in rows], [self.common(row) for row in rows]
+        return float(kendalltau(theirs, ours).statistic)
 
     def verdicts(self) -> list[Verdict]:
         """The lead of the proposed method, and the paper's claims, as far as what they are about has run."""
@@ -145,60 +170,144 @@ class RebuiltColumn:
         return [verdict for verdict in verdicts if verdict is not None]
 
     def lead(self, moment: str = "") -> Verdict | None:
-        """By how much the proposed method leads: each tested as the paper did, or all of them at one moment."""
-        proposed = [row for row in self.rows if row.key == self.table.proposed]
+        """By how much the proposed method leads: each tested as the paper did, or all of them at one moment.
+
+        Against each rival the seeds count that both have, and Holm's correction allows for their number.
+        """
+        proposed = next((row for row in self.rows if row.key == self.table.proposed), None)
         rivals = [row for row in self.table.rows if row.key != self.table.proposed and not row.variant]
-        others = [row for row in rivals if row.key in self.records]
-        differences = {
+        ran = [row for row in rivals if row.key in self.records]
+        leads = {
             row.key: difference
-            for row in others
-            if proposed and (difference := self.ours(proposed[0], moment).minus(self.ours(row, moment))) is not None
+            for row in ran
+            if proposed and (difference := self.ours(proposed, moment).minus(self.ours(row, moment))) is not None
         }
-        if not differences:
+        if not leads or proposed is None:
             return None
-        ordered = sorted(differences, key=lambda key: (math.isnan(differences[key].mean), differences[key].mean))
-        best = self.table.row(ordered[0])
-        difference = differences[best.key]
-        published = [paper[0] for row in others if (paper := self.paper(row)) is not None]
-        paper_of_proposed = self.paper(proposed[0])
+        nearest = min(leads, key=lambda key: (math.isnan(leads[key].mean), leads[key].mean))
+        published = [paper[0] for row in ran if (paper := self.paper(row)) is not None]
+        paper_of_proposed = self.paper(proposed)
         lead = paper_of_proposed[0] - max(published) if paper_of_proposed is not None and published else None
-        ran = "" if all(row in others for row in rivals if self.paper(row) is not None) else " those that ran"
+        of_those = "" if all(row in ran for row in rivals if self.paper(row) is not None) else " those that ran"
         alike = f", all tested as {moment}" if moment else ""
-        text = f"{proposed[0].title} leads{ran} (ours: against {best.title}{alike})"
-        return Verdict(text, lead, difference, word_of(difference, lead))
+        text = f"{proposed.title} leads{of_those} (ours: against {self.table.row(nearest).title}{alike})"
+        return Verdict(text, lead, leads[nearest], self._word_of_leads(leads, nearest, lead))
+
+    def _word_of_leads(self, leads: Mapping[str, Number], nearest: str, paper: float | None) -> str:
+        """Whether the proposed method is ahead of every rival, or behind where the paper has it so."""
+        sign = 1 if paper is None or paper >= 0 else -1
+        clear = clear_rivals({key: lead.evidence for key, lead in leads.items()})
+        if sign > 0 and len(leads) > 1 and (behind := [key for key in leads if clear[key] < 0]) and not self.hindrance:
+            return f"does not hold: {' and '.join(self.table.row(key).title for key in behind)} ahead"
+        return word_of(leads[nearest], paper, sign * clear[nearest], LEVEL, self.hindrance)
+
+    @property
+    def hindrance(self) -> str:
+        """Why nothing that runs here can refute the paper; empty if it can."""
+        return "" if self.amount.full else f"not the paper's run: {self.amount}"
 
     def _claim(self, claim: Claim) -> Verdict | None:
         about = self.column.key in claim.columns if claim.columns else self.column.measure == "score"
         if not about or {claim.better, claim.worse} - self.records.keys():
             return None
-        pair = [self.table.row(claim.better), self.table.row(claim.worse)]
-        more, less = pair if self.column.measure == "score" else pair[::-1]  # of what costs, less is better
-        theirs = self.paper(more), self.paper(less)
-        paper = None if theirs[0] is None or theirs[1] is None else theirs[0][0] - theirs[1][0]
-        if paper is None and not claim.columns:
+        ours = self._difference(claim.better, claim.worse)
+        paper = self._published(claim)
+        if ours is None or (paper is None and not claim.columns):
             return None
-        ours = self.ours(more).minus(self.ours(less))
-        return None if ours is None else Verdict(claim.text, paper, ours, word_of(ours, paper), self.column.measure)
+        evidence, level = ours.evidence, LEVEL if self.column.measure == "score" else 0.0
+        sign = 1 if paper is None or paper >= 0 else -1
+        hindrance = self.hindrance or self._turned_by(claim, sign * evidence.direction)
+        word = word_of(ours, paper, level=level, hindrance=hindrance)
+        return Verdict(claim.text, paper, ours, word, self.column.measure)
+
+    def _difference(self, better: str, worse: str) -> Number | None:
+        """By how much one row is better than another, seed by seed: of what costs, less is."""
+        pair = [self.table.row(better), self.table.row(worse)]
+        more, less = pair if self.column.measure == "score" else pair[::-1]
+        return self.ours(more).minus(self.ours(less))
+
+    def _published(self, claim: Claim) -> float | None:
+        pair = [self.paper(self.table.row(claim.better)), self.paper(self.table.row(claim.worse))]
+        more, less = pair if self.column.measure == "score" else pair[::-1]
+        return None if more is None or less is None else more[0] - less[0]
+
+    def _turned_by(self, claim: Claim, direction: int) -> str:
+        """The other reading of what the paper leaves open under which the difference points the other way, if any."""
+        for better, worse in claim.readings:
+            if {better, worse} <= self.records.keys():
+                other = self._difference(better, worse)
+                if other is not None and other.evidence.direction == -direction:
+                    return f"it turns with {self.table.row(worse).title}"
+        return ""
 
 
-def word_of(difference: Number, paper: float | None) -> str:
-    """Whether a claimed difference is seen.
+@dataclass(frozen=True)
+class Agreement:
+    """How far two orders of some methods agree: Kendall's tau."""
 
-    It is with three seeds or more if every seed shows it and its mean is larger than its spread (`clear_sign`); with
-    fewer, one can only say which way it points.
+    among: str
+    methods: int
+    tau: float
 
-    >>> word_of(Number({0: 1.0, 1: 1.2, 2: 0.9}), 1.0), word_of(Number({0: -1.0}), 1.0)
-    ('holds', 'points the other way (1 seed)')
+
+@cache
+def has_one_model(method: str) -> bool:
+    """Whether all clients have the same model, which they do not tune before a test.
+
+    >>> has_one_model("fedavg"), has_one_model("fedper"), has_one_model("per-fedavg")
+    (True, False, False)
     """
-    values = list(difference.by_seed.values())
-    sign = 1.0 if paper is None or paper >= 0 else -1.0
-    if any(map(math.isnan, values)):
+    with silence():
+        prepared = Experiment(method, rounds=1, seed=0).prepare()
+        federation = prepared.outline()
+        prepared.method.init(federation)
+        return federation.is_uniform and not prepared.method.tune(federation)
+
+
+def word_of(
+    difference: Number, paper: float | None, clear: int | None = None, level: float = LEVEL, hindrance: str = ""
+) -> str:
+    """What became of a claimed difference: `clear` is 1 if it is clearly seen, -1 if clearly the other way round.
+
+    Unless told otherwise, that is what the differences themselves say.
+
+    With fewer than three seeds one can only say which way it points; and no run can refute the paper that is less than
+    the paper's, or that depends on what the paper leaves open (`hindrance`). A difference whose interval lies within
+    `level` is none. Otherwise it is open, and about so many more seeds would decide it.
+
+    >>> ahead = Number({0: 1.0, 1: 1.2, 2: 0.9})
+    >>> word_of(ahead, 1.0), word_of(ahead, -1.0), word_of(ahead, -1.0, hindrance="50 rounds")
+    ('holds', 'does not hold: it is the other way round', 'points the other way (50 rounds)')
+    >>> word_of(Number({0: -1.0}), 1.0), word_of(Number({0: 0.1, 1: -0.1, 2: 0.0}), 1.0)
+    ('points the other way (1 seed)', 'level within half a point')
+    >>> word_of(Number({0: 1.0, 1: 2.0, 2: 3.0}), 1.0)
+    'open: about 1 more seed'
+    """
+    evidence, sign = difference.evidence, 1.0 if paper is None or paper >= 0 else -1.0
+    if not evidence.finite:
         return "no number"
-    if len(values) < ENOUGH_SEEDS:
-        seeds = "1 seed" if len(values) == 1 else f"{len(values)} seeds"
-        return f"points the same way ({seeds})" if sign * fmean(values) > 0 else f"points the other way ({seeds})"
-    words = {1: "holds", -1: "does not hold: it is the other way round", 0: "not seen: the seeds' spread is as large"}
-    return words[clear_sign(sign * value for value in values)]
+    clear = int(sign * evidence.sign) if clear is None else clear
+    way = "same way" if sign * evidence.mean > 0 else "other way"
+    if evidence.seeds < ENOUGH_SEEDS:
+        return f"points the {way} ({_seeds(evidence.seeds)}{f'; {hindrance}' if hindrance else ''})"
+    if clear > 0:
+        return f"holds ({hindrance})" if hindrance else "holds"
+    if clear < 0:
+        return f"points the {way} ({hindrance})" if hindrance else "does not hold: it is the other way round"
+    if evidence.within(level):
+        return "level within half a point"
+    return f"open: {_further(evidence)}"
+
+
+def _further(evidence: Evidence) -> str:
+    more = evidence.further_seeds
+    if more is None:
+        return "more than a hundred seeds"
+    return f"about {more} more seed{'s' * (more != 1)}" if more else "the correction for several rivals decides"
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _ranks(values: Mapping[str, float], measure: str) -> dict[str, int]:

@@ -422,7 +422,7 @@ def test_less_than_the_papers_run_refutes_nothing() -> None:
     behind = Number({0: -1.0, 1: -1.1, 2: -0.9})
     assert word_of(behind, 0.4, hindrance="100 rounds") == "points the other way (100 rounds)"
     assert word_of(behind, -0.4, hindrance="100 rounds") == "holds (100 rounds)"
-    assert word_of(Number({0: -1.0}), 0.4, hindrance="100 rounds") == "points the other way (1 seed; 100 rounds)"
+    assert word_of(Number({0: -1.0}), 0.4, hindrance="100 rounds") == "points the other way (1 seed)"
 
 
 def scored(rebuilt: Rebuilt, folder: Path, amount: Amount, **scores: Sequence[float]) -> RebuiltColumn:

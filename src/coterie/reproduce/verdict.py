@@ -258,7 +258,7 @@ def has_one_model(method: str) -> bool:
     (True, False, False)
     """
     with silence():
-        prepared = Experiment(method, rounds=1, seed=0).prepare()
+        prepared = Experiment(method, rounds=1, validation=0.2).prepare()
         federation = prepared.outline()
         prepared.method.init(federation)
         return federation.is_uniform and not prepared.method.tune(federation)
@@ -289,7 +289,7 @@ def word_of(
     clear = int(sign * evidence.sign) if clear is None else clear
     way = "same way" if sign * evidence.mean > 0 else "other way"
     if evidence.seeds < ENOUGH_SEEDS:
-        return f"points the {way} ({_seeds(evidence.seeds)}{f'; {hindrance}' if hindrance else ''})"
+        return f"points the {way} ({_seeds(evidence.seeds)})"
     if clear > 0:
         return f"holds ({hindrance})" if hindrance else "holds"
     if clear < 0:

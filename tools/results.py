@@ -75,7 +75,7 @@ def line_of_each_column(results: Path) -> Iterator[str]:
             counts = sorted({len(own) for own in part.records.values()})
             seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
             in_full = part.amount.full and part.column.measure == "score"
-            near = f"{sum(not part.differs(row) for row in part.rows)} of {len(part.rows)}" if in_full else ""
+            near = f"{sum(not part.differs(row) for row in part.ranked)} of {len(part.ranked)}" if in_full else ""
             claim = next(iter(part.verdicts()), None)
             told = "" if claim is None else f"{claim.claim.rstrip('.')}: {claim.word}"
             yield f"| {where} | {heading_of(part)} | {seeds} | {near} | {told} |"

@@ -1,9 +1,10 @@
-"""`coterie predict`: what a site's model says about new data."""
+"""`coterie export` and `coterie predict`: a client's model out of a run, and what one says about new data."""
 
 from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,30 @@ if TYPE_CHECKING:
 
     from coterie.serve.model_file import About
     from coterie.serve.samples import Samples
+
+
+def export(
+    run: Annotated[Path, Parameter(help="The directory of a run.")],
+    /,
+    *,
+    client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
+    format: Annotated[
+        str, Parameter(help="safetensors, pt2 (torch.export) or onnx; 'coterie predict' takes all.", group=OUTPUT)
+    ] = "safetensors",
+    out: Annotated[Path | None, file("The file to write; it must be new.", "RUN-client-N.FORMAT", OUTPUT)] = None,
+) -> None:
+    """Write the model that a client has got from a run as one file."""
+    from coterie.report.terminal import print_result
+    from coterie.runs.opened import open_run
+    from coterie.serve.export import export_client
+
+    target = Path(f"{run.stem}-client-{client}.{format}") if out is None else out
+    about = export_client(open_run(run), client, target, format)
+    if about.note:
+        print(f"coterie: warning: {about.note}", file=sys.stderr)
+    where = f"round {about.round} of {about.rounds}"
+    print_result(f"The model of client {about.site} ({about.model}, {about.method}, {where}) is in {target}")
+
 
 SHOWN = 20
 

@@ -1,4 +1,4 @@
-"""`coterie runs`, `coterie show` and `coterie table`: the runs below a folder, one of them, and tables of any."""
+"""`coterie runs`, `show`, `table`, `pack`: the runs below a folder, one of them, tables of any, some in a file."""
 
 from __future__ import annotations
 
@@ -225,3 +225,18 @@ def _print_table(title: str, grid: Grid, table: KeptTable, format: str) -> None:
         print(f"**{title}**", "", as_markdown(grid), "", *notes, sep="\n")
     else:
         print(f"% {title}", as_latex(grid), *(f"% {note}" for note in notes), sep="\n")
+
+
+def pack(
+    *runs: Annotated[Path, Parameter(help="The directories of the runs.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The .zip file to write; it must be new.", group=OUTPUT)],
+    models: Annotated[bool, flag("Pack the clients' models too.", OUTPUT)] = False,
+) -> None:
+    """Put runs into one file, to be looked at elsewhere: numbers, partition and who learned from whom."""
+    from coterie.core.numbers import spoken_bytes
+    from coterie.report.terminal import print_result
+    from coterie.runs.packed import pack
+
+    names = pack(runs, out, models)
+    what = "with their models" if models else "without models"
+    print_result(f"{', '.join(names)}: {what}, {spoken_bytes(out.stat().st_size)}, in {out}")

@@ -43,6 +43,7 @@ def reproduce(
     ),
     results: Annotated[Path, Parameter(help="Where the rebuilt tables are written.", group=OUTPUT)] = Path("results"),
     check: Annotated[bool, flag("Check results against the tables, and repeat a first round.", OUTPUT)] = False,
+    plan: Annotated[bool, flag("Say of each claim what would settle it: seeds, hours, data.", OUTPUT)] = False,
 ) -> None:
     """Rebuild result tables of the five papers, paper beside ours; what has run before is not run again."""
     from coterie.processes import cores
@@ -58,6 +59,9 @@ def reproduce(
     if check:
         for line in check_results(results):
             print(line)
+        return
+    if plan:
+        _plan(tables, results)
         return
     if not tables:
         _list(results)
@@ -118,6 +122,43 @@ def _list(results: Path) -> None:
         listed.add_row(*map(Text, (key, table.title, str(cells), str(rebuilt), ", ".join(missing_data(table)))))
     listed.add_row(similarities.KEY, "pFedSim, table 2: similarity of classifiers (four clients, minutes)", "", "", "")
     print_result(listed, "", "'coterie reproduce TABLE' runs one; cells are methods × columns, once for each seed.")
+
+
+def _plan(tables: Sequence[str], results: Path) -> None:
+    """Print, for every claim on accuracy, how large it is, how noisy, and what would settle it."""
+    from rich.text import Text
+
+    from coterie.report.terminal import plain_table, print_result
+    from coterie.reproduce.paper import find_table, paper_tables
+    from coterie.reproduce.plan import TablePlans
+
+    chosen = [find_table(key) for key in tables] or list(paper_tables().values())
+    for table in chosen:
+        listed = plain_table(
+            "column", "claim", "published", "noise", "seeds", "run", "hours", "it stands", right=range(2, 7)
+        )
+        for plan in TablePlans(table, results):
+            noise = "?" if plan.noise is None else f"{plan.noise:.2f}"
+            seeds = "?" if plan.noise is None else "> 100" if plan.seeds is None else str(plan.seeds)
+            hours = "" if plan.hours is None or not plan.open else f"{plan.hours:.1f}"
+            cells = (
+                plan.column,
+                plan.claim,
+                f"{plan.published:+.2f}",
+                noise,
+                seeds,
+                str(plan.seeds_run),
+                hours,
+                plan.word,
+            )
+            listed.add_row(*map(Text, cells))
+        if listed.row_count:
+            print_result(table.title, listed, "")
+    print_result(
+        "Seeds are those with which a difference as large as the published one would be clear (95 %), given the noise, "
+        "the spread of paired differences over seeds. Hours are those of one core, for the cells of both methods that "
+        "are missing."
+    )
 
 
 def _failed(failures: Mapping[str, str]) -> list[str]:

@@ -80,9 +80,12 @@ def value_of(record: Record, measure: Measure | str, reports: Reports) -> float:
     """The number of a cell that a table shows.
 
     Scores are in per cent. Seconds are those of training, in 1e-4 per training sample and round, all its epochs
-    together; what is kept is per epoch.
+    together, where samples that a method sets aside to judge models by count as training samples too: the paper divides
+    by |D_train|, of which they are a part. What is kept is per epoch and sample trained on.
     """
-    scale = {"score": 100.0, "seconds": 1e4 * record["config"]["epochs"]}.get(measure, 1.0)
+    config = record["config"]
+    of_training_set = 1.0 - (config.get("validation") or 0.0)
+    scale = {"score": 100.0, "seconds": 1e4 * config["epochs"] * of_training_set}.get(measure, 1.0)
     of_score = measure == "score"
     value = record["scores"][reports.moment][reports.mean][reports.round] if of_score else record[measure]
     return math.nan if value is None else scale * float(value)

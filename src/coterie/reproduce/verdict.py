@@ -273,13 +273,14 @@ def word_of(
 
     With fewer than three seeds one can only say which way it points; and no run can refute the paper that is less than
     the paper's, or that depends on what the paper leaves open (`hindrance`). A difference whose interval lies within
-    `level` is none. Otherwise it is open, and about so many more seeds would decide it.
+    `level` is none. Otherwise it is open, and about so many more seeds would decide it. That it is smaller than the
+    paper's is said if the interval tells.
 
     >>> ahead = Number({0: 1.0, 1: 1.2, 2: 0.9})
     >>> word_of(ahead, 1.0), word_of(ahead, -1.0), word_of(ahead, -1.0, hindrance="50 rounds")
     ('holds', 'does not hold: it is the other way round', 'points the other way (50 rounds)')
     >>> word_of(Number({0: -1.0}), 1.0), word_of(Number({0: 0.1, 1: -0.1, 2: 0.0}), 1.0)
-    ('points the other way (1 seed)', 'level within half a point')
+    ('points the other way (1 seed)', "level within half a point; smaller than the paper's")
     >>> word_of(Number({0: 1.0, 1: 2.0, 2: 3.0}), 1.0)
     'open: about 1 more seed'
     """
@@ -294,9 +295,9 @@ def word_of(
         return f"holds ({hindrance})" if hindrance else "holds"
     if clear < 0:
         return f"points the {way} ({hindrance})" if hindrance else "does not hold: it is the other way round"
-    if evidence.within(level):
-        return "level within half a point"
-    return f"open: {_further(evidence)}"
+    smaller = paper is not None and not hindrance and sign * evidence.interval[1 if sign > 0 else 0] < abs(paper)
+    word = "level within half a point" if evidence.within(level) else f"open: {_further(evidence)}"
+    return f"{word}; smaller than the paper's" if smaller else word
 
 
 def _further(evidence: Evidence) -> str:

@@ -29,7 +29,10 @@ from coterie.registry import (
     stand_in,
     subclasses_of,
 )
+from coterie.rounds.judge import JUDGES
 from coterie.rounds.listeners import LISTENERS
+from coterie.rounds.sampler import SAMPLERS
+from coterie.rounds.stages import STAGES
 from plugins import METHOD, install, write_files
 
 
@@ -90,6 +93,9 @@ def test_the_lists_of_the_package() -> None:
         "coterie.engines": ENGINES,
         "coterie.tasks": TASKS,
         "coterie.listeners": LISTENERS,
+        "coterie.samplers": SAMPLERS,
+        "coterie.stages": STAGES,
+        "coterie.judges": JUDGES,
     }
     for group, registry in groups.items():
         assert isinstance(registry, Registry)

@@ -1,19 +1,26 @@
-"""Before training: what is made for clients at download, and can be undone."""
+"""A round from its delivery to its exchange: what is made for clients at download, and what becomes of their answers.
+
+It is the same in a simulation (`coterie.rounds.round`) and for the server of real sites (`coterie.deployment.server`):
+in between, clients train, wherever they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from coterie.core.applying import apply, no_share_defined
-from coterie.core.exchange import DELIVERED, Mix, Peers, Uploads, actions_of
+from coterie.core.exchange import ACTIONS, DELIVERED, Applied, Mix, Peers, Uploads, actions_of
 from coterie.core.federation import Federation
-from coterie.core.tracks import delivery_mark
+from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.engines.base import PeersOf
 from coterie.methods.base import Method
+from coterie.rounds.collect import Collected, Outgoing, declared_columns, take
+from coterie.rounds.report import Note
+from coterie.rounds.stages import Course, Stage
 
 
 def delivers(method: Method) -> bool:
@@ -78,3 +85,61 @@ def as_delivered(method: Method, federation: Federation, clients: Tensor, thread
         yield delivery
     finally:
         delivery.undo()
+
+
+class OpenRound:
+    """A round under way, in a simulation or of real sites: what is made at download, and what becomes of the answers.
+
+    It begins with the delivery to those that are `asked`. In between they train, wherever they are.
+    """
+
+    def __init__(
+        self, method: Method, federation: Federation, stages: Sequence[Stage], asked: Tensor, threads: int = 1
+    ) -> None:
+        self.method, self.federation, self.stages, self.threads = method, federation, stages, threads
+        federation.round += 1
+        self.deliver(asked)
+
+    def deliver(self, asked: Tensor) -> None:
+        """Make what these clients download."""
+        self.delivery = Delivery(self.method, self.federation, asked, threads=self.threads)
+        self.recipe, self.uploads = self.method.recipe(self.federation), self.method.uploads(self.federation)
+
+    @property
+    def asked(self) -> Tensor:
+        """The ids of all that were asked: `[·]`."""
+        return self.delivery.clients
+
+    def ask_more(self, asked: Tensor) -> None:
+        """Ask these clients, those that were asked before among them, who are owed the same as then."""
+        self.delivery.undo()
+        self.deliver(asked)
+
+    def abandon(self) -> None:
+        """Undo what was delivered: the round has not begun."""
+        self.delivery.undo()
+        self.federation.round -= 1
+
+    def collect(self, sent: Outgoing) -> Collected:
+        """Take in what counts of the answers; all others keep what they had."""
+        collected = take(self.federation, self.recipe, sent, self.stages)
+        self.delivery.undo(self.asked[~torch.isin(self.asked, collected.uploads.cohort)])
+        return collected
+
+    def exchange(self, collected: Collected) -> list[Applied]:
+        """The server step; the mixes of the round, those at download among them."""
+        if not len(collected.uploads.cohort):
+            return self.delivery.applied
+        name, mark = type(self.method).__name__, exchange_mark(self.federation.round)
+        actions = actions_of(self.method.exchange, collected.uploads, kinds=ACTIONS)
+        mixes = apply(actions, self.federation, collected.uploads, mark, name, threads=self.threads)
+        return self.delivery.applied + mixes
+
+    def notes(self, collected: Collected, cohort: Tensor) -> Iterator[tuple[str, Note]]:
+        """What stages say of the round in which a cohort answered, by their names."""
+        declared = declared_columns(self.federation, self.uploads)
+        for stage in self.stages:
+            out = collected.set_aside.get(stage.name, {})
+            note = stage.note(self.federation, Course(self.recipe, declared, self.asked, cohort, out))
+            if note is not None:
+                yield stage.name, note

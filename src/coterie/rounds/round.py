@@ -9,84 +9,23 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.applying import apply
-from coterie.core.exchange import ACTIONS, Applied, actions_of
 from coterie.core.federation import Federation
-from coterie.core.tracks import exchange_mark
 from coterie.engines import Engine, Trained, Work
 from coterie.methods.base import Method
 from coterie.processes import interrupts_wait
-from coterie.rounds.collect import Collected, Outgoing, declared_columns, send, take
-from coterie.rounds.delivery import Delivery
+from coterie.rounds.collect import send
+from coterie.rounds.delivery import OpenRound
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.judge import Judge
 from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners
-from coterie.rounds.report import Note, RoundReport
+from coterie.rounds.report import RoundReport
 from coterie.rounds.sampler import Sampler
-from coterie.rounds.stages import Course, Stage, coding_of
+from coterie.rounds.stages import Stage, coding_of
 
 # Seconds that an interrupt waits for a round whose rows are trained: mixed half, it could only be thrown away, and with
 # it all rounds since the last checkpoint.
 GRACE = 3.0
-
-
-class OpenRound:
-    """A round under way, in a simulation or of real sites: what is made at download, and what becomes of the answers.
-
-    It begins with the delivery to those that are `asked`. In between they train, wherever they are.
-    """
-
-    def __init__(
-        self, method: Method, federation: Federation, stages: Sequence[Stage], asked: Tensor, threads: int = 1
-    ) -> None:
-        self.method, self.federation, self.stages, self.threads = method, federation, stages, threads
-        federation.round += 1
-        self.deliver(asked)
-
-    def deliver(self, asked: Tensor) -> None:
-        """Make what these clients download."""
-        self.delivery = Delivery(self.method, self.federation, asked, threads=self.threads)
-        self.recipe, self.uploads = self.method.recipe(self.federation), self.method.uploads(self.federation)
-
-    @property
-    def asked(self) -> Tensor:
-        """The ids of all that were asked: `[·]`."""
-        return self.delivery.clients
-
-    def ask_more(self, asked: Tensor) -> None:
-        """Ask these clients, those that were asked before among them, who are owed the same as then."""
-        self.delivery.undo()
-        self.deliver(asked)
-
-    def abandon(self) -> None:
-        """Undo what was delivered: the round has not begun."""
-        self.delivery.undo()
-        self.federation.round -= 1
-
-    def collect(self, sent: Outgoing) -> Collected:
-        """Take in what counts of the answers; all others keep what they had."""
-        collected = take(self.federation, self.recipe, sent, self.stages)
-        self.delivery.undo(self.asked[~torch.isin(self.asked, collected.uploads.cohort)])
-        return collected
-
-    def exchange(self, collected: Collected) -> list[Applied]:
-        """The server step; the mixes of the round, those at download among them."""
-        if not len(collected.uploads.cohort):
-            return self.delivery.applied
-        name, mark = type(self.method).__name__, exchange_mark(self.federation.round)
-        actions = actions_of(self.method.exchange, collected.uploads, kinds=ACTIONS)
-        mixes = apply(actions, self.federation, collected.uploads, mark, name, threads=self.threads)
-        return self.delivery.applied + mixes
-
-    def notes(self, collected: Collected, cohort: Tensor) -> Iterator[tuple[str, Note]]:
-        """What stages say of the round in which a cohort answered, by their names."""
-        declared = declared_columns(self.federation, self.uploads)
-        for stage in self.stages:
-            out = collected.set_aside.get(stage.name, {})
-            note = stage.note(self.federation, Course(self.recipe, declared, self.asked, cohort, out))
-            if note is not None:
-                yield stage.name, note
 
 
 class Rounds:

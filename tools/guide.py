@@ -18,6 +18,7 @@ from typing import Any
 
 import coterie as ct
 from coterie.compare.remarks import RISE, effort_text
+from coterie.core.evidence import Evidence
 from coterie.runs.kept import SUMMARY
 
 REPOSITORY = Path(__file__).parents[1]
@@ -131,17 +132,15 @@ def summaries(name: str, method: str, rate: float) -> list[dict[str, Any]]:
 
 
 def gain(scores: dict[str, Any], method: str, moment: str) -> str:
-    """Points over Local's model, mean ± spread over seeds; bold where every seed says the same and the mean exceeds it.
+    """Points over Local's model, mean ± spread over seeds; bold where the difference is clear.
 
-    >>> gain({"local": {"trained": [0.9, 0.8]}, "fedavg": {"trained": [0.92, 0.81]}}, "fedavg", "trained")
-    '**+1.5 ± 0.7**'
+    >>> gain({"local": {"trained": [0.9, 0.8, 0.7]}, "fedavg": {"trained": [0.92, 0.82, 0.71]}}, "fedavg", "trained")
+    '**+1.7 ± 0.6**'
     """
     pairs = zip(scores[method][moment], scores["local"]["trained"], strict=True)
     points = [100 * (ours - alone) for ours, alone in pairs]
-    mean, spread = fmean(points), stdev(points)
-    clear = (min(points) > 0 or max(points) < 0) and abs(mean) > spread
-    text = f"{mean:+.1f} ± {spread:.1f}".replace("-", "−")
-    return f"**{text}**" if clear else text
+    text = f"{fmean(points):+.1f} ± {stdev(points):.1f}".replace("-", "−")
+    return f"**{text}**" if Evidence.of(points).sign else text
 
 
 def page(results: dict[str, Any]) -> Iterator[str]:
@@ -151,8 +150,8 @@ def page(results: dict[str, Any]) -> Iterator[str]:
     yield "# What learning together is worth, on five kinds of clients"
     yield ""
     yield "Accuracy in points above training alone (`local`), on each client's own test samples: mean over clients,"
-    yield "last round, mean ± standard deviation over seeds 0, 1 and 2. Bold: all seeds have one sign and the mean"
-    yield "exceeds the spread. Behind it the rate that was chosen."
+    yield "last round, mean ± standard deviation over seeds 0, 1 and 2. Bold: the 95 % interval of the paired"
+    yield "differences (Student's t) leaves out zero. Behind it the rate that was chosen."
     yield ""
     yield results["setting"]
     yield f"Each method's rate is that of {', '.join(map(str, RATES))} which was best, at the moment of the table, on"

@@ -41,8 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 MISTAKES = {
     "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: check, compare, datasets",
-    "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apple",
-    "run": "method: name one (allowed: apple",
+    "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apfl",
+    "run": "method: name one (allowed: apfl",
     "run fedavg fedper": "'fedper': run takes no further argument",
     "run fedavg --alhpa 1": "unknown option '--alhpa'; did you mean '--alpha'? ('coterie run --help' lists them)",
     "run fedavg --zzz": "unknown option '--zzz'; ('coterie run --help' lists them)",

@@ -138,7 +138,7 @@ class RebuiltColumn:
         ours = _ranks({row.key: self.common(row) for row in self.ranked}, self.column.measure)
         return {row.key: (theirs[row.key], ours[row.key]) for row in self.ranked}
 
-    def agreement(self) -> list[Agreement]:
+    def agreement(self) -> list[RankAgreement]:
         """Kendall's tau of the two orders, then within the methods with one model for all, and within the others.
 
         That personal models are ahead of one for all, or behind, can make most of the first.
@@ -155,7 +155,7 @@ class RebuiltColumn:
                 if len(rows) >= FROM_FOUR
             ),
         ]
-        return [Agreement(name, len(rows), self._tau(rows)) for name, rows in parts]
+        return [RankAgreement(name, len(rows), self._tau(rows)) for name, rows in parts]
 
     def _tau(self, rows: Sequence[PaperRow]) -> float:
         theirs, ours = [_first(self.paper(row)) for row in rows], [self.common(row) for row in rows]
@@ -242,7 +242,7 @@ class RebuiltColumn:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class RankAgreement:
     """How far two orders of some methods agree: Kendall's tau."""
 
     among: str

@@ -23,8 +23,9 @@ from coterie.deployment.flower.relay import packed_app
 from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.flower.site_processes import SiteProcesses
 from coterie.deployment.logbook import STATUS
-from coterie.runs.directory import LOG, load_tensors
-from coterie.runs.kept import ROUNDS
+from coterie.runs.record import Line, lines_in_order
+from coterie.runs.store import LOG, ROUNDS
+from coterie.runs.tensors import load_tensors
 from support import eventually
 
 MARKING = """
@@ -159,9 +160,9 @@ def status(directory: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
-def rounds(directory: Path) -> list[dict[str, Any]]:
+def rounds(directory: Path) -> list[Line]:
     path = directory / ROUNDS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return lines_in_order(path.read_bytes(), str(path)) if path.is_file() else []
 
 
 @contextmanager

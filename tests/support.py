@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import Struct, to_builtins
 from torch import Tensor, nn
 
 from coterie.client.recipe import Recipe
@@ -27,7 +28,7 @@ from coterie.methods import METHODS, Method
 from coterie.partition import Partition
 from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import CLASSES, FEATURES, seeded, toy_data, toy_partition
 from coterie.testing.toys import MODELS as TOYS
@@ -83,7 +84,7 @@ def rows_of(federation: Federation, slot: str = "model") -> Tensor:
     return federation[slot].rows(federation.everyone)
 
 
-def final_rows(result: Result) -> Tensor:
+def final_rows(result: Run) -> Tensor:
     """The clients' models after the last round: `[K, P]`."""
     return rows_of(result.federation)
 
@@ -121,6 +122,8 @@ def stepwise(experiment: Experiment) -> tuple[Rounds, Recording]:
 
 def without_times(value: Any) -> Any:
     """The same nested value without the entries that measure time."""
+    if isinstance(value, Struct):
+        return without_times(to_builtins(value))
     if isinstance(value, dict):
         return {key: without_times(item) for key, item in value.items() if key != "seconds"}
     if isinstance(value, list):

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import coterie as ct
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.typed import TypedOptions, typed
 
 FEW: dict[str, Any] = {"rounds": 1, "epochs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Run:
     return ct.Experiment("fedavg", partition=ct.Iid(clients=3), **FEW).run()
 
 
@@ -164,12 +164,12 @@ def test_a_path_is_data(tmp_path: Path) -> None:
     ("client", "message"),
     [(99, "client = 99: must lie in 0..2"), (-1, "client = -1: must lie in 0..2"), ("0", "must be a whole number")],
 )
-def test_models_of_clients_that_there_are_not(result: Result, client: Any, message: str) -> None:
+def test_models_of_clients_that_there_are_not(result: Run, client: Any, message: str) -> None:
     with pytest.raises(ct.CoterieError, match=message):
         result.model(client)
 
 
-def test_predictions_take_arrays(result: Result) -> None:
+def test_predictions_take_arrays(result: Run) -> None:
     inputs = result.prepared.data.inputs[:5]
     wanted = result.predict(0, inputs)
     assert torch.equal(result.predict(0, inputs.numpy()), wanted)
@@ -185,7 +185,7 @@ def test_predictions_take_arrays(result: Result) -> None:
         ("x", "must be a tensor or an array"),
     ],
 )
-def test_inputs_that_the_model_does_not_take(result: Result, inputs: Any, message: str) -> None:
+def test_inputs_that_the_model_does_not_take(result: Run, inputs: Any, message: str) -> None:
     with pytest.raises(ct.CoterieError, match=message):
         result.predict(0, inputs)
 

@@ -21,6 +21,7 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.folder import name_task_key, write_folder
 from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_site_key, make_task_key
 from coterie.deployment.flower.processes import free_port
+from coterie.runs.record import Line, lines_in_order
 from support import PATIENCE
 
 
@@ -121,9 +122,9 @@ class Town:
         path = self.server / "status.json"
         return dict(json.loads(path.read_text())) if path.is_file() else {}
 
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[Line]:
         path = self.server / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return lines_in_order(path.read_bytes(), str(path)) if path.is_file() else []
 
     def audit(self) -> list[dict[str, Any]]:
         """The server's audit log."""

@@ -19,7 +19,7 @@ from typing import Any
 import coterie as ct
 from coterie.compare.remarks import RISE, effort_text
 from coterie.core.evidence import Evidence
-from coterie.runs.kept import SUMMARY
+from coterie.runs.store import SUMMARY
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS, RUNS = REPOSITORY / "results", REPOSITORY / "runs" / "guide"

@@ -18,7 +18,7 @@ import numpy as np
 import coterie as ct
 from coterie.methods import METHODS
 from coterie.report.learning import Floats, label_order, learn_differently, learning_matrix, most_personal
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- picture: written by tools/pictures_of_w.py -->", "<!-- end of picture -->"
@@ -61,7 +61,7 @@ def experiment(name: str) -> ct.Experiment:
     )
 
 
-def drawn(name: str, result: Result) -> Drawn:
+def drawn(name: str, result: Run) -> Drawn:
     """What there is to draw of a method's run."""
     counts = result.prepared.class_counts
     matrix, words = _weights(name, result)
@@ -69,7 +69,7 @@ def drawn(name: str, result: Result) -> Drawn:
     return Drawn(matrix[np.ix_(order, order)], (counts[order] > 0).astype(float), words)
 
 
-def _weights(name: str, result: Result) -> tuple[Floats, str]:
+def _weights(name: str, result: Run) -> tuple[Floats, str]:
     if name in AT_CLIENTS:
         taken = result.federation.values[AT_CLIENTS[name]].double().numpy().clip(min=0)
         sums = taken.sum(1, keepdims=True)

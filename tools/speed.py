@@ -78,7 +78,7 @@ def work(case: str) -> float:
     settings["method"] = getattr(ct, settings["method"])(**settings.pop("set", {}))
     settings["partition"] = ct.Iid(clients=clients)
     result = ct.Experiment(**settings).run()
-    seconds = [sum(line["seconds"][part] for part in counted) for line in result.history.lines[1:]]
+    seconds = [sum(getattr(line.seconds, part) for part in counted) for line in result.lines[1:]]
     return float(np.quantile(seconds, 0.25))
 
 

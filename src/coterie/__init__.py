@@ -40,11 +40,10 @@ if TYPE_CHECKING:  # the public names: each is loaded when it is first used, so 
     from coterie.partition.partition import Partition as Partition
     from coterie.rounds.listeners import Listener as Listener
     from coterie.runs.experiment import Experiment as Experiment
-    from coterie.runs.opened import OpenedRun as OpenedRun
-    from coterie.runs.opened import open_run as open_run
     from coterie.runs.protocols import protocol as protocol
-    from coterie.runs.result import Result as Result
     from coterie.runs.resume import resume as resume
+    from coterie.runs.run import Run as Run
+    from coterie.runs.run import open_run as open_run
     from coterie.serve.model import load_model as load_model
 
 __version__ = VERSION

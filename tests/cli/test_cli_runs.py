@@ -18,7 +18,7 @@ def test_runs_below_a_folder(
     assert call(capsys, "run", "local", *SMALL, "--out", "all/old").code == 0
     Path("all/two/summary.json").unlink()
     config = Path("all/old/config.toml")
-    config.write_text(config.read_text().replace("format = 2\n", ""))
+    config.write_text(config.read_text().replace("format = 3\n", ""))
     Path("all/settings").mkdir()
     Path("all/settings/config.toml").write_text("rounds = 3\n")
     found = {run["run"]: run for run in call(capsys, "runs", "all", "--json").json}

@@ -12,8 +12,8 @@ from cli_tools import SMALL, call
 
 from coterie.compare.grid import chosen_columns
 from coterie.partition import Iid
-from coterie.runs.checksum import sealed
 from coterie.runs.experiment import Experiment
+from coterie.runs.tensors import sealed
 
 pytestmark = pytest.mark.thorough
 

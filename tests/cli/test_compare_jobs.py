@@ -23,7 +23,7 @@ from cli_tools import SMALL, Answer, assert_same_run, call
 from coterie.compare import joint_runs as comparing
 from coterie.compare import workers as parallel
 from coterie.compare.table import compare
-from coterie.compare.workers import Run, obstacle, run_in_parallel
+from coterie.compare.workers import PlannedRun, obstacle, run_in_parallel
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg
 from coterie.processes import CannotStartError
@@ -43,17 +43,17 @@ class Notes:
         self.lines: list[str] = []
         self.summaries: dict[str, dict[str, Any]] = {}
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         self.lines.append(f"{run} begun")
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         self.lines.append(f"{run} {round} {received}")
 
-    def ended(self, run: Run, summary: dict[str, Any]) -> None:
+    def ended(self, run: PlannedRun, summary: dict[str, Any]) -> None:
         self.lines.append(f"{run} ended")
         self.summaries[str(run)] = summary
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         raise error
 
 
@@ -64,8 +64,8 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
     return Notes()
 
 
-def runs_of(*seeds: int) -> list[Run]:
-    return [Run("a", Experiment(seed=seed), Path("kept") / str(seed)) for seed in seeds]
+def runs_of(*seeds: int) -> list[PlannedRun]:
+    return [PlannedRun("a", Experiment(seed=seed), Path("kept") / str(seed)) for seed in seeds]
 
 
 def assert_no_workers() -> None:
@@ -138,7 +138,7 @@ def jobs_used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Each call's number of jobs and its runs in order; nothing is run."""
     used: list[tuple[int, list[str]]] = []
 
-    def note(runs: list[Run], jobs: int, watcher: parallel.Watcher) -> None:
+    def note(runs: list[PlannedRun], jobs: int, watcher: parallel.Watcher) -> None:
         used.append((jobs, [str(run) for run in runs]))
         for run in runs:
             prepared = run.experiment.prepare()
@@ -217,7 +217,7 @@ def test_expected_seconds_follow_the_work() -> None:
 
 def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.rounds.progress.SECONDS_BETWEEN_LINES", 0.0)
-    one, other, third = (Run(name, Experiment(rounds=2)) for name in ("fedavg", "fedper", "local"))
+    one, other, third = (PlannedRun(name, Experiment(rounds=2)) for name in ("fedavg", "fedper", "local"))
     with ComparisonProgress(3, 6) as progress:
         progress.begun(one)
         progress.begun(other)
@@ -243,7 +243,7 @@ def test_plain_lines_name_the_run(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_ctrl_c_says_how_to_carry_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: ComparisonProgress, run: Run, round: int, received: float | None) -> None:
+    def interrupt(self: ComparisonProgress, run: PlannedRun, round: int, received: float | None) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ComparisonProgress, "round_done", interrupt)

@@ -212,7 +212,7 @@ def test_a_group_with_both_ends_of_a_tie_is_no_parting() -> None:
 
 def test_constants_that_are_not_finite_make_nobody_diverge() -> None:
     result = tiny("fedper", model=seeded(Masked), rounds=2).run()
-    assert all(not line.get("diverged") for line in result.history.lines)
+    assert all(not line.diverged for line in result.lines)
     assert bool(final_rows(result).isfinite().all())
     assert torch.equal(result.model(2).mask, seeded(Masked).mask)
 

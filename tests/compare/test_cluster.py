@@ -19,13 +19,13 @@ from coterie.compare import cluster as cluster_module
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.joint_runs import require_jobs
 from coterie.compare.table import compare
-from coterie.compare.workers import Run
+from coterie.compare.workers import PlannedRun
 from coterie.engines.ray.session import RaySession
 from coterie.errors import CoterieError, PassingError
 from coterie.files import locked
 from coterie.partition import Iid
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import ROWS
+from coterie.runs.store import ROWS
 from support import PATIENCE, eventually, reserved_port
 
 if find_spec("ray") is None:
@@ -55,7 +55,7 @@ class KillsInTheMiddle(Watch):
         super().__init__()
         self._cluster, self._victim = cluster, victim
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         super().round_done(run, round, received)
         under_way = {name for name, done in self.rounds if done >= 2} - set(self.summaries)
         if self._victim is not None and len(under_way) == 2:
@@ -73,7 +73,7 @@ def test_a_lost_node_costs_no_run_and_none_is_run_twice(
 ) -> None:
     many = {name: small(name, rounds=40) for name in ("fedavg", "fedper", "local")}
     watch = KillsInTheMiddle(cluster, cluster.add())
-    runs = [Run(name, experiment, tmp_path / "far" / name) for name, experiment in many.items()]
+    runs = [PlannedRun(name, experiment, tmp_path / "far" / name) for name, experiment in many.items()]
     with caplog.at_level("WARNING", logger="coterie"):
         run_on_cluster(runs, cluster.address, 0, watch)
     assert watch.killed
@@ -110,9 +110,9 @@ def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog:
     (tmp_path / "mine" / "thesis.txt").write_text("all I have")
     watch = Watch()
     runs = [
-        Run("mine", small(), tmp_path / "mine"),
-        Run("busy", small(), tmp_path / "busy"),
-        Run("none", small(checkpoint_every=None)),
+        PlannedRun("mine", small(), tmp_path / "mine"),
+        PlannedRun("busy", small(), tmp_path / "busy"),
+        PlannedRun("none", small(checkpoint_every=None)),
     ]
     ready = threading.Event()
 
@@ -133,7 +133,7 @@ def test_failures_and_runs_of_others(cluster: NodesHere, tmp_path: Path, caplog:
 
 def test_what_no_machine_has_is_not_waited_for(cluster: NodesHere) -> None:
     with pytest.raises(CoterieError, match="threads = 3: the cluster's machines have at most 1 CPUs"):
-        run_on_cluster([Run("wide", small(threads=3))], cluster.address, 0, Watch())
+        run_on_cluster([PlannedRun("wide", small(threads=3))], cluster.address, 0, Watch())
 
 
 @pytest.mark.slow

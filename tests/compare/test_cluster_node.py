@@ -15,13 +15,13 @@ from tests.listening import power_cut
 from coterie.compare import cluster_node
 from coterie.compare.cluster_node import Inbox, Outbox, carry_out, scratch_folder
 from coterie.compare.one_run import perform
-from coterie.compare.workers import Run, task_of
+from coterie.compare.workers import PlannedRun, task_of
 from coterie.errors import CoterieError
 from coterie.files import locked
 from coterie.partition import Iid
-from coterie.runs.directory import load_tensors
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, SUMMARY
+from coterie.runs.store import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, SUMMARY
+from coterie.runs.tensors import load_tensors
 
 
 def small(**options: Any) -> Experiment:
@@ -106,7 +106,7 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def done_by_a_node(run: Run, messages: list[dict[str, Any]]) -> None:
+def done_by_a_node(run: PlannedRun, messages: list[dict[str, Any]]) -> None:
     """What a main process makes of a node's messages, without a cluster between them."""
     assert run.directory is not None
     inbox, before = Inbox(run.directory), list(Outbox(run.directory).news())
@@ -131,7 +131,7 @@ def test_a_node_leaves_what_a_run_here_leaves_and_carries_on_what_was_begun(
     monkeypatch.chdir(tmp_path)
     whole = perform(small(), tmp_path / "whole")
     messages: list[dict[str, Any]] = []
-    done_by_a_node(Run("fedper", small(), tmp_path / "elsewhere"), messages)
+    done_by_a_node(PlannedRun("fedper", small(), tmp_path / "elsewhere"), messages)
     assert [one["round"] for one in messages if "round" in one] == [1, 2, 3]
     assert sum(one.get("file") == CHECKPOINT for one in messages) == 3
     assert messages[-1]["summary"]["accuracy"] == whole["accuracy"]
@@ -140,7 +140,7 @@ def test_a_node_leaves_what_a_run_here_leaves_and_carries_on_what_was_begun(
     with power_cut(tmp_path / "cut", round=2) as listeners:
         perform(small(), tmp_path / "cut", listeners)
     carried_on: list[dict[str, Any]] = []
-    done_by_a_node(Run("fedper", small(), tmp_path / "cut"), carried_on)
+    done_by_a_node(PlannedRun("fedper", small(), tmp_path / "cut"), carried_on)
     assert [one["round"] for one in carried_on if "round" in one] == [3]
     assert same_rows(tmp_path / "cut", tmp_path / "whole")
     assert list(scratch.iterdir()) == []
@@ -150,7 +150,7 @@ def test_a_node_leaves_what_a_run_here_leaves_and_carries_on_what_was_begun(
 def test_a_mistake_names_the_directory_in_which_the_run_is_kept(tmp_path: Path, scratch: Path) -> None:
     perform(small(lr=0.3), tmp_path / "run")
     messages: list[dict[str, Any]] = []
-    done_by_a_node(Run("fedper", small(), tmp_path / "run"), messages)
+    done_by_a_node(PlannedRun("fedper", small(), tmp_path / "run"), messages)
     assert messages[-1]["mistake"].startswith(f"out = {tmp_path / 'run'}: holds a run with other settings (lr)")
 
 

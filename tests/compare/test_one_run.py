@@ -12,12 +12,12 @@ from tests.listening import EachRound, power_cut
 
 from coterie.compare.one_run import perform
 from coterie.compare.table import compare
-from coterie.compare.workers import Run, run_in_parallel, run_one_by_one
+from coterie.compare.workers import PlannedRun, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError
 from coterie.files import LockedError, locked
 from coterie.partition import Iid
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CONFIG, SUMMARY
+from coterie.runs.store import CONFIG, SUMMARY
 
 pytestmark = pytest.mark.thorough
 
@@ -35,16 +35,16 @@ class Watch:
         self.summaries: dict[str, dict[str, object]] = {}
         self.failures: dict[str, str] = {}
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         pass
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         self.rounds.append((run.name, round))
 
-    def ended(self, run: Run, summary: dict[str, object]) -> None:
+    def ended(self, run: PlannedRun, summary: dict[str, object]) -> None:
         self.summaries[run.name] = summary
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         self.failures[run.name] = str(error)
 
 
@@ -117,7 +117,7 @@ def test_one_process_at_a_time_is_at_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.processes
 def test_others_go_on_when_a_run_fails_and_the_watcher_lets_them(tmp_path: Path, jobs: int) -> None:
-    runs = [Run(name, small(name), tmp_path / name) for name in ("fedavg", "local", "fedper")]
+    runs = [PlannedRun(name, small(name), tmp_path / name) for name in ("fedavg", "local", "fedper")]
     (tmp_path / "fedavg").mkdir()
     (tmp_path / "fedavg" / "thesis.txt").write_text("all I have")
     watch = Watch()

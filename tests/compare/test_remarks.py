@@ -15,7 +15,7 @@ from coterie.methods.ditto import Ditto
 from coterie.report.grids import grid_lines
 from coterie.report.terminal import summary_lines
 from coterie.report.written import as_markdown
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from support import tiny
 
 LOSS = Scale("loss", higher_is_better=False)
@@ -54,7 +54,7 @@ def test_nothing_is_said_where_all_work_alike_or_nobody_tells() -> None:
 
 
 def test_a_run_says_what_it_took(tmp_path: Path) -> None:
-    result: Result = tiny(Ditto(), epochs=2).run(tmp_path / "run")
+    result: Run = tiny(Ditto(), epochs=2).run(tmp_path / "run")
     (line,) = [line for line in summary_lines(result.summary) if "gradients" in line]
     assert " personal" in line
     assert "samples forward" in line

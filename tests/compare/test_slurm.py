@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coterie.engines.ray.session import LOCAL_ONLY
-from coterie.runs.kept import ROWS
+from coterie.runs.store import ROWS
 from support import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[2]

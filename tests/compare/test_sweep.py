@@ -17,7 +17,7 @@ from tests.compare.test_one_run import Watch
 from coterie.cli.experiments import candidates
 from coterie.compare.space import grid_of, read_space
 from coterie.compare.sweep import Proposals, Sweep, guided_sweep, rungs, sweep
-from coterie.compare.workers import Run
+from coterie.compare.workers import PlannedRun
 from coterie.errors import CoterieError
 from coterie.partition import Iid, Partition
 from coterie.runs.directory import RunDirectory
@@ -47,7 +47,7 @@ class Sweeping:
         return sweep(experiments, options.pop("seeds", [0]), out, self._watch, **{"jobs": 1, **options})
 
     @contextmanager
-    def _watch(self, runs: Sequence[Run]) -> Iterator[Watch]:
+    def _watch(self, runs: Sequence[PlannedRun]) -> Iterator[Watch]:
         watch = Watch()
         yield watch
         self.rounds += watch.rounds
@@ -67,8 +67,8 @@ def test_the_better_half_goes_on(tmp_path: Path) -> None:
     for one in found.candidates:
         folder = f"{one.name.replace(':', '-')}-s0"
         ours, theirs = (RunDirectory(place / folder).lines() for place in (tmp_path, tmp_path / "full"))
-        assert [line["received"] for line in ours] == [line["received"] for line in theirs[: one.rounds]]
-        validated = [line["validation"]["received"]["mean"] for line in theirs[: one.rounds]]
+        assert [line.received for line in ours] == [line.received for line in theirs[: one.rounds]]
+        validated = [line.validation.received.mean for line in theirs[: one.rounds]]
         assert one.score == pytest.approx(max(validated))
 
 
@@ -114,8 +114,8 @@ def test_test_samples_have_no_say(tmp_path: Path, method: str, full: bool) -> No
     other = Sweeping()(tmp_path / "other", scrambled(ours), full=full)
     assert first.candidates == other.candidates
     name = first.best.name
-    tested = [RunDirectory(tmp_path / place / f"{name}-s0").lines()[-1]["received"] for place in ("ours", "other")]
-    assert tested[0]["accuracy"] != tested[1]["accuracy"]
+    tested = [RunDirectory(tmp_path / place / f"{name}-s0").lines()[-1].received for place in ("ours", "other")]
+    assert tested[0].values["accuracy"] != tested[1].values["accuracy"]
 
 
 def test_the_best_can_be_run_from_its_file(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_test_samples_have_no_say_in_proposals(tmp_path: Path, small: Experiment
     other = Guided(scrambled({"it": small})["it"]).propose(tmp_path / "other", 10, full=full)
     assert first.candidates == other.candidates
     name = f"{first.best.name}-s0"
-    tested = [RunDirectory(tmp_path / place / name).lines()[-1]["received"] for place in ("ours", "other")]
-    assert tested[0]["accuracy"] != tested[1]["accuracy"]
+    tested = [RunDirectory(tmp_path / place / name).lines()[-1].received for place in ("ours", "other")]
+    assert tested[0].values["accuracy"] != tested[1].values["accuracy"]
 
 
 def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 import coterie as ct
 from coterie.core.slots import LIMIT, personal_rows
-from coterie.runs.streamed import stream_tensors
+from coterie.runs.tensors import stream_tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="rows are mapped on Linux alone")
 
@@ -69,7 +69,7 @@ def test_a_run_on_mapped_rows_is_the_run_on_rows_in_memory(
 
 @pytest.mark.usefixtures("nothing_in_memory")
 def test_a_run_on_mapped_rows_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.runs.directory.STREAMED", 0)
+    monkeypatch.setattr("coterie.runs.tensors.STREAMED", 0)
     whole = _experiment(rounds=4).run()
     _experiment(rounds=2).run(out=tmp_path / "run")
     longer = ct.resume(tmp_path / "run", rounds=4)
@@ -79,7 +79,7 @@ def test_a_run_on_mapped_rows_is_carried_on(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_written_piece_by_piece_is_what_the_formats_own_library_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.runs.streamed.PIECE", 16)
+    monkeypatch.setattr("coterie.runs.tensors.PIECE", 16)
     tensors = {
         "b": torch.arange(10.0).view(2, 5),
         "a": torch.tensor([True, False, True]),

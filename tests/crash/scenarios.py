@@ -18,7 +18,7 @@ from tests.crash.kills import Killer
 from tests.deployment.test_coordinator import Trial
 
 from coterie.cli import main
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 
 Outcome = dict[str, Any]
 KILLED_AT = 60

@@ -15,6 +15,7 @@ from coterie.cli import main
 from coterie.cli.federation.follower import NextVersion
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.flower.folder import write_folder
 from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.logbook import Logbook
@@ -23,7 +24,8 @@ from coterie.deployment.server import Server
 from coterie.deployment.versions import FIXED, differences, extended
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
-from coterie.runs.directory import load_tensors
+from coterie.runs.record import Line, lines_in_order
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data
 
 NEW = "site-d"
@@ -85,7 +87,7 @@ def test_more_rounds_are_as_if_they_had_been_agreed_from_the_start(method: str, 
     assert (longer.version, longer.former) == (2, (trial.agreement.fingerprint,))
     again = Trial(tmp_path / "extended", longer)
     again.run()
-    assert [line["round"] for line in again.lines] == [1, 2, 3, 4, 5]
+    assert [line.round for line in again.lines] == [1, 2, 3, 4, 5]
     whole = Trial(tmp_path / "whole", agreed(method, rounds=5, **settings))
     whole.run()
     for slot, ours in whole.server.federation.slots.items():
@@ -162,7 +164,7 @@ def test_nothing_of_who_has_left_stays_at_the_server(method: str, tmp_path: Path
     assert set(course.together.server.standing) == {"site-a", "site-c"}
     assert course.logbook.checkpoints() == [4]
     assert not (tmp_path / "server" / "summary.json").exists(), "it goes on, and has no end yet"
-    assert [line["round"] for line in lines(tmp_path)] == [1, 2, 3, 4], "that it took part is not forgotten"
+    assert [line.round for line in lines(tmp_path)] == [1, 2, 3, 4], "that it took part is not forgotten"
 
 
 def test_a_take_over_that_is_cut_off_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +196,9 @@ def test_sites_that_are_all_new_go_on_from_what_the_others_left(tmp_path: Path) 
     assert torch.equal(task.tensors["slot.model"], shared[0])
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "server" / "rounds.jsonl").read_text().splitlines()]
+def lines(folder: Path) -> list[Line]:
+    path = folder / "server" / "rounds.jsonl"
+    return lines_in_order(path.read_bytes(), str(path))
 
 
 def test_a_site_that_has_not_accepted_the_new_version_is_told_so(tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_a_schedule_of_new_data_asks_everybody_anew(tmp_path: Path) -> None:
 
     trial.network.send = send
     trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 5
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 5
     assert trial.server.standing["site-b"].samples == 30
     assert {known.period for known in trial.server.standing.values()} == {"1.2"}
 

@@ -31,7 +31,7 @@ def test_the_baseline_is_local_training_bit_for_bit(method: str, tmp_path: Path)
     together = Together(agreement, tmp_path)
     together.run()
     alone = simulated(replace(agreement, method=Local())).run()
-    lines, trained = alone.history.lines, 0
+    lines, trained = alone.lines, 0
     for client, site in enumerate(SITES):
         store = together.sites[site].store
         if not store.rounds():  # never drawn
@@ -42,9 +42,9 @@ def test_the_baseline_is_local_training_bit_for_bit(method: str, tmp_path: Path)
         assert torch.equal(kept[ROW], alone.federation["model"].rows(torch.tensor([client])))
         last = journal(together, site)[-1]
         assert last["finished"]
-        assert last["alone"]["accuracy"] == lines[-1]["received"]["accuracy"][client]
-        assert last["alone"]["loss"] == pytest.approx(lines[-1]["received"]["loss"][client])
-    assert trained == len({client for line in lines for client in line["cohort"]})
+        assert last["alone"]["accuracy"] == lines[-1].received.values["accuracy"][client]
+        assert last["alone"]["loss"] == pytest.approx(lines[-1].received.values["loss"][client])
+    assert trained == len({client for line in lines for client in line.cohort})
 
 
 def test_a_site_that_missed_a_round_has_a_baseline_that_missed_it_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.deployment.test_coordinator import Trial
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.coordinator import Coordinator
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import SITES, agreed
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -67,7 +67,7 @@ def test_a_restored_federation_ends_as_if_nothing_was(sites_too: bool, tmp_path:
     shutil.copytree(backup, here, dirs_exist_ok=True)
     restored = Trial(here, agreement)
     restored.run()
-    assert [line["round"] for line in restored.lines] == [1, 2, 3, 4, 5, 6]
+    assert [line.round for line in restored.lines] == [1, 2, 3, 4, 5, 6]
     assert sorted(round for name, round in restored.network.asked if name == "site-a") == [3, 4, 5, 6]
     whole = Trial(tmp_path / "whole", agreement)
     whole.run()

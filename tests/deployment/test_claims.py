@@ -22,7 +22,7 @@ from coterie.deployment.flower.folder import write_folder
 from coterie.deployment.messages import RefusedError
 from coterie.deployment.site_data import load_site_data
 from coterie.errors import CoterieError
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import SITES, Together, agreed, site_data
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.coordinator import Answer, Coordinator
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.messages import Packed, Purpose, read_text
@@ -20,7 +21,8 @@ from coterie.deployment.server import Server
 from coterie.deployment.versions import LiveTerms
 from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.errors import CoterieError
-from coterie.runs.directory import load_tensors
+from coterie.runs.record import Line, lines_in_order
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import SITES, Together, agreed, simulated
 
 Tamper = Callable[[Packed], Packed]
@@ -115,9 +117,9 @@ class Trial:
         Coordinator(self.server, network, self.logbook, network.clock, network.sleep, terms).run()
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
-        text = (self.folder / "server" / "rounds.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+    def lines(self) -> list[Line]:
+        path = self.folder / "server" / "rounds.jsonl"
+        return lines_in_order(path.read_bytes(), str(path))
 
     @property
     def status(self) -> dict[str, Any]:
@@ -131,10 +133,10 @@ def test_a_quiet_federation_ends_with_the_serial_rows(tmp_path: Path) -> None:
     torch.testing.assert_close(
         trial.server.federation["model"].shared, serial.federation["model"].shared, atol=1e-6, rtol=0
     )
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 4
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 4
     assert trial.status == {"state": "finished", "round": 4, "rounds": 4, "present": list(SITES), "message": ""}
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
-    final = serial.history.lines[-1]["received"]["accuracy"]
+    final = serial.lines[-1].received.values["accuracy"]
     assert list(summary["finished"].values()) == pytest.approx(final)
 
 
@@ -143,9 +145,9 @@ def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, cap
     trial = Trial(tmp_path, agreement, site_b=Behaviour(slow={2: 45.0}))
     with caplog.at_level(logging.INFO, logger="coterie"):
         trial.run()
-    assert [line["answered"] for line in trial.lines][:2] == [list(SITES), ["site-a", "site-c"]]
-    assert trial.lines[1]["unanswered"] == ["site-b"]
-    assert "site-b" in trial.lines[-1]["answered"]
+    assert [note_of(line).answered for line in trial.lines][:2] == [list(SITES), ["site-a", "site-c"]]
+    assert note_of(trial.lines[1]).unanswered == ["site-b"]
+    assert "site-b" in note_of(trial.lines[-1]).answered
     assert "round 2 goes on without site-b" in caplog.text
     assert "a late answer of site site-b is not counted" in caplog.text
 
@@ -154,11 +156,11 @@ def test_a_late_sites_row_is_as_if_it_had_not_worked(tmp_path: Path) -> None:
     """What a site trained in a round that did not count for it leaves no trace."""
     trial = Trial(tmp_path, site_b=Behaviour(slow={2: 31.0}))
     trial.run()
-    assert trial.lines[1]["unanswered"] == ["site-b"]
+    assert note_of(trial.lines[1]).unanswered == ["site-b"]
     other = Together(trial.agreement, tmp_path / "other")
     other.admit()
     for line in trial.lines:
-        other.round(*line["asked"], silent=tuple(line.get("unanswered", ())))
+        other.round(*note_of(line).asked, silent=tuple(note_of(line).unanswered))
     for slot, ours in trial.server.federation.slots.items():
         assert torch.equal(ours.shared, other.server.federation[slot].shared)
     assert trial.server.federation.last_round.tolist() == [4, 4, 4]
@@ -170,8 +172,8 @@ def test_a_late_sites_row_is_as_if_it_had_not_worked(tmp_path: Path) -> None:
 def test_a_site_that_dies_does_not_stop_the_round(tmp_path: Path) -> None:
     trial = Trial(tmp_path, site_c=Behaviour(goes=7.0))
     trial.run()
-    assert [len(line["answered"]) for line in trial.lines] == [3, 3, 2, 2]
-    assert trial.lines[2]["unanswered"] == ["site-c"]
+    assert [len(note_of(line).answered) for line in trial.lines] == [3, 3, 2, 2]
+    assert note_of(trial.lines[2]).unanswered == ["site-c"]
     assert trial.status["state"] == "finished"
     # The dead site is not asked again.
     assert [round for name, round in trial.network.asked if name == "site-c"] == [1, 2, 3]
@@ -181,7 +183,7 @@ def test_a_site_joins_in_the_middle(tmp_path: Path) -> None:
     agreement = agreed("fedtc", rounds=9, deadline=30.0, gather=3.0)
     trial = Trial(tmp_path, agreement, site_c=Behaviour(comes=16.0))
     trial.run()
-    joined = [line["round"] for line in trial.lines if "site-c" in line["answered"]]
+    joined = [line.round for line in trial.lines if "site-c" in note_of(line).answered]
     assert joined
     assert joined == list(range(joined[0], 10))
     assert joined[0] > 2
@@ -235,7 +237,7 @@ def test_too_few_sites_end_the_run_with_a_way_out(tmp_path: Path) -> None:
     serial = simulated(agreement).run()
     found, expected = again.server.federation["model"].shared, serial.federation["model"].shared
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-    assert [line["round"] for line in again.lines] == [1, 2, 3, 4]
+    assert [line.round for line in again.lines] == [1, 2, 3, 4]
 
 
 class KilledError(Exception):
@@ -275,7 +277,7 @@ def test_a_killed_server_resumes_to_the_same_rows(
         mine = load_tensors(tmp_path / "sites" / "trial" / name / "final.safetensors")[0]
         theirs = load_tensors(tmp_path / "whole" / "sites" / "trial" / name / "final.safetensors")[0]
         assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
-    assert [line["round"] for line in again.lines] == [1, 2, 3, 4]
+    assert [line.round for line in again.lines] == [1, 2, 3, 4]
 
 
 def rewritten(change: Callable[[dict[str, Any]], None]) -> Tamper:
@@ -332,9 +334,9 @@ def test_a_tampered_answer_is_refused_for_the_round_and_named(
     with caplog.at_level(logging.WARNING, logger="coterie"):
         trial.run()
     assert "round 2: site site-b is refused: " in caplog.text
-    assert reason in trial.lines[1]["refused"]["site-b"]
-    assert trial.lines[1]["answered"] == ["site-a", "site-c"]
-    assert trial.lines[2]["answered"] == list(SITES)
+    assert reason in note_of(trial.lines[1]).refused["site-b"]
+    assert note_of(trial.lines[1]).answered == ["site-a", "site-c"]
+    assert note_of(trial.lines[2]).answered == list(SITES)
     assert torch.isfinite(trial.server.federation["model"].shared).all()
 
 
@@ -344,7 +346,7 @@ def test_a_node_with_another_sites_name_is_refused(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, logger="coterie"):
         trial.run()
     assert "the node with the key of site-c says it is site-b" in caplog.text
-    assert all("site-b" not in line["asked"] for line in trial.lines)
+    assert all("site-b" not in note_of(line).asked for line in trial.lines)
 
 
 @pytest.mark.parametrize(("sites", "least"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (10, 6)])

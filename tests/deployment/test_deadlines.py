@@ -16,6 +16,7 @@ from tests.deployment.test_coordinator import Behaviour, KilledError, Trial
 from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.coordinator import AnswerTimes
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.server import Server
@@ -23,6 +24,7 @@ from coterie.deployment.store import Store
 from coterie.deployment.versions import LiveTerms
 from coterie.errors import CoterieError
 from coterie.runs import directory
+from coterie.runs.record import Line, Seconds, Travelled
 from coterie.testing.together import SITES, Together, agreed
 
 
@@ -50,7 +52,7 @@ def test_a_busy_machine_still_finishes_and_nothing_is_asked_twice(
     trial = Trial(tmp_path, agreement, **slow(100.0, hellos=(40.0,)))
     trial.run()
     assert trial.status["state"] == "finished"
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
     assert set(Counter(trial.network.asked).values()) == {1}
     assert "round 1 waits for answers: 0 of at least 2 have come; at work: site-a (30 s), site-b (30 s)" in caplog.text
     assert "done again" not in caplog.text
@@ -60,7 +62,7 @@ def test_a_late_answer_counts_where_too_few_others_have_come(tmp_path: Path) -> 
     agreement = agreed("fedper", rounds=3, deadline=30.0, gather=10.0, patience=200.0, least_sites=3)
     trial = Trial(tmp_path, agreement, site_b=Behaviour(slow={2: 75.0}))
     trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
     assert [round for name, round in trial.network.asked if name == "site-b"] == [1, 2, 3]
     whole = Trial(tmp_path / "whole", agreement)
     whole.run()
@@ -71,7 +73,7 @@ def test_a_round_of_few_needs_no_more_than_it_asked(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=3, join=0.34, deadline=30.0, gather=10.0, patience=100.0, least_sites=2)
     trial = Trial(tmp_path, agreement)
     trial.run()
-    assert [len(line["answered"]) for line in trial.lines] == [1, 1, 1]
+    assert [len(note_of(line).answered) for line in trial.lines] == [1, 1, 1]
 
 
 def test_an_agreement_whose_rounds_may_be_too_small_for_its_share_limit_is_refused() -> None:
@@ -99,7 +101,7 @@ def test_a_slow_hello_is_waited_for_and_one_without_an_answer_asked_again(
     agreement = agreed("fedper", rounds=3, deadline=10.0, hello=100.0, gather=300.0)
     trial = Trial(tmp_path, agreement, site_a=Behaviour(hellos=(90.0,)), site_b=Behaviour(hellos=(101.0, 101.0, 1.0)))
     trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
     for seconds in (5, 10):
         said = f"site-b does not say what it has: it did not answer in time; it is asked again in {seconds} s"
         assert caplog.text.count(said) == 1
@@ -109,8 +111,8 @@ def test_a_dead_site_costs_a_round_what_sites_usually_take_and_not_the_whole_dea
     agreement = agreed("fedper", rounds=4, deadline=600.0, gather=10.0)
     trial = Trial(tmp_path, agreement, site_c=Behaviour(goes=7.0, noticed=300.0))
     trial.run()
-    assert trial.lines[2]["unanswered"] == ["site-c"]
-    assert 60 <= sum(trial.lines[2]["seconds"].values()) < 61
+    assert note_of(trial.lines[2]).unanswered == ["site-c"]
+    assert 60 <= trial.lines[2].seconds.total < 61
     assert trial.status["state"] == "finished"
 
 
@@ -120,7 +122,7 @@ def test_a_site_that_becomes_slower_is_missed_once(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=20, epochs=1, deadline=600.0, gather=10.0)
     trial = Trial(tmp_path, agreement, site_b=Behaviour(slow=dict.fromkeys(range(3, 21), 80.0)))
     trial.run()
-    missed = [line["round"] for line in trial.lines if "site-b" in line.get("unanswered", ())]
+    missed = [line.round for line in trial.lines if "site-b" in note_of(line).unanswered]
     asked = [round for name, round in trial.network.asked if name == "site-b"]
     assert missed == [3]
     assert asked[:3] == [1, 2, 3]
@@ -145,7 +147,7 @@ def test_the_deadline_can_be_raised_while_a_round_waits(
     monkeypatch.setattr(trial.network, "sleep", sleep)
     with caplog.at_level(logging.INFO, logger="coterie"):
         trial.run(LiveTerms(agreement, path))
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
     assert "federation.toml has changed: deadline = 100.0 (was 30.0)" in caplog.text
 
 
@@ -253,7 +255,7 @@ def test_after_a_restart_the_server_waits_for_those_who_were_there(
     monkeypatch.setattr(Server, "close_round", close)
     again = Trial(tmp_path, agreement, site_b=Behaviour(comes=70.0), site_c=Behaviour(comes=80.0))
     again.run()
-    assert [line["answered"] for line in again.lines] == [list(SITES)] * 4
+    assert [note_of(line).answered for line in again.lines] == [list(SITES)] * 4
 
 
 def test_a_full_disk_is_waited_for_and_costs_nothing(
@@ -271,7 +273,7 @@ def test_a_full_disk_is_waited_for_and_costs_nothing(
     monkeypatch.setattr(directory, "write_whole", full)
     trial.run()
     assert not failures
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
     assert set(Counter(trial.network.asked).values()) == {1}
     assert caplog.text.count("cannot be written to (No space left on device); make room, it goes on then") == 1
 
@@ -285,7 +287,9 @@ def test_half_a_line_and_half_a_file_are_not_left_behind(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "rounds.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        directory.RunDirectory(tmp_path).add_line({"round": 1})
+        directory.RunDirectory(tmp_path).add_line(
+            Line(round=1, cohort=[], seconds=Seconds(0, 0, 0), bytes=Travelled(0, 0))
+        )
     store = Store(tmp_path, "trial", "a", "fingerprint")
     (store.path / "round-00001.safetensors.partial").touch()
     Store(tmp_path, "trial", "a", "fingerprint")

@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
 
+from coterie.deployment.as_run import note_of
 from coterie.deployment.flower.client import client_app
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
 from coterie.deployment.messages import Note, Packed, RefusedError
@@ -64,8 +65,13 @@ def test_one_answer_never_ends_a_run(kind: str, tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING, logger="coterie"):
         trial.run()
     assert trial.status["state"] == "finished"
-    assert reason in trial.lines[1]["refused"]["site-b"]
-    assert [line["answered"] for line in trial.lines] == [list(SITES), ["site-a", "site-c"], list(SITES), list(SITES)]
+    assert reason in note_of(trial.lines[1]).refused["site-b"]
+    assert [note_of(line).answered for line in trial.lines] == [
+        list(SITES),
+        ["site-a", "site-c"],
+        list(SITES),
+        list(SITES),
+    ]
     assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
@@ -84,8 +90,8 @@ def test_whatever_goes_wrong_with_an_answer_is_its_senders_fault(
     trial = Trial(tmp_path)
     trial.run()
     assert trial.status["state"] == "finished"
-    assert list(trial.lines[0]["refused"].values()) == ["it cannot be read (ZeroDivisionError)"]
-    assert len(trial.lines[0]["answered"]) == 2
+    assert list(note_of(trial.lines[0]).refused.values()) == ["it cannot be read (ZeroDivisionError)"]
+    assert len(note_of(trial.lines[0]).answered) == 2
 
 
 def test_a_farewell_without_samples_leaves_the_others_their_numbers(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from test_coordinator import Trial
 from torch import Tensor
 
 from coterie.core.downloads import owed
+from coterie.deployment.as_run import note_of
 from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.messages import RefusedError
@@ -148,8 +149,8 @@ def test_the_coordinator_records_who_lost_its_disk(
         Coordinator(
             trial.server, network, Logbook(tmp_path / "server", trial.agreement), network.clock, network.sleep
         ).run()
-    assert [line.get("lost", []) for line in trial.lines] == [[], [], [LOSER], []]
-    assert [line["answered"] for line in trial.lines][2:] == [["site-a", "site-c"], list(SITES)]
+    assert [note_of(line).lost for line in trial.lines] == [[], [], [LOSER], []]
+    assert [note_of(line).answered for line in trial.lines][2:] == [["site-a", "site-c"], list(SITES)]
     assert caplog.text.count("site site-b has lost what it kept") == 1
     assert trial.status["state"] == "finished"
     assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)

@@ -12,6 +12,7 @@ import pytest
 from test_coordinator import Behaviour, Pretence, Trial
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.coordinator import Coordinator
 from coterie.deployment.flower.server import FlowerTransport
 from coterie.deployment.messages import Packed, Purpose
@@ -61,7 +62,7 @@ def test_a_second_node_under_a_live_name_is_refused(
     agreement = agreed("fedper", rounds=4, deadline=30.0, gather=10.0)
     with caplog.at_level(logging.INFO, logger="coterie"):
         trial, network = run(tmp_path, agreement, comes, site_b=Behaviour(slow={2: 10.0}))
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 4
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 4
     assert "a site is refused: site site-b is here already, as another node; only one may be" in caplog.text
     asked = [name for name, _ in network.asked].count("site-b")
     assert asked == 4, "one of the two was asked, never both"
@@ -72,7 +73,7 @@ def test_a_name_becomes_free_when_its_node_has_gone(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=40, deadline=30.0, gather=10.0, least_sites=2)
     trial, network = run(tmp_path, agreement, 2.0, site_b=Behaviour(goes=12.0))
     assert network.tasks_of_double > 0
-    assert trial.lines[-1]["answered"] == list(SITES)
+    assert note_of(trial.lines[-1]).answered == list(SITES)
     assert set(json.loads((tmp_path / "server" / "summary.json").read_text())["finished"]) == set(SITES)
 
 

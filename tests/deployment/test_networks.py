@@ -20,9 +20,10 @@ import torch
 
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.store import Store
-from coterie.runs.directory import load_tensors
-from coterie.runs.kept import CHECKPOINT
+from coterie.runs.store import CHECKPOINT
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import Together
 from support import PATIENCE, alive, eventually
 from towns import Town, few_digits
@@ -162,7 +163,7 @@ def test_lines_that_break_in_every_way_change_nothing(network: Network, tmp_path
         network.plug("site-a", True)
         without = eventually(
             lambda: (
-                sum("site-c" not in line["answered"] for line in town.rounds()) >= WALLED
+                sum("site-c" not in note_of(line).answered for line in town.rounds()) >= WALLED
                 or town.ended("server") is not None
             ),
             LIMIT,
@@ -190,24 +191,27 @@ def replayed(town: Town, data: dict[str, Dataset], folder: Path) -> None:
     """The same rounds with the same sites, in one process: everything ends with the same bits."""
     agreement = Agreement.read(town.folder / "fed" / "federation.toml")
     lines = town.rounds()
-    assert [line["round"] for line in lines] == list(range(1, agreement.rounds + 1))
-    assert sum("site-c" not in line["answered"] for line in lines) >= WALLED
-    assert "site-c" in lines[0]["answered"]
+    assert [line.round for line in lines] == list(range(1, agreement.rounds + 1))
+    assert sum("site-c" not in note_of(line).answered for line in lines) >= WALLED
+    assert "site-c" in note_of(lines[0]).answered
     finished = json.loads((town.server / "summary.json").read_text())["finished"]
     assert set(finished) == set(SITES), "who was given up and who was walled off have come back"
     torch.set_num_threads(1)
     together = Together(agreement, folder, data)
     together.admit()
     for line in lines:
-        assert not line.get("refused"), line
-        together.round(*line["asked"], silent=tuple(site for site in line["asked"] if site not in line["answered"]))
+        assert not note_of(line).refused, line
+        together.round(
+            *note_of(line).asked,
+            silent=tuple(site for site in note_of(line).asked if site not in note_of(line).answered),
+        )
     together.finish()
     state = load_tensors(town.server / CHECKPOINT)[0]
     for name, tensor in together.server.federation.state():
         assert torch.equal(state[name], tensor), name
     for site in SITES:
         path = town.folder / "fed" / "sites" / agreement.name / site / "final.safetensors"
-        if site in lines[-1]["answered"]:
+        if site in note_of(lines[-1]).answered:
             expected = Store(folder, agreement.name, site, agreement.fingerprint).final()
             assert expected is not None
             found = load_tensors(path)[0]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coterie.deployment.agreement import Agreement
-from coterie.runs.directory import load_tensors
+from coterie.deployment.as_run import note_of
+from coterie.runs.tensors import load_tensors
 from support import eventually
 from towns import Town, few_digits, tampered_library
 
@@ -48,7 +49,7 @@ def test_a_site_that_sends_poison_is_set_aside_and_let_back_in(tmp_path: Path) -
         assert town.ended("server") == 0, town.said("server")
     finally:
         town.close()
-    aside = {line["round"]: sorted(line.get("set_aside", {})) for line in town.rounds()}
+    aside = {line.round: sorted(note_of(line).set_aside) for line in town.rounds()}
     out = range(POISONED, BACK)
     assert aside == {round: ["site-e"] if round in out else [] for round in range(1, BACK + 1)}
     assert "site-e" in (town.server / "log.txt").read_text()

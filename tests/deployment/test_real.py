@@ -21,6 +21,7 @@ import torch
 import coterie as ct
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.site_processes import SiteProcesses
@@ -31,8 +32,8 @@ from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
 from coterie.privacy.stage import spent
 from coterie.rounds.delivery import as_delivered
-from coterie.runs.directory import LOG, load_tensors
-from coterie.runs.kept import CHECKPOINT
+from coterie.runs.store import CHECKPOINT, LOG
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import Together, simulated
 from grounds import DOOMED, LIMIT, SITES, Ground, rounds, wait_for
 from hostile_apps import write_hostile_app
@@ -104,9 +105,9 @@ def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path)
     serial = simulated(agreement, own(ground)).run()
     federation, everyone = serial.federation, serial.federation.everyone
     lines = rounds(directory)
-    assert [line["answered"] for line in lines] == [list(SITES)] * agreement.rounds
-    for line, theirs in zip(lines, serial.history.lines, strict=True):
-        assert line["bytes"] == theirs["bytes"]
+    assert [note_of(line).answered for line in lines] == [list(SITES)] * agreement.rounds
+    for line, theirs in zip(lines, serial.lines, strict=True):
+        assert line.bytes == theirs.bytes
     state = load_tensors(directory / CHECKPOINT)[0]
     for slot, rows in federation.slots.items():
         torch.testing.assert_close(state[f"slot.{slot}.shared"], rows.shared, atol=TOLERANCE, rtol=0)
@@ -121,7 +122,7 @@ def assert_same_as_serial(ground: Ground, agreement: Agreement, directory: Path)
                     found[f"slot.{slot}.own"], mine, atol=TOLERANCE, rtol=0, msg=f"{site} {slot}"
                 )
     accuracy = json.loads((directory / "summary.json").read_text())["finished"]
-    expected = dict(zip(SITES, serial.history.lines[-1]["received"]["accuracy"], strict=True))
+    expected = dict(zip(SITES, serial.lines[-1].received.values["accuracy"], strict=True))
     assert accuracy == pytest.approx(expected)
 
 
@@ -181,9 +182,9 @@ def test_sites_add_the_noise_that_was_agreed_and_keep_an_account(ground: Ground,
     lines, promise = ground.finish(directory), agreement.promise
     expected = [spent(promise, 1, round, agreement.batch) for round in (1, 2)]
     for line, epsilon in zip(lines, expected, strict=True):
-        assert line["answered"] == list(SITES)
-        assert line["epsilon"] == pytest.approx(dict.fromkeys(SITES, epsilon))
-        assert line["trained"]["accuracy"] == [None] * len(SITES), "scores are not told"
+        assert note_of(line).answered == list(SITES)
+        assert note_of(line).epsilon == pytest.approx(dict.fromkeys(SITES, epsilon))
+        assert line.trained.values["accuracy"] == [None] * len(SITES), "scores are not told"
     told = json.loads((directory / "summary.json").read_text())["privacy"]
     assert told["sites"] == pytest.approx(dict.fromkeys(SITES, expected[-1]))
     for site in SITES:
@@ -203,8 +204,8 @@ def test_sites_add_the_noise_that_was_agreed_and_keep_an_account(ground: Ground,
 def test_a_tampered_payload_is_refused_and_named(ground: Ground, begun: Runs, name: str, tmp_path: Path) -> None:
     agreement, directory = begun(name)
     lines = ground.finish(directory)
-    assert [line["answered"] for line in lines] == [["site-a", "site-c"], list(SITES)]
-    assert "bytes long" in lines[0]["refused"]["site-b"]
+    assert [note_of(line).answered for line in lines] == [["site-a", "site-c"], list(SITES)]
+    assert "bytes long" in note_of(lines[0]).refused["site-b"]
     assert "round 1: site site-b is refused" in (directory / LOG).read_text()
     together = Together(agreement, tmp_path, ground.data)
     together.admit()
@@ -221,7 +222,7 @@ def test_who_claims_another_name_or_a_size_beyond_the_agreed_changes_nothing(
 ) -> None:
     agreement, directory = begun(name)
     (line,) = ground.finish(directory)
-    assert line["asked"] == line["answered"] == ["site-a"]
+    assert note_of(line).asked == note_of(line).answered == ["site-a"]
     trained_on, _, _ = own_split(agreement, ground.data["site-a"], 0)
     standing = json.loads(load_tensors(directory / CHECKPOINT)[1]["standing"])
     assert {site: known["samples"] for site, known in standing.items()} == {"site-a": len(trained_on)}
@@ -281,7 +282,7 @@ def test_a_machine_that_is_far_too_busy_still_finishes(ground: Ground) -> None:
     assert "done again" not in log
     state = load_tensors(directory / CHECKPOINT)[0]
     serial = simulated(agreement, own(ground)).run()
-    assert [line["answered"] for line in rounds(directory)] == [list(SITES)] * 2
+    assert [note_of(line).answered for line in rounds(directory)] == [list(SITES)] * 2
     shared = serial.federation["model"].shared
     torch.testing.assert_close(state["slot.model.shared"], shared, atol=TOLERANCE, rtol=0)
 
@@ -319,8 +320,8 @@ def test_a_site_that_is_killed_in_mid_round_does_not_stop_the_others_and_comes_b
     node.start()
     node.wait_accepted(LIMIT)
     lines = ground.finish(directory)
-    assert [line["answered"] for line in lines] == [list(WITH_THE_DOOMED), ["site-a", "site-b"]]
-    assert lines[1]["unanswered"] == [DOOMED]
+    assert [note_of(line).answered for line in lines] == [list(WITH_THE_DOOMED), ["site-a", "site-b"]]
+    assert note_of(lines[1]).unanswered == [DOOMED]
     assert set(json.loads((directory / "summary.json").read_text())["finished"]) == set(WITH_THE_DOOMED)
     together = Together(agreement, tmp_path, ground.data)
     together.admit()
@@ -348,7 +349,7 @@ def test_a_killed_server_resumes_and_a_restarted_site_goes_on(ground: Ground, tm
     ground.nodes["site-c"].wait_accepted(LIMIT)
     ground.start(agreement)
     lines = ground.finish(directory)
-    assert [line["round"] for line in lines] == list(range(1, agreement.rounds + 1))
+    assert [line.round for line in lines] == list(range(1, agreement.rounds + 1))
     assert re.search(r"resumed after round [1-5]\n", (directory / LOG).read_text())
     assert_same_as_serial(ground, agreement, directory)
     assert not (tmp_path / "taken-up.server").exists()

@@ -25,10 +25,11 @@ import tomli_w
 import torch
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.processes import environment, flower_command
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import Together
 from support import PATIENCE, eventually
 from towns import Town, few_digits, tampered_library
@@ -267,10 +268,10 @@ def test_nothing_gets_anywhere(town: Town, tmp_path: Path) -> None:
     come_to(town, last + 1)  # a round's line is written before its checkpoint, and both before the next
     assert not (town.server / "checkpoint.safetensors.partial").exists()
     lines = town.rounds()[:last]
-    assert [line["round"] for line in lines] == list(range(1, last + 1))
+    assert [line.round for line in lines] == list(range(1, last + 1))
     for line in lines:
-        assert {"site-a", "site-b"} <= set(line["answered"]), line
-        assert (HOSTILE in line["answered"]) == (line["round"] not in ATTACKED), (line, town.said("server"))
+        assert {"site-a", "site-b"} <= set(note_of(line).answered), line
+        assert (HOSTILE in note_of(line).answered) == (line.round not in ATTACKED), (line, town.said("server"))
     logged = "".join(path.read_text() for path in town.server.glob("log.txt*"))
     assert "\n2026-01-01 00:00:00,000 INFO all is well" not in logged
     assert all(town.ended(site) is None for site in SITES)
@@ -296,18 +297,18 @@ def test_a_running_federation_is_extended_and_nobody_is_restarted(town: Town) ->
     assert town.ended("server") == 0, town.said("server")
     assert town.status()["state"] == "finished"
     lines = town.rounds()
-    assert lines[-1]["round"] == done + MORE
-    assert set(lines[-1]["answered"]) == stay
+    assert lines[-1].round == done + MORE
+    assert set(note_of(lines[-1]).answered) == stay
     assert all(town.ended(site) is None for site in stay), "no client was restarted"
     assert "version 2 of the agreement takes over" in (town.server / "log.txt").read_text()
     assert "site-b has left: all that the SuperLink kept is forgotten" in town.said("server")
     events = town.audit()
     versions = [line["version"] for line in events if line["event"] == "started"]
     assert (versions[0], versions[-1]) == (1, 2)
-    first = next(line["round"] for line in lines if "site-b" not in line["asked"])
+    first = next(line.round for line in lines if "site-b" not in note_of(line).asked)
     refused = [line for line in events if line["event"] == "refused"]
     assert any("a key that the federation does not know" in line["reason"] for line in refused), "site-b tries on"
-    assert all("site-b" not in line["asked"] for line in lines if line["round"] >= first)
+    assert all("site-b" not in note_of(line).asked for line in lines if line.round >= first)
     # The hostile member's farewell counts no samples: it has no score, and the others have theirs.
     found = json.loads((town.server / "summary.json").read_text())["finished"]
     assert {site for site, score in found.items() if score is not None} == stay - {HOSTILE}

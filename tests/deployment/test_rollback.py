@@ -16,7 +16,7 @@ from coterie.deployment.flower.processes import Lock
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 from coterie.testing.together import SITES, Together, agreed
 
 
@@ -47,7 +47,7 @@ def test_a_federation_that_went_back_ends_as_if_nothing_was(method: str, tmp_pat
     assert trial.status["message"] == "went back to round 3; start the server"
     again = Trial(tmp_path, agreement)
     again.run()
-    assert [line["round"] for line in again.lines] == [1, 2, 3, 4, 5, 6]
+    assert [line.round for line in again.lines] == [1, 2, 3, 4, 5, 6]
     assert sorted(round for name, round in again.network.asked if name == "site-a") == [4, 5, 6]
     assert logbook.checkpoints() == [3, 4, 5, 6]
     whole = Trial(tmp_path / "whole", agreement)

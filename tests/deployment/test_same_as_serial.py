@@ -13,6 +13,7 @@ import torch
 from coterie.deployment.agreement import Agreement
 from coterie.methods import METHODS
 from coterie.rounds.delivery import as_delivered
+from coterie.runs.record import Travelled
 from coterie.testing.together import SITES, Together, agreed, simulated
 
 pytestmark = pytest.mark.thorough
@@ -86,10 +87,10 @@ def assert_same(agreement: Agreement, tmp_path: Path) -> None:
                 row = theirs.rows(everyone[client : client + 1], columns)
                 torch.testing.assert_close(mine, row, atol=1e-6, rtol=0, msg=f"{site}, {slot}")
 
-    lines = serial.history.lines
+    lines = serial.lines
     for report, line in zip(together.reports, lines, strict=True):
-        assert [SITES.index(site) for site in report.asked] == line["cohort"]
-        assert report.bytes == line["bytes"]
+        assert [SITES.index(site) for site in report.asked] == line.cohort
+        assert Travelled(**report.bytes) == line.bytes
     for client, site in enumerate(SITES):
         ours = last[site]["received"]
-        assert ours["correct"] / ours["samples"] == pytest.approx(lines[-1]["received"]["accuracy"][client])
+        assert ours["correct"] / ours["samples"] == pytest.approx(lines[-1].received.values["accuracy"][client])

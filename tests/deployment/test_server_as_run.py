@@ -10,18 +10,18 @@ from test_coordinator import Trial
 
 import coterie as ct
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.as_run import lines_with, partition_of, renumbered
+from coterie.deployment.as_run import lines_with, note_of, partition_of, renumbered
 from coterie.deployment.server import Report
 from coterie.errors import CoterieError
 from coterie.report import report
 from coterie.rounds.evaluate import MOMENTS
-from coterie.runs.opened import OpenedRun
+from coterie.runs.run import Run
 from coterie.testing.together import SITES, agreed, simulated
 
 pytestmark = pytest.mark.thorough
 
 
-def opened(folder: Path, **options: object) -> tuple[Trial, OpenedRun]:
+def opened(folder: Path, **options: object) -> tuple[Trial, Run]:
     settings = {"rounds": 4, "deadline": 30.0, "gather": 10.0, "patience": 200.0, **options}
     trial = Trial(folder, agreed(**{"method": "fedper", **settings}))
     trial.run()
@@ -37,7 +37,7 @@ def test_its_numbers_are_those_of_the_simulation(tmp_path: Path) -> None:
             ours, theirs = (getattr(getattr(one.accuracy(), moment), mean) for one in (run, serial))
             assert ours == pytest.approx(theirs), (moment, mean)
     np.testing.assert_allclose(run.accuracy().received.by_client, serial.accuracy().received.by_client)
-    assert run.bytes == sum(sum(line["bytes"].values()) for line in serial.history.lines)
+    assert run.bytes == sum(line.bytes.total for line in serial.lines)
     assert run.clients["name"].tolist() == list(SITES)
     assert run.clients["train"].tolist() == serial.prepared.partition.sizes.tolist()
     for round in run.rounds:
@@ -48,14 +48,14 @@ def test_its_numbers_are_those_of_the_simulation(tmp_path: Path) -> None:
 def test_sites_that_were_away_have_no_number_and_are_remembered(tmp_path: Path) -> None:
     trial, run = opened(tmp_path, join=0.67)
     lines = trial.lines
-    assert {len(line["cohort"]) for line in lines} == {2}
+    assert {len(line.cohort) for line in lines} == {2}
     for line in lines:
-        told = line["trained"]["accuracy"]
-        assert [value is None for value in told] == [client not in line["cohort"] for client in range(3)]
-    seen = [client for client in range(3) if any(client in line["cohort"] for line in lines)]
+        told = line.trained.values["accuracy"]
+        assert [value is None for value in told] == [client not in line.cohort for client in range(3)]
+    seen = [client for client in range(3) if any(client in line.cohort for line in lines)]
     for client in seen:
-        own = [line["trained"]["accuracy"][client] for line in lines if client in line["cohort"]]
-        assert lines[-1].get("stored", lines[-1]["trained"])["accuracy"][client] == own[-1]
+        own = [line.trained.values["accuracy"][client] for line in lines if client in line.cohort]
+        assert (lines[-1].stored or lines[-1].trained).values["accuracy"][client] == own[-1]
     assert run.history["moment"].tolist().count("trained") == 4
 
 
@@ -81,11 +81,11 @@ def test_a_method_that_asks_for_class_counts_has_them_told(tmp_path: Path) -> No
 
 def test_a_server_that_is_killed_and_started_again_adds_a_session(tmp_path: Path) -> None:
     trial, run = opened(tmp_path, rounds=3)
-    assert [one["after_round"] for one in run.about["sessions"]] == [0]
+    assert [one.after_round for one in run.about.sessions] == [0]
     again = Trial(tmp_path, trial.agreement)
     again.together = trial.together
     again.run()
-    assert len(ct.open_run(tmp_path / "server").about["sessions"]) == 2
+    assert len(ct.open_run(tmp_path / "server").about.sessions) == 2
     assert ct.open_run(tmp_path / "server").done == 3
 
 
@@ -106,12 +106,12 @@ def test_lines_follow_sites_that_come_and_leave() -> None:
         1, list(SITES), ["site-a", "site-c"], diverged=["site-b"], trained={"site-a": sums(1), "site-c": sums(3)}
     )
     (line,) = lines_with([], report, before)
-    assert line["trained"]["accuracy"] == [0.25, None, 0.75]
+    assert line.trained.values["accuracy"] == [0.25, None, 0.75]
     moved = renumbered(line, after)
-    assert (moved["cohort"], moved["diverged"], moved["sites"]) == ([0, 1], [], ["site-c", "site-a", "new"])
-    assert moved["trained"]["accuracy"] == [0.75, 0.25, None]
-    assert moved["trained"]["mean"] == 0.5
-    assert moved["answered"] == ["site-a", "site-c"], "who took part is not forgotten"
+    assert (moved.cohort, moved.diverged, note_of(moved).sites) == ([0, 1], [], ["site-c", "site-a", "new"])
+    assert moved.trained.values["accuracy"] == [0.75, 0.25, None]
+    assert moved.trained.mean == 0.5
+    assert note_of(moved).answered == ["site-a", "site-c"], "who took part is not forgotten"
     assert renumbered(moved, after) == moved, "a take-over that is cut off is done again"
 
 

@@ -160,7 +160,7 @@ def test_what_the_server_tells(trial: Trial) -> None:
     last = trial.lines[-1]
     for place, one in enumerate(content["sites"]):
         assert (one["name"], one["here"], one["last_round"]) == (SITES[place], True, 3)
-        assert one["received"] == last["received"]["accuracy"][place]
+        assert one["received"] == last.received.values["accuracy"][place]
         assert (
             one["counts"]["answered"]
             == numbers[f'coterie_federation_site_answered_total{{site="{SITES[place]}"}}']
@@ -168,7 +168,7 @@ def test_what_the_server_tells(trial: Trial) -> None:
         )
         assert one["samples"]["train"] == trial.server.standing[SITES[place]].samples
     assert numbers['coterie_federation_state{state="finished"}'] == 1
-    assert numbers['coterie_federation_bytes_total{way="up"}'] == sum(line["bytes"]["up"] for line in trial.lines)
+    assert numbers['coterie_federation_bytes_total{way="up"}'] == sum(line.bytes.up for line in trial.lines)
     assert numbers["coterie_federation_certificate_days_left"] == 12
 
 

@@ -9,7 +9,7 @@ import torch
 
 from coterie.deployment.store import Store
 from coterie.errors import CoterieError
-from coterie.runs.directory import load_tensors, save_tensors
+from coterie.runs.tensors import load_tensors, save_tensors
 from coterie.serve.model import export_model
 
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import coterie as ct
-from coterie.runs.directory import load_tensors
-from coterie.runs.kept import CHECKPOINT
+from coterie.deployment.as_run import note_of
+from coterie.runs.store import CHECKPOINT
+from coterie.runs.tensors import load_tensors
 from support import PATIENCE, eventually
 from towns import Town, few_digits
 
@@ -73,7 +74,7 @@ def test_a_federation_can_be_watched_at_both_ends(town: Town) -> None:
     of_server = page_of(town, "server")
     content = dict(json.loads(got(of_server, "status")[1]))
     assert content["status"]["state"] == "finished", content["status"]
-    assert [line["answered"] for line in content["lines"]] == [list(SITES)] * 2
+    assert [note_of(line).answered for line in content["lines"]] == [list(SITES)] * 2
     assert content["run"]["learning"]["rounds"] == [2]
     assert got(of_server, "health") == (200, '{"status": "ok"}')
     assert 'coterie_federation_state{state="finished"} 1' in got(of_server, "metrics")[1]
@@ -122,7 +123,7 @@ def test_a_round_that_is_taken_back_is_done_again_with_the_same_bits(town: Town)
     assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
     assert town.ended("server") == 0, town.said("server")
     assert "resumed after round 1" in log_of(town)
-    assert [line["answered"] for line in town.rounds()] == [list(SITES)] * 2
+    assert [note_of(line).answered for line in town.rounds()] == [list(SITES)] * 2
     after = load_tensors(town.server / CHECKPOINT)[0]
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())

@@ -23,8 +23,8 @@ from coterie.methods import METHODS
 from coterie.processes import guards_itself
 from coterie.rounds.listeners import Listener, StopAfter
 from coterie.runs.directory import RunDirectory
-from coterie.runs.result import Result
 from coterie.runs.resume import resume
+from coterie.runs.run import Run
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import eventually, final_rows, tiny, without_times
 
@@ -108,12 +108,12 @@ def in_turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def in_one_process(name: str = "fedavg", **settings: Any) -> Result:
+def in_one_process(name: str = "fedavg", **settings: Any) -> Run:
     return tiny(METHODS[name](), engine="serial", threads=1, **settings).run()
 
 
-def same(one: Result, other: Result) -> bool:
-    told = [without_times(result.history.lines) for result in (one, other)]
+def same(one: Run, other: Run) -> bool:
+    told = [without_times(result.lines) for result in (one, other)]
     return torch.equal(final_rows(one), final_rows(other)) and told[0] == told[1]
 
 

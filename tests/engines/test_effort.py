@@ -161,8 +161,8 @@ def test_a_run_tells_of_it() -> None:
     # Two gradients a batch, each of one half; a batch of a single sample is passed over.
     assert 2 * EPOCHS * (sum(batches) - len(batches)) / len(batches) <= told["steps"]["model"]
     assert told["forward"] <= EPOCHS * sum(sizes) / len(sizes)
-    (line, *_) = result.history.lines
-    assert len(line["effort"]["forward"]) == len(line["cohort"])
+    (line, *_) = result.lines
+    assert len(line.effort["forward"]) == len(line.cohort)
 
 
 def test_nothing_is_told_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,5 +176,5 @@ def test_nothing_is_told_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Serial, "train", silent)
     result = tiny(engine="serial").run()
     assert "effort" not in result.summary
-    assert all("effort" not in line for line in result.history.lines)
+    assert all(not line.effort for line in result.lines)
     assert torch.isfinite(torch.tensor(result.summary["bytes"]["total"]))

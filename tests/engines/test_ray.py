@@ -45,8 +45,8 @@ from coterie.methods import FedAvg, FedPer
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CONFIG
 from coterie.runs.resume import resume
+from coterie.runs.store import CONFIG
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition
 from support import PATIENCE, eventually, every_method, reserved_port, tiny

@@ -56,7 +56,7 @@ def one_by_one(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def losses(result: Any) -> list[list[float]]:
     moments = ("received", "trained")
-    return [line[moment]["loss"] for line in result.history.lines for moment in moments if moment in line]
+    return [line.values(moment, "loss") for line in result.lines for moment in moments if line.told(moment) is not None]
 
 
 @pytest.mark.thorough

@@ -27,7 +27,7 @@ WHOLE = 1000  # a batch that holds all samples of a client
 
 
 def told(experiment: Experiment) -> list[Mapping[str, list[float]]]:
-    return [line["training"] for line in experiment.run().history.lines]
+    return [line.training for line in experiment.run().lines]
 
 
 def by_hand(experiment: Experiment, epochs: int) -> tuple[list[float], list[float]]:
@@ -112,7 +112,7 @@ def test_who_never_puts_anything_out_has_no_number(engine: str) -> None:
 
 def test_only_the_cohort_is_told_of_and_a_diverged_client_too() -> None:
     result = tiny("fedavg", "relu", rounds=2, join=0.5, lr=1e30).run()
-    for line in result.history.lines:
-        assert line["diverged"]
-        assert len(line["training"]["loss"]) == len(line["cohort"]) == 2
-        assert all(value is None or np.isfinite(value) for value in line["training"]["loss"])
+    for line in result.lines:
+        assert line.diverged
+        assert len(line.training["loss"]) == len(line.cohort) == 2
+        assert all(value is None or np.isfinite(value) for value in line.training["loss"])

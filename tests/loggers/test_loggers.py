@@ -22,7 +22,7 @@ from coterie.report.html import light_colours
 from coterie.report.learning import learning_matrix
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from listening import EachRound, power_cut
 from support import eventually, tiny
 
@@ -43,8 +43,8 @@ def fedrema(**options: Any) -> ct.Experiment:
     return tiny(ct.FedReMa(delta=0), **options)
 
 
-def scores(result: Result, moment: str = "received") -> list[float]:
-    return [line[moment]["mean"] for line in result.history.lines]
+def scores(result: Run, moment: str = "received") -> list[float]:
+    return [line.told(moment).mean for line in result.lines]
 
 
 def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
@@ -59,9 +59,7 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
         newest = result.history.newest("received" if moment == "received" else "trained")
         assert newest is not None
         assert (clients.num, clients.min, clients.max) == (4, newest.judged.min(), newest.judged.max())
-    assert [point.value for point in found.Scalars("bytes/up")] == [
-        line["bytes"]["up"] for line in result.history.lines
-    ]
+    assert [point.value for point in found.Scalars("bytes/up")] == [line.bytes.up for line in result.lines]
     assert {"received/loss", "received/accuracy_worst_decile", "seconds/train"} <= {*found.Tags()["scalars"]}
     (image,) = found.Images("mixing/classifier_into_model")  # of the last round alone: there are fewer than ten
     pixels = np.asarray(Image.open(io.BytesIO(image.encoded_image_string)))
@@ -70,7 +68,7 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
     assert np.array_equal(pixels, as_image(wanted, client_order(start_of(result))))
 
 
-def start_of(result: Result) -> Start:
+def start_of(result: Run) -> Start:
     names = result.prepared.partition.names
     return Start("fedrema", names, 3, 1, result.federation, result.prepared)
 

@@ -24,7 +24,7 @@ from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rounds.collect import collect
 from coterie.runs.experiment import Experiment
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, permuted_partition, tiny
@@ -75,12 +75,12 @@ def part(federation: Federation, rows: Tensor, group: str) -> Tensor:
 class Watched:
     """A finished run with the mixes of every round."""
 
-    result: Result
+    result: Run
     mixes: list[list[Applied]]
 
     def sent(self, way: str) -> list[float]:
         """Bytes per client of the cohort, round by round."""
-        return [line["bytes"][way] / len(line["cohort"]) for line in self.result.history.lines]
+        return [getattr(line.bytes, way) / len(line.cohort) for line in self.result.lines]
 
 
 def watch(experiment: Experiment) -> Watched:

@@ -14,7 +14,7 @@ from coterie.partition import Partition
 from coterie.rng import torch_stream
 from coterie.rounds.report import RoundReport
 from coterie.rounds.sampler import draw_cohort
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.testing.toys import PlainNet, seeded, toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, permuted_partition, tiny
@@ -111,14 +111,14 @@ def mean_of(rows: list[Tensor], weights: list[float] | None = None) -> Tensor:
     return total.float()
 
 
-def run(method: Method, **options: Any) -> tuple[Result, list[RoundReport]]:
+def run(method: Method, **options: Any) -> tuple[Run, list[RoundReport]]:
     """A tiny run, and what each of its rounds reported."""
     reports: list[RoundReport] = []
     result = tiny(method, **options).run(listeners=[EachRound(lambda report: reports.append(copy.deepcopy(report)))])
     return result, reports
 
 
-def assert_rows(result: Result, expected: list[Tensor]) -> None:
+def assert_rows(result: Run, expected: list[Tensor]) -> None:
     torch.testing.assert_close(final_rows(result), torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 

@@ -17,14 +17,14 @@ from coterie.client.recipe import Phase
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg
 from coterie.methods.fedavg_ft import FedAvgFT
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from support import final_rows, tiny
 
 ENGINES = ("serial", "stacked")
 
 
-def scores(result: Result) -> list[list[float]]:
-    return [line[moment]["loss"] for line in result.history.lines for moment in ("received", "trained")]
+def scores(result: Run) -> list[list[float]]:
+    return [line.values(moment, "loss") for line in result.lines for moment in ("received", "trained")]
 
 
 @pytest.mark.parametrize("join", [1.0, 0.5])
@@ -101,13 +101,13 @@ def test_engines_go_as_far(model: str) -> None:
 
 def test_a_client_that_rests_keeps_what_it_stored(tmp_path: Path) -> None:
     result = tiny(FedAvgFT(), join=0.5, rounds=3).run(tmp_path / "run")
-    lines = result.history.lines
+    lines = result.lines
     for before, line in pairwise(lines):
-        resting = [k for k in range(4) if k not in line["cohort"]]
+        resting = [k for k in range(4) if k not in line.cohort]
         assert resting
         for k in resting:
-            assert line["stored"]["loss"][k] == before["stored"]["loss"][k]
-            assert line["received"]["loss"][k] != before["received"]["loss"][k]
+            assert line.stored.values["loss"][k] == before.stored.values["loss"][k]
+            assert line.received.values["loss"][k] != before.received.values["loss"][k]
 
 
 def test_it_says_what_it_takes() -> None:

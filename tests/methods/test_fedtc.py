@@ -258,7 +258,7 @@ def test_ledger() -> None:
     whole, head = (4 * layout.columns(group).size for group in ("all", "classifier"))
     assert watched.sent("up") == [whole] * 3
     # Whoever takes part for the first time after round 1 begins with the shared classifier as its own, too.
-    cohorts = [set(line["cohort"]) for line in watched.result.history.lines]
+    cohorts = [set(line.cohort) for line in watched.result.lines]
     first_timers = [len(cohort - set().union(*cohorts[:number])) for number, cohort in enumerate(cohorts)]
     first_timers[0] = 0
     extra = [head * count / len(cohort) for count, cohort in zip(first_timers, cohorts, strict=True)]

@@ -54,7 +54,7 @@ class TestDegenerateCases:
         theirs = watch(tiny(FedPer(), model, **settings))
         assert torch.equal(final_rows(ours.result), final_rows(theirs.result))
         for key in ("received", "trained", "bytes"):
-            by_round = [[line[key] for line in run.result.history.lines] for run in (ours, theirs)]
+            by_round = [[getattr(line, key) for line in run.result.lines] for run in (ours, theirs)]
             assert by_round[0] == by_round[1]
         assert [[mix.target for mix in mixes] for mixes in ours.mixes] == [["model"]] * 4
 
@@ -405,12 +405,12 @@ def test_who_joins_late_is_not_billed_for_a_teacher_it_does_not_have() -> None:
     extractor, classifier = (4 * layout.columns(group).size for group in ("extractor", "classifier"))
     seen: set[int] = set()
     late = 0
-    for line in watched.result.history.lines:
-        taught = len(seen & set(line["cohort"]))
-        late += bool(seen) * (len(line["cohort"]) - taught)
-        received = len(line["cohort"]) * extractor if seen else 0  # everybody knows the initial model
-        assert line["bytes"]["down"] == received + taught * classifier
-        seen |= set(line["cohort"])
+    for line in watched.result.lines:
+        taught = len(seen & set(line.cohort))
+        late += bool(seen) * (len(line.cohort) - taught)
+        received = len(line.cohort) * extractor if seen else 0  # everybody knows the initial model
+        assert line.bytes.down == received + taught * classifier
+        seen |= set(line.cohort)
     assert late > 0
 
 

@@ -316,7 +316,7 @@ class TestFederationsAtTheEdges:
         result = tiny(PFedSim(rho=0.0), clients=5, join=0.6, rounds=4).run()
         federation, prepared = result.federation, result.prepared
         problem, module = prepared.problem(), seeded(type(prepared.problem_base.module))
-        line = result.history.lines[-1]
+        line = result.lines[-1]
         similarity = federation.values["similarity"]
         stored = rows_of(federation)
         mixed = stored.clone()
@@ -327,7 +327,10 @@ class TestFederationsAtTheEdges:
                 federation.layout.load(module, rows[k]).eval()
                 with torch.no_grad():
                     hits = module(problem.inputs[problem.test[k]]).argmax(1) == problem.labels[problem.test[k]]
-                assert line[moment]["accuracy"][k] == pytest.approx(float(hits.float().mean())), (moment, k)
+                assert line.values(moment, "accuracy")[k] == pytest.approx(float(hits.float().mean())), (
+                    moment,
+                    k,
+                )
 
     def test_a_diverged_client_is_left_out_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         method = PFedSim(rho=0.0)
@@ -360,7 +363,7 @@ def test_ledger() -> None:
     layout = watched.result.federation.layout
     whole, extractor = (4 * layout.columns(group).size for group in ("all", "extractor"))
     # In the second phase a client gets the classifier of the first once, then the extractor alone.
-    third, fourth = (set(line["cohort"]) for line in watched.result.history.lines[2:])
+    third, fourth = (set(line.cohort) for line in watched.result.lines[2:])
     newly = len(fourth - third) / len(fourth)
     assert newly < 1
     assert watched.sent("down") == [0, whole, whole, extractor + newly * (whole - extractor)]

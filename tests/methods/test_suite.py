@@ -36,9 +36,9 @@ from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
 from coterie.rounds.report import RoundReport
 from coterie.rounds.round import Rounds
-from coterie.runs.directory import load_tensors
 from coterie.runs.experiment import Experiment, experiment_from
-from coterie.runs.result import Result
+from coterie.runs.run import Run
+from coterie.runs.tensors import load_tensors
 from coterie.setup.config import complete
 from coterie.testing import METHOD_CHECKS
 from coterie.testing.together import Together, agreed, simulated, site_data
@@ -82,7 +82,7 @@ class Watched:
 
     def __init__(self, one: Experiment, out: Path | None = None) -> None:
         self.reports: list[RoundReport] = []
-        self.result: Result = one.run(out, [EachRound(self.reports.append)])
+        self.result: Run = one.run(out, [EachRound(self.reports.append)])
 
 
 @cache
@@ -106,7 +106,7 @@ def test_training_improves_the_loss(name: str) -> None:
     start = Watched(experiment("local", "norm", rounds=1, lr=1e-9)).reports[0].received
     assert start is not None
     assert ready.partition == result.prepared.partition
-    losses = np.array(result.history.lines[-1]["trained"]["loss"], float)
+    losses = np.array(result.lines[-1].trained.values["loss"], float)
     assert np.mean(losses) < np.mean(start.loss)
 
 
@@ -241,13 +241,13 @@ def test_the_ledger_counts_what_packed_messages_carry(name: str, tmp_path: Path)
     together = Carried(six, tmp_path)
     together.run()
     serial = simulated(six, list(DATAS.values())).run()
-    lines = serial.history.lines
+    lines = serial.lines
     assert [[FOUR.index(site) for site in report.asked] for report in together.reports] == [
-        line["cohort"] for line in lines
+        line.cohort for line in lines
     ]
-    assert together.down == [line["bytes"]["down"] for line in lines]
-    assert [report.bytes["up"] for report in together.reports] == [line["bytes"]["up"] for line in lines]
-    late = {client for line in lines[1:] for client in line["cohort"]} - set(lines[0]["cohort"])
+    assert together.down == [line.bytes.down for line in lines]
+    assert [report.bytes["up"] for report in together.reports] == [line.bytes.up for line in lines]
+    late = {client for line in lines[1:] for client in line.cohort} - set(lines[0].cohort)
     assert late, "somebody comes for the first time after an exchange"
     everyone, tested = serial.federation.everyone, six.kind.tested
     with as_delivered(six.kind, serial.federation, everyone):
@@ -263,8 +263,8 @@ def test_what_everybody_knows_does_not_come_down_in_the_first_round(name: str) -
     one = experiment(name, "norm", rounds=1)
     federation = one.prepare().federation()
     told = [key for key, marks in federation.value_marks.items() if bool(marks.any())]
-    (line,) = one.run().history.lines
-    assert line["bytes"]["down"] == CLIENTS * sum(bytes_of(federation.value_of(key, 0)) for key in told)
+    (line,) = one.run().lines
+    assert line.bytes.down == CLIENTS * sum(bytes_of(federation.value_of(key, 0)) for key in told)
     assert told == (["shares"] if name == "apple" else [])
 
 

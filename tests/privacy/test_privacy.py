@@ -28,8 +28,8 @@ from coterie.privacy.stage import Private, clipped, spent, told_size
 from coterie.rounds.listeners import Listener, StopAfter
 from coterie.rounds.report import RoundReport
 from coterie.rounds.stages import Incoming
-from coterie.runs.history import PRIVACY
-from coterie.runs.opened import open_run
+from coterie.runs.record import PRIVACY
+from coterie.runs.run import open_run
 from support import final_rows, rows_of, stepwise, tiny
 
 CLIENT, EXAMPLE = {"privacy": "client"}, {"privacy": "example"}
@@ -293,14 +293,14 @@ def test_what_is_spent_by_hand() -> None:
 def test_every_round_tells_what_is_spent_and_who_rests_spends_nothing(unit: str, tmp_path: Path) -> None:
     experiment = tiny("fedper", privacy=unit, privacy_noise=8.0, join=0.5, rounds=4, size_noise=20.0)
     result = experiment.run(out=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    lines = open_run(tmp_path / "run", experiment).lines
     times = np.zeros(4, int)
     sizes = result.federation.sizes.tolist()
     for line in lines:
-        times[line["cohort"]] += 1
+        times[line.cohort] += 1
         wanted = [spent(experiment.promise, sizes[k], int(times[k]), 10) if times[k] else 0.0 for k in range(4)]
-        assert line[PRIVACY]["clients"] == [wanted[client] for client in line["cohort"]]
-        assert line[PRIVACY]["epsilon"] == max(wanted)
+        assert line.parts[PRIVACY]["clients"] == [wanted[client] for client in line.cohort]
+        assert line.parts[PRIVACY]["epsilon"] == max(wanted)
     told = result.summary[PRIVACY]
     assert list(told["clients"].values()) == wanted
     assert told["epsilon"] == max(wanted)
@@ -359,7 +359,7 @@ def test_a_budget_that_only_the_size_breaks_says_so() -> None:
 def test_without_noise_there_is_no_bound() -> None:
     result = tiny(**CLIENT, privacy_noise=0.0).run()
     assert result.summary[PRIVACY]["epsilon"] is None
-    assert result.history.lines[-1][PRIVACY]["epsilon"] is None
+    assert result.lines[-1].parts[PRIVACY]["epsilon"] is None
 
 
 @pytest.mark.thorough
@@ -412,7 +412,7 @@ def test_who_is_late_may_have_sent_all_the_same() -> None:
     result = tiny(**CLIENT, rounds=6, presence="dropout:probability=0.5").run()
     told = list(result.summary[PRIVACY]["clients"].values())
     asked = np.zeros(4, int)
-    for line in result.history.lines:
-        asked[[*line["cohort"], *line.get("missing", ())]] += 1
+    for line in result.lines:
+        asked[[*line.cohort, *line.missing]] += 1
     assert told == [spent(Privacy(privacy="client"), 1, int(times), 10) for times in asked]
-    assert any(line.get("missing") for line in result.history.lines)
+    assert any(line.missing for line in result.lines)

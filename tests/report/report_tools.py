@@ -9,8 +9,8 @@ from typing import Any
 
 from coterie.methods import METHODS
 from coterie.partition import Pathological
-from coterie.runs.checksum import KEY, sealed
 from coterie.runs.experiment import Experiment
+from coterie.runs.tensors import SEAL, sealed
 
 CLIENTS, ROUNDS = 6, 4
 
@@ -29,7 +29,7 @@ def with_classes(run: Path, counts: list[list[int]], names: list[str]) -> None:
     about = json.loads(path.read_text())
     about["clients"] = [{**about["clients"][0], "classes": row} for row in counts]
     about["data"]["class_names"] = names
-    path.write_text(json.dumps(sealed({key: value for key, value in about.items() if key != KEY})))
+    path.write_text(json.dumps(sealed({key: value for key, value in about.items() if key != SEAL})))
 
 
 def content_of(page: str) -> Any:

@@ -20,9 +20,9 @@ from coterie.compare.table import Comparison
 from coterie.display import Figure
 from coterie.report.cards import BLUE, bars, curves
 from coterie.report.learning import learning_matrix
-from coterie.runs.packed import pack
-from coterie.runs.remembered import RememberedMixes
-from coterie.runs.result import Result
+from coterie.runs.recorder import RememberedMixes
+from coterie.runs.run import Run
+from coterie.runs.store import pack
 from listening import power_cut
 from support import tiny
 
@@ -31,7 +31,7 @@ HOSTILE = "<script>alert('x')</script>"
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Run:
     return tiny(ct.FedReMa(delta=0), rounds=3).run()
 
 
@@ -88,11 +88,11 @@ def test_the_public_names_are_listed_before_they_are_loaded() -> None:
     assert told.split() == ["False", "True", "False"]
 
 
-def test_reprs_are_one_line(result: Result, comparison: Comparison) -> None:
+def test_reprs_are_one_line(result: Run, comparison: Comparison) -> None:
     prepared = result.prepared
     assert repr(prepared.data) == "Dataset('toy', 150 samples of shape (6,), 3 classes)"
     assert repr(prepared.partition).startswith("Partition(given, 4 clients, ")
-    assert repr(result).startswith("Result(fedrema on toy, 4 clients, round 3 of 3: accuracy 0.")
+    assert repr(result).startswith("Run(fedrema on toy, 4 clients, finished, round 3 of 3: accuracy 0.")
     assert repr(comparison) == f"Comparison(local, {HOSTILE}; seeds 0, 1)"
     small = ct.Experiment(ct.FedProx(mu=1), partition=ct.Iid(clients=3), rounds=5, seed=2)
     told = "Experiment(FedProx(mu=1.0), data='digits', partition=Iid(clients=3), model='mlp', rounds=5, seed=2)"
@@ -103,7 +103,7 @@ def test_reprs_are_one_line(result: Result, comparison: Comparison) -> None:
         assert len(repr(thing)) < 400
 
 
-def test_cards_say_what_there_is(result: Result, kept: Path, comparison: Comparison) -> None:
+def test_cards_say_what_there_is(result: Run, kept: Path, comparison: Comparison) -> None:
     assert "fedrema on toy" in card(result)
     assert card(ct.open_run(kept)).count("<polyline") == 2
     assert "150" in card(result.prepared.data)
@@ -152,7 +152,7 @@ def parts(figure: Figure, name: str) -> list[ElementTree.Element]:
 
 
 @pytest.mark.thorough
-def test_figures_of_a_run_are_those_of_its_report(result: Result, kept: Path, tmp_path: Path) -> None:
+def test_figures_of_a_run_are_those_of_its_report(result: Run, kept: Path, tmp_path: Path) -> None:
     pack([kept], tmp_path / "one.zip")
     for run in (result, ct.open_run(kept), ct.open_run(tmp_path / "one.zip")):
         for what in ("curves", "clients", "learning", "graph", "bytes"):
@@ -168,7 +168,7 @@ def test_figures_of_a_run_are_those_of_its_report(result: Result, kept: Path, tm
         figure.save(tmp_path / "it.txt")
 
 
-def test_figures_that_there_are_not(result: Result) -> None:
+def test_figures_that_there_are_not(result: Run) -> None:
     with pytest.raises(ct.CoterieError, match="unknown figure 'curve'; did you mean 'curves'"):
         result.plot("curve")
     with pytest.raises(ct.CoterieError, match="round = 9: is not among the rounds"):
@@ -200,7 +200,7 @@ def test_the_figures_of_a_comparison(comparison: Comparison) -> None:
         replace(comparison, folder=None).plot("against-bytes")
 
 
-def test_weights_are_remembered_up_to_a_bound(result: Result) -> None:
+def test_weights_are_remembered_up_to_a_bound(result: Run) -> None:
     mixes = result.mixes(1)
     size = sum(mix.weights.nbytes for mix in mixes)
     memory = RememberedMixes(most=2 * size)

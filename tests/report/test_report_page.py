@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import convert
 from report_tools import CLIENTS, ROUNDS, content_of, lines_of, small_run, with_classes
 
 from coterie.core.exchange import Applied
@@ -26,6 +27,8 @@ from coterie.report.page import page, report_content
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
+from coterie.runs.record import Line
+from coterie.runs.tensors import sealed
 
 pytestmark = pytest.mark.thorough
 
@@ -78,7 +81,7 @@ def test_the_curves_are_those_of_the_rounds(runs: Path) -> None:
         assert curve["rounds"] == [1, 2, 3, 4]
         np.testing.assert_allclose(curve["mean"], [line[moment]["mean"] for line in lines], atol=1e-5)
         np.testing.assert_allclose(curve["worst"], [line[moment]["worst_decile"] for line in lines], atol=1e-5)
-        accuracies = np.array([line[moment]["accuracy"] for line in lines])
+        accuracies = np.array([line[moment]["values"]["accuracy"] for line in lines])
         for name, share in (("q10", 0.1), ("median", 0.5), ("q75", 0.75)):
             np.testing.assert_allclose(curve[name], np.quantile(accuracies, share, axis=1), atol=1e-5)
         np.testing.assert_allclose(shown["final"][moment], accuracies[-1], atol=1e-5)
@@ -95,7 +98,7 @@ def test_some_clients_rest_some_are_held_out_and_not_every_round_is_tested(runs:
     shown, lines = one(runs / "some"), lines_of(runs / "some")
     assert list(shown["curves"]) == ["received", "trained", "stored"]
     assert shown["curves"]["stored"]["rounds"] == [2, 4]
-    np.testing.assert_allclose(shown["final"]["stored"], lines[-1]["stored"]["accuracy"], atol=1e-5)
+    np.testing.assert_allclose(shown["final"]["stored"], lines[-1]["stored"]["values"]["accuracy"], atol=1e-5)
     partition = RunDirectory(runs / "some").partition()
     taking_part = [client for client in range(CLIENTS) if client not in partition.held_out]
     assert shown["clients"] == [str(client) for client in taking_part]
@@ -156,7 +159,7 @@ def test_who_gained_and_who_lost(runs: Path) -> None:
     paths = [runs / name for name in ("local-s0", "fedavg-s0", "fedavg-s1")]
     content = content_of(page(report_content(paths)))
     (row,) = content["comparison"]["gains"]["moments"]["received"]
-    alone, together = (np.array(lines_of(path)[-1]["received"]["accuracy"]) for path in paths[:2])
+    alone, together = (np.array(lines_of(path)[-1]["received"]["values"]["accuracy"]) for path in paths[:2])
     # Seed 1 has no local run beside it, and another partition.
     assert [gain["seed"] for gain in row["gains"]] == [0] * CLIENTS
     np.testing.assert_allclose([gain["gain"] for gain in row["gains"]], together - alone, atol=1e-5)
@@ -178,10 +181,19 @@ def test_methods_of_one_name_are_told_apart_by_their_settings(runs: Path, tmp_pa
     assert [one["seeds"] for one in content["comparison"]["methods"]] == [[0, 1], [0]]
 
 
+def begun_on(run: Path, data: str) -> None:
+    """Let a run say that it was begun on other data."""
+    config = (run / "config.toml").read_text().replace('data = "digits"', f'data = "{data}"')
+    (run / "config.toml").write_text(config)
+    about = {key: value for key, value in json.loads((run / "about.json").read_text()).items() if key != "sha256"}
+    (run / "about.json").write_text(json.dumps(sealed({**about, "config": {**about["config"], "data": data}})))
+    summary = {key: value for key, value in json.loads((run / "summary.json").read_text()).items() if key != "sha256"}
+    (run / "summary.json").write_text(json.dumps(sealed({**summary, "config": {**summary["config"], "data": data}})))
+
+
 def test_runs_that_do_not_compare_are_named_and_still_shown(runs: Path, tmp_path: Path) -> None:
     other = shutil.copytree(runs / "fedavg-s0", tmp_path / "elsewhere")
-    config = (other / "config.toml").read_text().replace('data = "digits"', 'data = "diabetes"')
-    (other / "config.toml").write_text(config)
+    begun_on(other, "diabetes")
     again = shutil.copytree(runs / "fedrema-s0", tmp_path / "again")
     content = report_content([runs / "fedavg-s0", runs / "fedrema-s0", other, again])
     assert len(content["runs"]) == 4
@@ -260,23 +272,26 @@ def test_nothing_in_a_run_breaks_out_of_the_page(tmp_path: Path) -> None:
 
 def test_classes_are_what_the_run_says_they_are(runs: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(runs / "fedavg-s0", tmp_path / "run")
-    config = (folder / "config.toml").read_text().replace('data = "digits"', 'data = "given (mine)"')
-    (folder / "config.toml").write_text(config)
+    begun_on(folder, "given (mine)")
     assert one(folder)["counts"] == one(runs / "fedavg-s0")["counts"], "the data set is not needed"
     about = json.loads((folder / "about.json").read_text())
     changed = {key: value for key, value in about.items() if key != "sha256"}
     counts = [[client + 1, 2] for client in range(CLIENTS)]
     with_classes(folder, counts, ["cat", "dog"])
     assert (one(folder)["counts"], one(folder)["classes"]) == (counts, ["cat", "dog"])
+
+    def said(**news: object) -> str:
+        return json.dumps(sealed({**changed, **news}))
+
     damaged = [
         ("{", "about.json is damaged"),
         ("[]", "about.json is damaged"),
-        (json.dumps({**changed, "clients": 3}), "about.json is damaged (clients is no list)"),
-        (json.dumps({**changed, "clients": [{}]}), "about.json is damaged (clients[0] lacks classes, name"),
+        (said(clients=3), "about.json is damaged (clients is a whole number, not a list)"),
+        (said(clients=[{}]), "about.json is damaged (clients[0] lacks name"),
         (json.dumps({**about, "clients": about["clients"][1:]}), "about.json is damaged (its SHA-256 is another)"),
-        (json.dumps({**changed, "clients": about["clients"][1:]}), "does not fit its clients"),
-        (json.dumps({**changed, "data": {**about["data"], "class_names": ["a"]}}), "does not fit its clients"),
-        (json.dumps({**changed, "data": {**about["data"], "class_names": []}}), "has no classes"),
+        (said(clients=about["clients"][1:]), "does not fit its clients"),
+        (said(data={**about["data"], "class_names": ["a"]}), "does not fit its clients"),
+        (said(data={**about["data"], "class_names": []}), "has no classes"),
     ]
     for text, why in damaged:
         (folder / "about.json").write_text(text)
@@ -290,8 +305,7 @@ def test_code_that_a_run_names_is_not_run(runs: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(runs / "fedavg-s0", tmp_path / "run")
     trap = tmp_path / "trap.py"
     trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\ndef made(): pass\n")
-    config = (folder / "config.toml").read_text().replace('data = "digits"', f'data = "{trap}:made"')
-    (folder / "config.toml").write_text(config)
+    begun_on(folder, f"{trap}:made")
     assert one(folder)["counts"] == one(runs / "fedavg-s0")["counts"]
     assert not (tmp_path / "sprung").exists()
 
@@ -309,8 +323,13 @@ def test_a_long_run_makes_a_small_page(runs: Path, tmp_path: Path) -> None:
     (folder / "rounds.jsonl").write_text("")
     (line, *_) = lines_of(runs / "fedrema-s0")
     for round in range(1, rounds + 1):
-        tests = {m: {"accuracy": draw.random(clients).tolist()} for m in ("received", "trained", "stored")}
-        directory.add_line({**line, "round": round, "cohort": list(range(clients)), **tests})
+        means = {"mean": 0.5, "weighted": 0.5, "std": 0.1, "worst_decile": 0.1}
+        tests = {
+            moment: {**means, "values": {"accuracy": draw.random(clients).tolist()}}
+            for moment in ("received", "trained", "stored")
+        }
+        kept = {key: line[key] for key in ("seconds", "bytes")}
+        directory.add_line(convert({**kept, "round": round, "cohort": list(range(clients)), **tests}, Line))
         everyone = torch.arange(clients)
         mixes = []
         for group in ("extractor", "classifier"):

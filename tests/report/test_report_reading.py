@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -64,16 +65,16 @@ def test_a_run_killed_before_its_first_round_shows_its_clients(run: Path) -> Non
 def test_damaged_lines_are_skipped_and_named(run: Path) -> None:
     lines = (run / "rounds.jsonl").read_text().splitlines()
     short = json.loads(lines[2])
-    short["received"]["accuracy"] = short["received"]["accuracy"][:-1]
+    short["received"]["values"]["accuracy"] = short["received"]["values"]["accuracy"][:-1]
     damaged = [lines[0], '{"round": 2, "coh\x00', json.dumps(short), lines[0], "[1]", lines[3], lines[3][:40]]
     (run / "rounds.jsonl").write_text("\n".join(damaged))
     record = read_run(run)
-    assert [line["round"] for line in record.history.lines] == [1, 4]
+    assert [line.round for line in record.lines] == [1, 4]
     assert list(record.skipped) == [
-        "run: line 2 of rounds.jsonl is damaged and was skipped",
-        "run: line 5 of rounds.jsonl is damaged and was skipped",
+        "run: line 2 of rounds.jsonl was skipped (it is no JSON: JSON is malformed: invalid character (byte 17))",
+        "run: line 3 of rounds.jsonl was skipped (received: not a number for each of the clients)",
+        "run: line 5 of rounds.jsonl was skipped (it is a list, not a table)",
         "run: rounds.jsonl ends within line 7: the run was killed while it wrote",
-        f"run: line 3 of rounds.jsonl was skipped (received: not a number for each of the {CLIENTS} clients)",
         "run: line 4 of rounds.jsonl was skipped (its round is 1, after round 1)",
     ]
     content = report_content([run])
@@ -86,8 +87,7 @@ def test_damaged_lines_are_skipped_and_named(run: Path) -> None:
     [
         {"seconds": {}},
         {"bytes": {"up": "1", "down": 0}},
-        {"bytes": {"up": math.nan, "down": 0}},
-        {"cohort": [99]},
+        {"cohort": [*range(CLIENTS - 1), 99]},
         {"diverged": None},
         {"tuning_diverged": [99]},
         {"received": [1]},
@@ -97,9 +97,18 @@ def test_a_line_that_lacks_a_part_is_skipped(run: Path, change: dict[str, object
     first, *rest = lines_of(run)
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [{**first, **change}, *rest]))
     record = read_run(run)
-    assert [line["round"] for line in record.history.lines] == [2, 3, 4]
+    assert [line.round for line in record.lines] == [2, 3, 4]
     (told,) = record.skipped
-    assert f"line 1 of rounds.jsonl was skipped ({next(iter(change))}: " in told
+    assert re.search(rf"line 1 of rounds.jsonl was skipped \({next(iter(change))}\b", told)
+
+
+def test_a_number_that_json_does_not_know_costs_its_line(run: Path) -> None:
+    first, *rest = lines_of(run)
+    first["bytes"] = {"up": math.nan, "down": 0}
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [first, *rest]))
+    record = read_run(run)
+    assert [line.round for line in record.lines] == [2, 3, 4]
+    assert "line 1 of rounds.jsonl was skipped (it is no JSON: " in record.skipped[0]
 
 
 def test_damaged_files_cost_their_own_figures_alone(run: Path) -> None:
@@ -143,7 +152,9 @@ def test_a_run_of_regression_is_judged_by_its_own_metric(tmp_path: Path) -> None
             (run / "summary.json").unlink()
         shown = run_content(read_run(run))
         assert shown["metric"] == {"name": "mae", "share": False, "higher": False}
-        np.testing.assert_allclose(shown["final"]["received"], lines_of(run)[-1]["received"]["mae"], atol=1e-4)
+        np.testing.assert_allclose(
+            shown["final"]["received"], lines_of(run)[-1]["received"]["values"]["mae"], atol=1e-4
+        )
         assert shown["why"] == "data 'diabetes' has no classes"
         page(report_content([run]))
 

@@ -9,14 +9,14 @@ from tests.support import tiny
 
 from coterie.report.terminal import metric_table, wrapped
 from coterie.rounds.listeners import StopAfter
-from coterie.runs.opened import open_run
+from coterie.runs.run import open_run
 
 
 def test_a_run_that_was_never_tested_says_so_instead_of_an_empty_table(tmp_path: Path) -> None:
     experiment = tiny(rounds=4, evaluate_every=3)
     experiment.run(tmp_path / "early", [StopAfter(2)])
     experiment.run(tmp_path / "later", [StopAfter(3)])
-    early, later = (open_run(tmp_path / name, experiment=experiment).summary_so_far() for name in ("early", "later"))
+    early, later = (open_run(tmp_path / name, experiment=experiment).summary for name in ("early", "later"))
     assert metric_table(early) == "no round has been tested yet"
     shown = metric_table(later)
     assert isinstance(shown, Table)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.reproduce.toy import TOML, toy_table
 
-from coterie.compare.workers import Run
+from coterie.compare.workers import PlannedRun
 from coterie.core.numbers import Number
 from coterie.errors import CoterieError
 from coterie.reproduce import check
@@ -24,6 +24,7 @@ from coterie.reproduce.rebuild import fitting, run_cells, write_page
 from coterie.reproduce.store import KEPT, Record, Results, amount_of, value_of, without_recorded
 from coterie.reproduce.verdict import Rebuilt, RebuiltColumn, word_of
 from coterie.rounds.evaluate import MOMENTS
+from coterie.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.thorough
 
@@ -35,14 +36,14 @@ class Silent:
         self.rounds = 0
         self.failures: list[str] = []
 
-    def begun(self, run: Run) -> None: ...
+    def begun(self, run: PlannedRun) -> None: ...
 
-    def ended(self, run: Run, summary: object) -> None: ...
+    def ended(self, run: PlannedRun, summary: object) -> None: ...
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         self.rounds += 1
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         self.failures.append(str(run))
 
 
@@ -146,9 +147,9 @@ def test_time_is_that_of_training_a_sample_all_epochs_together(rebuilt: tuple[Re
     time, row = found.parts[2], found.table.row("fedavg")
     cell = TableCell(found.table, row, found.table.column("half"), 0)
     summary = json.loads((folder / "cells" / cell.name / "summary.json").read_text())
-    lines = [json.loads(line) for line in (folder / "cells" / cell.name / "rounds.jsonl").read_text().splitlines()]
-    samples = sum(summary["clients"][client]["size"] for line in lines for client in line["cohort"])
-    seconds = sum(line["seconds"]["train"] for line in lines)
+    lines = RunDirectory(folder / "cells" / cell.name).lines()
+    samples = sum(summary["clients"][client]["size"] for line in lines for client in line.cohort)
+    seconds = sum(line.seconds.train for line in lines)
     assert time.ours(row).by_seed[0] == pytest.approx(1e4 * seconds / samples)
     of_two_epochs = {**time.records["fedavg"][0], "config": {"epochs": 2}, "seconds": 0.0003}
     assert value_of(of_two_epochs, "seconds", found.table.reports) == pytest.approx(6.0)

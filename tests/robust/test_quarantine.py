@@ -294,7 +294,7 @@ def test_it_is_named_in_log_files_and_summary_and_survives_a_resumption(
         whole = experiment.run(tmp_path / "whole")
     assert whole.summary["quarantined"] == {"site-2": [4, 5, 6]}
     assert "round 4: the upload of client site-2 is set aside: its change of 'model' is" in caplog.text
-    assert [line.get("quarantined") for line in whole.history.lines] == [None] * 3 + [[2]] * 3 + [None] * 2
+    assert [line.quarantined for line in whole.lines] == [[]] * 3 + [[2]] * 3 + [[]] * 2
     experiment.run(tmp_path / "parts", listeners=[StopAfter(5)])
     again = resume(tmp_path / "parts", experiment=experiment)
     assert again.summary["quarantined"] == whole.summary["quarantined"]

@@ -26,7 +26,7 @@ from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
 from coterie.rounds.report import RoundReport
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound
 from support import final_rows, rows_of, stepwise, tiny
@@ -63,21 +63,21 @@ def test_others_learn_as_if_it_were_not_there(method: str) -> None:
 
 
 @pytest.fixture
-def fedper() -> tuple[Result, list[RoundReport]]:
+def fedper() -> tuple[Run, list[RoundReport]]:
     data, partition = poisoned()
     reports: list[RoundReport] = []
     result = tiny("fedper", "relu", data=data, partition=partition).run(listeners=[EachRound(reports.append)])
     return result, reports
 
 
-def test_it_keeps_its_last_good_row(fedper: tuple[Result, list[RoundReport]]) -> None:
+def test_it_keeps_its_last_good_row(fedper: tuple[Run, list[RoundReport]]) -> None:
     result, _ = fedper
     own = result.federation["model"].own_columns
     assert torch.equal(own.take(final_rows(result))[BAD], own.take(result.federation.initial))
     assert result.federation.taken_part.tolist() == [True, False, True, True]
 
 
-def test_it_is_named_in_report_summary_and_mixes(fedper: tuple[Result, list[RoundReport]]) -> None:
+def test_it_is_named_in_report_summary_and_mixes(fedper: tuple[Run, list[RoundReport]]) -> None:
     result, reports = fedper
     assert [report.diverged for report in reports] == [[BAD]] * 3
     assert result.summary["diverged"] == {"1": [1, 2, 3]}
@@ -87,7 +87,7 @@ def test_it_is_named_in_report_summary_and_mixes(fedper: tuple[Result, list[Roun
         assert report.mixes[0].weights.shape == (1, 3)
 
 
-def test_its_result_is_that_of_the_row_it_keeps(fedper: tuple[Result, list[RoundReport]]) -> None:
+def test_its_result_is_that_of_the_row_it_keeps(fedper: tuple[Run, list[RoundReport]]) -> None:
     """A model of NaN would count every sample of class 0 as right, and its loss could not be written as JSON."""
     result, reports = fedper
     problem = result.prepared.problem()
@@ -233,4 +233,4 @@ def test_rows_whose_sum_overflows_are_still_finite() -> None:
 def test_rates_that_an_optimiser_cannot_hold_diverge_like_any_other(optimizer: str) -> None:
     """Adam divides its first rate by 0.1, which float32 does not hold."""
     result = tiny(optimizer=optimizer, lr=3.4e37, rounds=1).run()
-    assert set(result.history.lines[0]["diverged"]) == set(range(4))
+    assert set(result.lines[0].diverged) == set(range(4))

@@ -191,18 +191,18 @@ def test_history_sums_up_only_what_was_evaluated() -> None:
 
 def test_a_result_says_which_moment_which_mean_and_which_round() -> None:
     result = tiny("fedper", rounds=6).run()
-    lines = result.history.lines
+    lines = result.lines
     found = result.accuracy()
     for moment, at in (("received", found.received), ("trained", found.trained)):
         for mean, values in (("mean", at.mean), ("weighted", at.weighted)):
-            curve = [line[moment][mean] for line in lines]
+            curve = [getattr(line.told(moment), mean) for line in lines]
             assert values == {"best": max(curve), "last": curve[-1], "last5": pytest.approx(np.mean(curve[1:]))}
             assert result.summary["accuracy"][moment][mean] == values
-        assert at.by_client.tolist() == lines[-1][moment]["accuracy"]
-        last = lines[-1][moment]
+        assert at.by_client.tolist() == lines[-1].values(moment, "accuracy")
+        last = lines[-1].told(moment)
         sizes = [len(index) for index in result.prepared.problem().test]
-        assert last["mean"] == pytest.approx(np.mean(last["accuracy"]))
-        assert last["weighted"] == pytest.approx(np.average(last["accuracy"], weights=sizes))
-        assert last["std"] == pytest.approx(np.std(last["accuracy"]))
-        assert last["worst_decile"] == min(last["accuracy"])
+        assert last.mean == pytest.approx(np.mean(last.values["accuracy"]))
+        assert last.weighted == pytest.approx(np.average(last.values["accuracy"], weights=sizes))
+        assert last.std == pytest.approx(np.std(last.values["accuracy"]))
+        assert last.worst_decile == min(last.values["accuracy"])
     assert "received" in str(found)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import to_builtins
 
 from coterie import resume
 from coterie.cli import main
@@ -152,7 +153,7 @@ def test_reports_are_complete_when_listeners_get_them(tmp_path: Path) -> None:
     seen: list[tuple[dict[str, int], int]] = []
     listener = EachRound(lambda report: seen.append((report.bytes, len(RunDirectory.open(run).lines()))))
     result = tiny("fedper").run(run, [listener])
-    assert seen == [(line["bytes"], line["round"]) for line in result.history.lines]
+    assert seen == [(to_builtins(line.bytes), line.round) for line in result.lines]
     assert seen[0][0]["up"] > 0
 
 
@@ -210,7 +211,7 @@ def test_a_listener_stops_a_run() -> None:
     diary = Diary()
     result = tiny(rounds=5).run(listeners=[Stop(2, "good enough"), Stop(2, "too late"), diary])
     assert (result.summary["stopped"], result.summary["rounds"]) == ("good enough", 2)
-    assert [line["round"] for line in result.history.lines] == [1, 2]
+    assert [line.round for line in result.lines] == [1, 2]
     assert diary.notes[-2:] == ["round 2", "end 2"]
     assert (diary.outcome.stopped, diary.outcome.summary) == ("good enough", result.summary)
     shorter = tiny(rounds=2).run()
@@ -251,8 +252,8 @@ def test_a_run_may_be_stopped_before_and_between_evaluations() -> None:
         early.accuracy()
     later = tiny(rounds=9, evaluate_every=3).run(listeners=[Stop(5)])
     assert later.summary["rounds"] == 5
-    assert later.accuracy().received.by_client.tolist() == later.history.lines[2]["received"]["accuracy"]
-    assert later.summary["clients"][1]["trained"] == later.history.lines[2]["trained"]["accuracy"][1]
+    assert later.accuracy().received.by_client.tolist() == later.lines[2].received.values["accuracy"]
+    assert later.summary["clients"][1]["trained"] == later.lines[2].trained.values["accuracy"][1]
 
 
 def test_show_and_resume_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

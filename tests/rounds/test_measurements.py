@@ -25,7 +25,7 @@ from coterie.deployment.wire import Parcel, pack, unpack
 from coterie.engines import base
 from coterie.errors import CoterieError
 from coterie.methods import APPLE, FedAP, FedAvg, FedDistill, FedFomo, FedGH, FedPAC, FedProto, FedReMa, Method
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.testing.together import SITES, Together, agreed, simulated
 from coterie.testing.toys import toy_experiment
 from support import tiny, warnings_in
@@ -65,7 +65,7 @@ SPOILT = {"one is inf": first_number(INF), "one is NaN": first_number(NAN), "all
 
 def run(
     method: Method, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor] | None, **options: Any
-) -> Result:
+) -> Run:
     """A run in which a client's measurements are spoilt in one round; without `spoil`, its model is."""
     train = base.train
 

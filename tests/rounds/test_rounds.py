@@ -27,7 +27,7 @@ from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampler import draw_cohort
 from coterie.runs.experiment import Experiment
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import seeded, toy_data, toy_partition
 from support import MODELS as TOY_MODELS
@@ -65,11 +65,11 @@ def test_fedavg_equals_the_plain_loop(model: str, join: float) -> None:
     assert torch.allclose(rows[0], layout.row(server), atol=1e-5)
     assert not torch.allclose(rows[0], result.federation.initial, atol=1e-2)
     assert torch.equal(rows, rows[:1].expand_as(rows)), "everybody holds the same model"
-    found = result.history.lines[-1]["received"]["accuracy"]
+    found = result.lines[-1].received.values["accuracy"]
     assert found == pytest.approx(plain().accuracies(server, data, partition), abs=1e-6)
 
 
-def run(method: Method | str = "fedavg", model: str = "plain", **options: Any) -> Result:
+def run(method: Method | str = "fedavg", model: str = "plain", **options: Any) -> Run:
     return tiny(method, model, **options).run()
 
 
@@ -82,7 +82,7 @@ def run(method: Method | str = "fedavg", model: str = "plain", **options: Any) -
 def test_fedprox_without_a_pull_is_fedavg(model: str, join: float) -> None:
     one, other = (run(method, model, join=join) for method in (FedProx(mu=0), FedAvg()))
     assert torch.equal(final_rows(one), final_rows(other))
-    assert one.history.lines[-1]["trained"]["loss"] == other.history.lines[-1]["trained"]["loss"]
+    assert one.lines[-1].trained.values["loss"] == other.lines[-1].trained.values["loss"]
 
 
 def test_fedbn_without_batch_norm_is_fedavg() -> None:
@@ -154,11 +154,11 @@ def test_relabelling_clients_permutes_the_result(method: str, join: float) -> No
     one = run(method, "norm", data=data, partition=partition, join=join)
     other = run(method, "norm", data=data, partition=relabelled, join=join)
     assert torch.allclose(final_rows(other), final_rows(one)[order], atol=1e-4)
-    for line, again in zip(one.history.lines, other.history.lines, strict=True):
-        assert sorted(order[client] for client in again["cohort"]) == line["cohort"]
+    for line, again in zip(one.lines, other.lines, strict=True):
+        assert sorted(order[client] for client in again.cohort) == line.cohort
         for moment in ("received", "trained"):
-            assert again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
-            assert again[moment]["mean"] == pytest.approx(line[moment]["mean"])
+            assert again.values(moment, "accuracy") == np.array(line.values(moment, "accuracy"))[order].tolist()
+            assert again.told(moment).mean == pytest.approx(line.told(moment).mean)
 
 
 @pytest.mark.parametrize("model", list(TOY_MODELS))
@@ -194,7 +194,7 @@ def test_the_users_module_is_not_touched() -> None:
 
 
 def test_all_methods_see_the_same_cohorts() -> None:
-    cohorts = [[line["cohort"] for line in run(name, join=0.5).history.lines] for name in ("fedavg", "fedper")]
+    cohorts = [[line.cohort for line in run(name, join=0.5).lines] for name in ("fedavg", "fedper")]
     assert cohorts[0] == cohorts[1]
     assert len({tuple(cohort) for cohort in cohorts[0]}) > 1
     assert all(cohort == sorted(set(cohort)) and len(cohort) == 2 for cohort in cohorts[0])
@@ -252,9 +252,9 @@ def test_both_moments_recomputed_by_hand(method: str, every: int) -> None:
 def test_rounds_that_are_not_evaluated_still_train() -> None:
     one, other = (run("fedper", "norm", evaluate_every=every, join=0.5) for every in (1, 3))
     assert torch.equal(final_rows(one), final_rows(other))
-    assert [("received" in line) for line in other.history.lines] == [False, False, True]
+    assert [(line.received is not None) for line in other.lines] == [False, False, True]
     for moment in ("received", "trained"):
-        assert one.history.lines[-1][moment] == other.history.lines[-1][moment]
+        assert one.lines[-1].told(moment) == other.lines[-1].told(moment)
 
 
 # Bytes --------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_bytes_are_four_times_the_columns_that_travel(method: str, group: str, j
         "total": 5 * clients * 4 * columns,
         "per_client_round": {"up": 4 * columns, "down": pytest.approx(4 * columns * 2 / 3)},
     }
-    assert [line["bytes"]["down"] for line in result.history.lines] == [0, *[clients * 4 * columns] * 2]
+    assert [line.bytes.down for line in result.lines] == [0, *[clients * 4 * columns] * 2]
 
 
 def test_statistics_count_as_bytes_only_if_they_travel() -> None:

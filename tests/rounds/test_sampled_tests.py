@@ -20,7 +20,6 @@ from coterie.report.reading import read_run
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import sampling_error
 from coterie.rounds.sampler import drawn
-from coterie.runs.history import EVERYBODY, TESTED
 from support import tiny
 
 
@@ -60,21 +59,21 @@ def test_the_sample_depends_on_seed_and_round_and_follows_relabelled_clients() -
 def test_a_sample_changes_no_model_and_its_scores_are_those_of_a_run_that_tests_everybody() -> None:
     sampled, whole = _experiment().run(), _experiment(evaluate_clients=0).run()
     assert torch.equal(sampled.federation["model"].own, whole.federation["model"].own)
-    for few, all_of_them in zip(sampled.history.lines, whole.history.lines, strict=True):
+    for few, all_of_them in zip(sampled.lines, whole.lines, strict=True):
         for moment in ("received", "trained"):
-            chosen = few[moment][TESTED]
-            assert len(chosen) == 3
-            assert few[moment]["loss"] == [all_of_them[moment]["loss"][client] for client in chosen]
-            assert few[moment]["mean"] == pytest.approx(np.mean(few[moment]["accuracy"]))
-            assert few[moment]["error"] == sampling_error(np.array(few[moment]["accuracy"]), 8)
-        assert few["cohort_trained"] == all_of_them["cohort_trained"]
-        assert "stored" not in few
-    last, everybody = whole.history.lines[-1], sampled.history.lines[-1][EVERYBODY]
-    assert everybody["received"] == last["received"]
-    trained = sorted({client for line in whole.history.lines for client in line["cohort"]})
-    known = [client for client, score in enumerate(everybody["stored"]["accuracy"]) if score is not None]
+            ours, theirs = getattr(few, moment), getattr(all_of_them, moment)
+            assert len(ours.clients) == 3
+            assert ours.values["loss"] == [theirs.values["loss"][client] for client in ours.clients]
+            assert ours.mean == pytest.approx(np.mean(ours.values["accuracy"]))
+            assert ours.error == sampling_error(np.array(ours.values["accuracy"]), 8)
+        assert few.cohort_trained == all_of_them.cohort_trained
+        assert few.stored is None
+    last, everybody = whole.lines[-1], sampled.lines[-1].everybody
+    assert everybody["received"] == last.received
+    trained = sorted({client for line in whole.lines for client in line.cohort})
+    known = [client for client, score in enumerate(everybody["stored"].values["accuracy"]) if score is not None]
     assert known == trained  # of who never trained, nothing is known
-    assert [everybody["stored"]["loss"][k] for k in known] == [last["stored"]["loss"][k] for k in known]
+    assert [everybody["stored"].values["loss"][k] for k in known] == [last.stored.values["loss"][k] for k in known]
     assert sampled.accuracy().received.mean["last"] == whole.accuracy().received.mean["last"]
 
 
@@ -104,7 +103,7 @@ def test_a_run_of_samples_goes_on_as_a_longer_one_would(tmp_path: Path) -> None:
     ct.resume(tmp_path / "short", rounds=4)
     for name in ("whole", "short"):
         for line in (lines := (tmp_path / name / "rounds.jsonl").read_text().splitlines()):
-            assert (EVERYBODY in json.loads(line)) == (line is lines[-1])
+            assert ("everybody" in json.loads(line)) == (line is lines[-1])
     texts = [
         [{**json.loads(line), "seconds": 0} for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         for name in ("whole", "short")
@@ -133,8 +132,8 @@ def test_one_client_is_no_sample() -> None:
 
 def test_a_sample_as_large_as_the_federation_is_everybody() -> None:
     result = _experiment(evaluate_clients=100, rounds=1).run()
-    assert TESTED not in result.history.lines[0]["received"]
-    assert "stored" in result.history.lines[0]
+    assert result.lines[0].received.clients is None
+    assert result.lines[0].stored is not None
 
 
 @pytest.mark.parametrize("damage", [{"everybody": 3}, {"everybody": {"received": {"accuracy": [0.5]}}}])
@@ -180,6 +179,6 @@ def test_a_judge_in_a_file_says_when_clients_are_tested(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(JUDGE, encoding="utf-8")
     judge = f"{tmp_path}/mine.py:EveryOther"
     result = tiny(judge=judge, rounds=4).run()
-    assert ["received" in line for line in result.history.lines] == [False, True, False, True]
+    assert [line.received is not None for line in result.lines] == [False, True, False, True]
     with pytest.raises(CoterieError, match="evaluate_clients = 2 says who is tested"):
         tiny(judge=judge, evaluate_clients=2)

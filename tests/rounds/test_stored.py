@@ -49,7 +49,7 @@ def test_resting_clients_of_fedavg_show_the_newest_model_as_trained_but_not_as_s
 
 def test_clients_that_never_trained_count_with_the_first_model() -> None:
     first = reports_of(method="fedavg")[0]
-    untrained = tiny(clients=6, rounds=1, lr=1e-30).run().history.lines[0]["received"]["loss"]
+    untrained = tiny(clients=6, rounds=1, lr=1e-30).run().lines[0].received.values["loss"]
     assert first.stored is not None
     for client in set(range(6)) - set(first.cohort):
         assert first.stored.values["loss"][client] == pytest.approx(untrained[client], rel=1e-6)
@@ -75,8 +75,8 @@ def test_where_everybody_takes_part_stored_is_trained() -> None:
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_a_resumed_run_has_the_same_stored_scores(tmp_path: Path, cut: int) -> None:
     experiment = tiny("fedper", clients=6, join=0.5, rounds=6, evaluate_every=3, checkpoint_every=1)
-    whole = experiment.run(tmp_path / "whole").history.lines
+    whole = experiment.run(tmp_path / "whole").lines
     with power_cut(tmp_path / "run", round=cut) as listeners:
         experiment.run(tmp_path / "run", listeners)
-    resumed = resume(tmp_path / "run", experiment=experiment).history.lines
-    assert [line.get("stored") for line in resumed] == [line.get("stored") for line in whole]
+    resumed = resume(tmp_path / "run", experiment=experiment).lines
+    assert [line.stored for line in resumed] == [line.stored for line in whole]

@@ -17,7 +17,7 @@ from coterie.data import Dataset
 from coterie.methods import FedBABU
 from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.testing.together import Together, agreed
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny, warnings_in
@@ -36,7 +36,7 @@ class Gentle(FedBABU):
         return (Phase(train="extractor", lr=1e-37),)
 
 
-def gentle(tune_epochs: int = 2, out: Path | None = None, **options: Any) -> Result:
+def gentle(tune_epochs: int = 2, out: Path | None = None, **options: Any) -> Run:
     """Bob's training inputs are so large that tuning overflows."""
     data = toy_data()
     found = toy_partition(data)
@@ -53,9 +53,9 @@ def test_every_engine_names_the_client_and_tests_its_untuned_model(engine: str, 
     tuned, plain = gentle(engine=engine, join=join), gentle(tune_epochs=0, join=join)
     assert tuned.summary["diverged"] == {}
     assert tuned.summary["tuning_diverged"] == {"bob": [3]}
-    assert [line["tuning_diverged"] for line in tuned.history.lines] == [[], [], [BAD]]
+    assert [line.tuning_diverged for line in tuned.lines] == [[], [], [BAD]]
     for moment in ("received", "trained"):
-        ours, untuned = (result.history.lines[-1][moment]["loss"] for result in (tuned, plain))
+        ours, untuned = (result.lines[-1].values(moment, "loss") for result in (tuned, plain))
         assert ours[BAD] == pytest.approx(untuned[BAD], rel=1e-4)
         others = [client for client in range(4) if client != BAD]
         assert all(ours[client] < untuned[client] for client in others)

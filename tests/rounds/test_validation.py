@@ -18,8 +18,8 @@ from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.report import RoundReport
 from coterie.runs.experiment import Experiment
 from coterie.runs.history import History, as_line
-from coterie.runs.result import Result
 from coterie.runs.resume import resume
+from coterie.runs.run import Run
 from coterie.testing.toys import toy_data, toy_partition, with_validation
 from support import tiny, without_times
 
@@ -31,7 +31,7 @@ def validated(method: str, **options: Any) -> Experiment:
     return tiny(method, data=data, partition=with_validation(toy_partition(data, 4)), **options)
 
 
-def accuracies(result: Result, part: str) -> list[float]:
+def accuracies(result: Run, part: str) -> list[float]:
     """Every client's accuracy on one part of its samples, worked out from its predictions."""
     problem = result.prepared.problem()
     found = []
@@ -45,16 +45,16 @@ def accuracies(result: Result, part: str) -> list[float]:
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "pfedsim", "fedbabu", "fedfomo"])
 def test_what_is_recorded_is_what_is_predicted(method: str, engine: str) -> None:
     result = validated(method, engine=engine).run()
-    line = result.history.lines[-1]
-    assert line["received"]["accuracy"] == pytest.approx(accuracies(result, "test"), abs=1e-12)
-    assert line["validation"]["received"]["accuracy"] == pytest.approx(accuracies(result, "validation"), abs=1e-12)
-    assert set(line["validation"]) == {"received", "trained"}
-    assert len(line["validation"]["trained"]["loss"]) == 4
+    line = result.lines[-1]
+    assert line.received.values["accuracy"] == pytest.approx(accuracies(result, "test"), abs=1e-12)
+    assert line.validation.received.values["accuracy"] == pytest.approx(accuracies(result, "validation"), abs=1e-12)
+    assert (line.validation.stored, line.validation.cohort_trained) == (None, None)
+    assert len(line.validation.trained.values["loss"]) == 4
 
 
 def test_without_validation_samples_nothing_is_said_of_them() -> None:
     result = tiny("fedavg").run()
-    assert all("validation" not in line for line in result.history.lines)
+    assert all(line.validation is None for line in result.lines)
     assert "validation" not in result.summary
     assert set(result.accuracy().received.mean) == {"best", "last", "last5"}
 
@@ -65,22 +65,22 @@ def test_scoring_validation_samples_changes_no_other_number() -> None:
     assert isinstance(experiment.partition, Partition)
     cut = replace(experiment.partition, validation=tuple(part[:0] for part in experiment.partition.train))
     plain = replace(experiment, partition=cut).run()
-    for ours, theirs in zip(result.history.lines, plain.history.lines, strict=True):
+    for ours, theirs in zip(result.lines, plain.lines, strict=True):
         for moment in ("received", "trained", "stored"):
-            assert ours[moment]["accuracy"] == theirs[moment]["accuracy"]
-            assert ours[moment]["loss"] == pytest.approx(theirs[moment]["loss"], rel=1e-6)
+            assert ours.values(moment, "accuracy") == theirs.values(moment, "accuracy")
+            assert ours.values(moment, "loss") == pytest.approx(theirs.values(moment, "loss"), rel=1e-6)
 
 
 def test_where_some_rest_each_keeps_the_score_of_its_own_last_training() -> None:
     result = validated("fedavg", join=0.5, rounds=5).run()
     held: dict[int, float] = {}
-    for line in result.history.lines:
-        own = line["validation"]["cohort_trained"]["loss"]
-        held |= dict(zip(line["cohort"], own, strict=True))
+    for line in result.lines:
+        own = line.validation.cohort_trained["loss"]
+        held |= dict(zip(line.cohort, own, strict=True))
         for client, loss in held.items():
-            assert line["validation"]["stored"]["loss"][client] == loss
-        for client, loss in zip(line["cohort"], own, strict=True):
-            assert line["validation"]["trained"]["loss"][client] == loss
+            assert line.validation.stored.values["loss"][client] == loss
+        for client, loss in zip(line.cohort, own, strict=True):
+            assert line.validation.trained.values["loss"][client] == loss
 
 
 def test_a_killed_run_records_the_same_validation_scores(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_killed_run_records_the_same_validation_scores(tmp_path: Path) -> None
     with power_cut(tmp_path / "cut", round=2) as listeners:
         experiment.run(tmp_path / "cut", listeners)
     carried_on = resume(tmp_path / "cut")
-    assert without_times(carried_on.history.lines) == without_times(whole.history.lines)
+    assert without_times(carried_on.lines) == without_times(whole.lines)
     assert carried_on.summary["accuracy"] == whole.summary["accuracy"]
 
 
@@ -104,7 +104,8 @@ def history(rounds: list[tuple[list[float], list[float]]]) -> History:
     lines = []
     for round, (test, held) in enumerate(rounds, start=1):
         both = evaluation(test, [1, 3], evaluation(held, [3, 1]))
-        lines.append(as_line(RoundReport(round, [0, 1], received=both, trained=both)))
+        cost = {"seconds": {"train": 1.0, "exchange": 0.0, "evaluate": 0.0}, "bytes": {"up": 8, "down": 8}}
+        lines.append(as_line(RoundReport(round, [0, 1], received=both, trained=both, **cost)))
     return History(Classification(2), [1, 3], lines, [3, 1])
 
 
@@ -136,9 +137,9 @@ def test_a_client_without_validation_samples_does_not_count() -> None:
         train=whole.train, test=whole.test, validation=(whole.validation[0][:0], *whole.validation[1:])
     )
     result = tiny("fedavg", data=data, partition=partition).run()
-    found = result.history.lines[-1]["validation"]["received"]
-    assert found["accuracy"][0] is None
-    assert found["mean"] == pytest.approx(np.mean(found["accuracy"][1:]))
+    found = result.lines[-1].validation.received
+    assert found.values["accuracy"][0] is None
+    assert found.mean == pytest.approx(np.mean(found.values["accuracy"][1:]))
 
 
 def test_the_summary_tells_how_many_samples_and_who_else_uses_them() -> None:
@@ -150,8 +151,8 @@ def test_the_summary_tells_how_many_samples_and_who_else_uses_them() -> None:
         said = [line for line in summary_lines(result.summary) if "learns from the validation samples" in line]
         assert bool(said) is uses
         reading = result.accuracy().received.mean["by_validation"]
-        rounds = [line["validation"]["received"]["mean"] for line in result.history.lines]
-        assert reading == pytest.approx(result.history.lines[int(np.argmax(rounds))]["received"]["mean"])
+        rounds = [line.validation.received.mean for line in result.lines]
+        assert reading == pytest.approx(result.lines[int(np.argmax(rounds))].received.mean)
 
 
 def test_a_run_that_is_opened_again_has_the_same_readings(tmp_path: Path) -> None:

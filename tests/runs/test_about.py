@@ -15,12 +15,12 @@ import torch
 from coterie import protocol, resume
 from coterie.cli import main
 from coterie.data.dataset import fingerprint
-from coterie.runs.about import effective
-from coterie.runs.directory import RunDirectory
-from coterie.runs.experiment import Experiment
 from coterie.methods import METHODS, FedAvg, PFedCS, PFedSim
 from coterie.options import option_fields
 from coterie.partition import Dirichlet
+from coterie.runs.about import effective
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
 from coterie.version import VERSION
 from listening import power_cut
 from support import tiny
@@ -33,7 +33,6 @@ def about_of(path: Path) -> dict[str, Any]:
 def test_a_run_describes_data_and_clients(tmp_path: Path) -> None:
     result = tiny(held_out=1).run(tmp_path / "run")
     data, partition, about = result.prepared.data, result.prepared.partition, about_of(tmp_path / "run")
-    assert about["format"] == 1
     assert about["data"]["fingerprint"] == fingerprint(data)
     assert about["data"]["shape"] == list(data.shape)
     assert about["data"]["class_names"] == [str(number) for number in range(data.classes)]

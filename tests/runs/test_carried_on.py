@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from coterie.errors import CoterieError
 from coterie.methods import FedAvg, FedProx
 from coterie.partition import Iid, Partition
 from coterie.report.page import report_content
-from coterie.scenarios.presence import Trace
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment, experiment_from
-from coterie.runs.kept import mixes_name
-from coterie.runs.packed import pack
+from coterie.runs.reader import mixes_name
+from coterie.runs.store import pack
+from coterie.scenarios.presence import Trace
 from listening import power_cut
 
 
@@ -217,7 +216,7 @@ def test_a_summary_that_was_not_written_by_the_run_is_named(
 def test_changed_rounds_of_a_packed_run_are_noticed_without_its_rows(over: Path) -> None:
     line = json.loads((over / "rounds.jsonl").read_text().splitlines()[0])
     mean = line["received"]["mean"]
-    edit(over / "rounds.jsonl", f'"mean": {mean}', '"mean": 0.999')
+    edit(over / "rounds.jsonl", f'"mean":{mean}', '"mean":0.999')
     (over / "rows.safetensors").unlink()
     (over / "checkpoint.safetensors").unlink()
     pack([over], over.parent / "it.zip")
@@ -242,7 +241,7 @@ def test_a_trace_is_kept_with_its_run_and_a_changed_one_is_refused(tmp_path: Pat
         experiment_from(RunDirectory(tmp_path / "run").config())
     trace.unlink()
     carried = resume(tmp_path / "run")
-    assert [line["cohort"] for line in carried.history.lines] == [line["cohort"] for line in whole.history.lines]
+    assert [line.cohort for line in carried.lines] == [line.cohort for line in whole.lines]
     assert RunDirectory(tmp_path / "run").summary() == json.loads(json.dumps(carried.summary))
     (kept,) = (tmp_path / "again" / "plugins").iterdir()
     kept.write_text(TRACE.replace("0.5", "0.1"))
@@ -337,7 +336,7 @@ def test_a_kill_while_more_rounds_are_planned_leaves_a_run_that_can_be_used(
         if opened.status == "finished":
             assert (opened.config, opened.summary) == (whole.config, whole.summary)
         else:
-            assert (opened.status, opened.summary, opened.config["rounds"]) == ("unfinished", None, 5)
+            assert (opened.status, opened.summary["rounds"], opened.config["rounds"]) == ("unfinished", opened.done, 5)
         if opened.done == 3:
             mine, theirs = (one.model(1).state_dict() for one in (opened, whole))
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -350,17 +349,7 @@ def test_the_summary_of_a_former_end_stays_until_there_is_a_new_one(over: Path) 
         resume(over, listeners, rounds=6)
     assert (over / "summary.json").read_bytes() == before
     opened = open_run(over)
-    assert (opened.status, opened.summary, opened.done) == ("unfinished", None, 5)
+    assert (opened.status, opened.summary["rounds"], opened.done) == ("unfinished", 5, 5)
     resume(over)
     assert open_run(over).status == "finished"
-    assert (open_run(over).summary or {})["rounds"] == 6
-
-
-def test_an_older_run_that_sealed_nothing_is_carried_on(run: Path) -> None:
-    about = json.loads((run / "about.json").read_text())
-    directory = RunDirectory(run)
-    directory.write_about({key: value for key, value in about.items() if key not in ("config", "sha256")})
-    assert resume(run, experiment=replace(small(), rounds=3)).summary["rounds"] == 3
-    edit(run / "config.toml", "lr = 0.01", "lr = 0.5")
-    with pytest.raises(CoterieError, match=r"lr = 0\.5 \(it was 0\.01\)"):
-        open_run(run)
+    assert open_run(over).summary["rounds"] == 6

@@ -15,12 +15,11 @@ import pytest
 from coterie import open_run, resume
 from coterie.cli import main
 from coterie.errors import CoterieError
-from coterie.runs.lock import alone, lock_of
-from coterie.runs.directory import RunDirectory
-from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CHECKPOINT, CONFIG, PARTITION, PREVIOUS, ROUNDS
 from coterie.files import link_whole
 from coterie.partition import Iid
+from coterie.runs.directory import RunDirectory, alone, lock_of
+from coterie.runs.experiment import Experiment
+from coterie.runs.store import CHECKPOINT, CONFIG, PARTITION, PREVIOUS, ROUNDS
 from listening import power_cut
 from support import final_rows
 
@@ -62,9 +61,9 @@ LINES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "doubled": (lambda old: [old[0], *old], "line 2 tells of round 1"),
     "moved": (lambda old: old[::-1], "line 1 tells of round 3"),
     "cut off": (lambda old: old[:1], "the checkpoint is of round"),
-    "damaged": (lambda old: [old[0][:9], *old[1:]], "line 1 cannot be read"),
-    "another thing": (lambda old: ["[1]", *old[1:]], "line 1 tells of round None"),
-    "bare": (lambda old: ['{"round": 1}', *old[1:]], "line 1 lacks cohort, seconds, bytes"),
+    "damaged": (lambda old: [old[0][:9], *old[1:]], "line 1: it is no JSON"),
+    "another thing": (lambda old: ["[1]", *old[1:]], "line 1: it is a list, not a table"),
+    "bare": (lambda old: ['{"round": 1}', *old[1:]], "line 1: it lacks cohort"),
 }
 
 
@@ -250,18 +249,22 @@ def test_a_line_that_was_changed_is_noticed(run: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("bytes", {"up": 1}, "lacks bytes down"),
-        ("bytes", [1], "other bytes than there are"),
-        ("seconds", {"train": "long"}, "other seconds than there are"),
-        ("cohort", [0.5], "other cohort than there are"),
-        ("received", {"mean": 1.0}, r"other scores \('received'\)"),
-        ("training", {"loss": [1.0, "x"]}, r"other scores \('training'\)"),
-        ("validation", 3, "tells of no validation"),
+        ("bytes", {"up": 1}, "bytes lacks down"),
+        ("bytes", [1], "bytes is a list, not a table"),
+        ("seconds", {"train": 1.0}, "seconds lacks exchange"),
+        ("cohort", [0.5], r"cohort\[0\] is a number, not a whole number"),
+        ("cohort", [-1], r"cohort\[0\] must be a whole number >= 0"),
+        ("seconds", {"train": "long", "exchange": 0, "evaluate": 0}, "seconds.train is a text, not a number"),
+        ("parts", {"presence": {"missing": 3}}, "parts.presence: missing is a whole number, not a list"),
+        ("received", {"mean": 1.0}, "received lacks weighted"),
+        ("training", {"loss": [1.0, "x"]}, r"training\[…\]\[1\] is a text, not a number or nothing"),
+        ("training", {"loss": [1.0]}, "training: not a number for each of the 3 clients of the round"),
+        ("validation", 3, "validation is a whole number, not a table or nothing"),
     ],
 )
 def test_a_line_that_no_round_writes_is_one_line(run: Path, key: str, value: object, message: str) -> None:
     lines(run, lambda old: [json.dumps({**json.loads(old[0]), key: value}), *old[1:]])
-    with pytest.raises(CoterieError, match=f"line 1 .*{message}"):
+    with pytest.raises(CoterieError, match=f"line 1: {message}"):
         print(open_run(run).history)
 
 

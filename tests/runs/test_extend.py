@@ -10,10 +10,10 @@ import torch
 
 from coterie import open_run, resume
 from coterie.errors import CoterieError
-from coterie.runs.directory import RunDirectory
-from coterie.runs.experiment import Experiment
 from coterie.methods import METHODS, FedBABU, Method, PFedCS, PFedSim
 from coterie.partition import Iid
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
 from listening import power_cut
 from support import tiny, without_times
 
@@ -34,7 +34,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert without_times(mine.lines()) == without_times(theirs.lines())
     assert mine.config() == theirs.config()
     assert mine.recorded_rounds() == theirs.recorded_rounds()
-    assert mine.about()["settings"] == theirs.about()["settings"]
+    assert mine.about().settings == theirs.about().settings
     assert without_times(mine.summary()) == without_times(theirs.summary())
 
 
@@ -76,7 +76,7 @@ def test_what_was_done_for_the_last_round_alone_is_taken_back(
     named(rounds=6, **every).run(tmp_path / "whole")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert open_run(tmp_path / "run").rounds == [2, 4, 6]
-    assert [one["after_round"] for one in open_run(tmp_path / "run").about["sessions"]] == [0, 3]
+    assert [one.after_round for one in open_run(tmp_path / "run").about.sessions] == [0, 3]
 
 
 def test_a_killed_run_is_extended_from_its_checkpoint(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import identity
 from coterie.errors import CoterieError
-from coterie.runs.newcomers import onboard, welcome
 from coterie.methods import Method
 from coterie.partition import Partition
+from coterie.runs.newcomers import onboard, welcome
 from coterie.testing.toys import toy_data, toy_partition
 from support import final_rows, rows_of, tiny
 

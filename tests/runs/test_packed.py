@@ -14,12 +14,12 @@ import torch
 from coterie import open_run
 from coterie.cli import main
 from coterie.errors import CoterieError
-from coterie.runs import packed
-from coterie.runs.experiment import Experiment
-from coterie.runs.opened import OpenedRun
-from coterie.runs.packed import pack
 from coterie.partition import Iid
 from coterie.report.page import report_content
+from coterie.runs import store
+from coterie.runs.experiment import Experiment
+from coterie.runs.run import Run
+from coterie.runs.store import pack
 from listening import power_cut
 
 
@@ -36,7 +36,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_same(packed: OpenedRun, kept: OpenedRun) -> None:
+def assert_same(packed: Run, kept: Run) -> None:
     assert (packed.status, packed.done, packed.rounds) == (kept.status, kept.done, kept.rounds)
     assert (packed.config, packed.about, packed.summary) == (kept.config, kept.about, kept.summary)
     assert packed.partition == kept.partition
@@ -131,7 +131,7 @@ def repacked(source: Path, target: Path, **changed: bytes) -> None:
 def test_members_that_are_too_large_are_refused(two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack([two / "one"], tmp_path / "it.zip")
     repacked(tmp_path / "it.zip", tmp_path / "bomb.zip", about=b" " * 100_000)
-    monkeypatch.setattr(packed, "MOST", 50_000)
+    monkeypatch.setattr(store, "MOST", 50_000)
     open_run(tmp_path / "it.zip")
     with pytest.raises(CoterieError, match=r"about\.json is too large \(100000 bytes, at most 50000\)"):
         open_run(tmp_path / "bomb.zip")
@@ -155,9 +155,9 @@ def test_names_that_lead_outside_are_never_followed(two: Path, tmp_path: Path) -
         ({"config": b"\xff = ["}, "config.toml is not a TOML file"),
         ({"config": b"rounds = 2"}, "was written by an older version of Coterie"),
         ({"about": b"{"}, "about.json is damaged"),
-        ({"about": b"[1]"}, r"about.json is damaged \(it holds no table\)"),
-        ({"about": b"{}"}, "was written by an older version of Coterie"),
-        ({"about": b'{"format": 1, "data": {}}'}, r"about.json is damaged \(it lacks clients, model, protocol, sess"),
+        ({"about": b"[1]"}, r"about.json is damaged \(it is a list, not a table\)"),
+        ({"about": b"{}"}, r"about.json is damaged \(it lacks protocol\)"),
+        ({"about": b'{"protocol": null, "data": {}}'}, r"about.json is damaged \(data lacks name\)"),
     ],
 )
 def test_damaged_members_are_refused_in_one_line(

@@ -16,13 +16,14 @@ from coterie.core.exchange import Action, Mix, Put, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size, identity
 from coterie.errors import CoterieError
-from coterie.runs.directory import RunDirectory, load_tensors, save_tensors
-from coterie.runs.experiment import Experiment
-from coterie.runs.result import Result
 from coterie.files import write_whole
 from coterie.methods import FedPer, Method
 from coterie.partition import Iid
 from coterie.rounds.report import RoundReport
+from coterie.runs.directory import RunDirectory
+from coterie.runs.experiment import Experiment
+from coterie.runs.run import Run
+from coterie.runs.tensors import load_tensors, save_tensors
 from listening import EachRound, power_cut
 from support import final_rows, tiny, without_times
 
@@ -33,13 +34,13 @@ def named(**options: Any) -> Experiment:
     return Experiment("fedper", "digits", Iid(clients=4), "mlp", **{**settings, **options})
 
 
-def same_results(one: Result, other: Result) -> None:
+def same_results(one: Run, other: Run) -> None:
     assert torch.equal(final_rows(one), final_rows(other))
     for (name, tensor), (again, copy) in zip(one.federation.state(), other.federation.state(), strict=True):
         assert name == again
         assert torch.equal(tensor, copy), name
     assert without_times(one.summary) == without_times(other.summary)
-    assert without_times(one.history.lines) == without_times(other.history.lines)
+    assert without_times(one.lines) == without_times(other.lines)
 
 
 def test_a_run_directory_holds_what_the_run_gave(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_run_directory_holds_what_the_run_gave(tmp_path: Path) -> None:
     result = named().run(str(out))
     directory = RunDirectory.open(out)
     assert directory.finished
-    assert directory.lines() == result.history.lines
+    assert directory.lines() == result.lines
     assert directory.summary() == json.loads(json.dumps(result.summary))
     state, metadata = load_tensors(out / "rows.safetensors")
     assert json.loads(metadata["layout"])["round"] == 4
@@ -157,7 +158,7 @@ def test_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
         named().run(tmp_path / "killed", listeners)
     file = tmp_path / "killed" / "rounds.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
-    assert [line["round"] for line in RunDirectory.open(tmp_path / "killed").lines()] == [1, 2]
+    assert [line.round for line in RunDirectory.open(tmp_path / "killed").lines()] == [1, 2]
     same_results(whole, resume(tmp_path / "killed"))
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 2, 3, 4]
 
@@ -258,13 +259,17 @@ def test_runs_of_other_formats_are_refused_in_one_line(tmp_path: Path) -> None:
     named(rounds=1).run(out)
     config = out / "config.toml"
     text = config.read_text()
-    assert text.startswith("format = 2\n")
+    assert text.startswith("format = 3\n")
     assert "format" not in RunDirectory.open(out).config()
     for now, message in [
-        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 2); run it again"),
-        ("format = 3\n", f"run = {out}: was written by a newer version of Coterie (format 3, this one reads 2)"),
+        ("", f"run = {out}: was written by an older version of Coterie (this one reads format 3); run it again"),
+        (
+            "format = 2\n",
+            f"run = {out}: was written by an older version of Coterie (this one reads format 3); run it again",
+        ),
+        ("format = 4\n", f"run = {out}: was written by a newer version of Coterie (format 4, this one reads 3)"),
     ]:
-        config.write_text(text.replace("format = 2\n", now))
+        config.write_text(text.replace("format = 3\n", now))
         with pytest.raises(CoterieError) as caught:
             RunDirectory.open(out)
         assert str(caught.value) == message

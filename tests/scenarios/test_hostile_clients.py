@@ -20,9 +20,8 @@ from coterie.rng import numpy_stream, torch_stream
 from coterie.rounds.listeners import StopAfter
 from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment
-from coterie.runs.opened import open_run
-from coterie.runs.result import Result
 from coterie.runs.resume import resume
+from coterie.runs.run import Run, open_run
 from coterie.scenarios.attacks import (
     ATTACKS,
     Attack,
@@ -228,7 +227,7 @@ def test_an_attacked_run_is_opened_again_without_its_data(tmp_path: Path, attack
     settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "threads": 1, "share": 0.2, "attack": attack}
     result = Experiment("fedrod", "digits", Iid(clients=CLIENTS), "mlp", **settings).run(tmp_path / "run")
     opened = open_run(tmp_path / "run")
-    assert torch.equal(opened.result.federation.class_counts, result.federation.class_counts)
+    assert torch.equal(opened.federation.class_counts, result.federation.class_counts)
     for client in range(CLIENTS):
         for name, tensor in result.model(client).state_dict().items():
             assert torch.equal(opened.model(client).state_dict()[name], tensor)
@@ -240,7 +239,7 @@ def test_nan_is_left_out_as_whoever_diverges() -> None:
     assert bool(final_rows(found).isfinite().all())
 
 
-def without(result: Result) -> dict[str, Any]:
+def without(result: Run) -> dict[str, Any]:
     names = ("seconds", "config")
     return {name: value for name, value in result.summary.items() if name not in names}
 

@@ -217,8 +217,8 @@ def missing_is_not_drawn(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"partition": Dirichlet(clients=5, alpha=5.0), "validation": 0.2, "share": 0.15}
     experiment = Experiment(method, rounds=4, epochs=1, threads=1, presence="dropout:0.4", **options)
     found = experiment.run()
-    cohorts = {line["round"]: line["cohort"] for line in found.history.lines}
-    assert any(line.get("missing") for line in found.history.lines)
+    cohorts = {line.round: line.cohort for line in found.lines}
+    assert any(line.missing for line in found.lines)
     monkeypatch.setattr(sampler, "draw_cohort", lambda keys, join, seed, round: torch.tensor(cohorts[round]))
     plain = Experiment(method, rounds=4, epochs=1, threads=1, **options).run()
     same_state(found.federation, plain.federation)

@@ -21,7 +21,7 @@ from coterie.deployment.store import Store
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, Ditto, FedBABU, FedBN, FedProto, FedRod, Method
 from coterie.models import MODELS, build, own_model
-from coterie.runs.directory import load_tensors
+from coterie.runs.tensors import load_tensors
 from coterie.serve.model import SiteModel, export_model, load_model, predict
 from coterie.serve.model_file import read_model
 from coterie.testing.together import CLASSES, SITES, WIDTH, Together, agreed

@@ -16,7 +16,7 @@ from torch import nn
 from coterie.errors import CoterieError
 from coterie.partition import Iid
 from coterie.runs.experiment import Experiment
-from coterie.runs.opened import open_run
+from coterie.runs.run import open_run
 from coterie.serve.export import export_client
 from coterie.serve.model import load_model, predict
 from coterie.serve.programs import read_pt2

@@ -95,7 +95,7 @@ def test_engines_agree_on_a_task_of_ones_own(method: str, caplog: pytest.LogCapt
 def test_worker_processes_import_a_task_of_ones_own() -> None:
     data = own_data()
     serial, processes = (tiny(data=data, engine=engine, threads=1).run() for engine in ("serial", "processes"))
-    assert without_times(processes.history.lines) == without_times(serial.history.lines)
+    assert without_times(processes.lines) == without_times(serial.lines)
 
 
 def test_metrics_of_ones_own_are_recorded_and_may_be_judged_by() -> None:
@@ -106,14 +106,14 @@ def test_metrics_of_ones_own_are_recorded_and_may_be_judged_by() -> None:
         hits = (scores.topk(2).indices == problem.labels[test][:, None]).any(1)
         assert result.metric("top2").received.by_client[client] == pytest.approx(float(hits.double().mean()))
     assert result.summary["task"]["judged_by"] == "accuracy"
-    assert list(result.history.lines[0]["received"])[-4:] == ["accuracy", "loss", "top2", "doubt"]
+    assert list(result.lines[0].received.values) == ["accuracy", "loss", "top2", "doubt"]
     assert set(result.summary) >= {"accuracy", "top2", "doubt"}
 
     judged = ct.Classification(metrics=(Doubt(),), judged_by="doubt")
     other = tiny("fedper", data=own_data(judged)).run()
-    curve = [np.mean(line["received"]["doubt"]) for line in other.history.lines]
+    curve = [np.mean(line.received.values["doubt"]) for line in other.lines]
     assert other.summary["doubt"]["received"]["mean"]["best"] == pytest.approx(min(curve))
-    assert other.history.lines[-1]["received"]["worst_decile"] == max(other.history.lines[-1]["received"]["doubt"])
+    assert other.lines[-1].received.worst_decile == max(other.lines[-1].received.values["doubt"])
 
 
 def test_known_data_take_a_loss_of_ones_own() -> None:
@@ -144,7 +144,7 @@ def texts() -> Dataset:
     return ct.from_arrays(tokens.astype(np.int32), topics, keep_dtype=True)
 
 
-def read(**options: Any) -> ct.Result:
+def read(**options: Any) -> ct.Run:
     data = texts()
     settings = {"model": seeded(BagOfWords), "partition": toy_partition(data), "threads": 1, "lr": 0.5, **options}
     return tiny(data=data, **settings).run()

@@ -18,6 +18,7 @@ from coterie.cli import main
 from coterie.methods import METHODS
 from coterie.registry import PluginFile
 from coterie.rng import numpy_stream
+from coterie.runs.record import Travelled
 from coterie.testing import check_engine, check_method
 from coterie.testing.together import Together, agreed, simulated
 
@@ -126,7 +127,7 @@ BY_SIZE, BFLOAT16 = (f"{ROOT}/examples/plugins/{name}" for name in ("by_size.py:
 def test_a_sampler_in_a_file_asks_large_clients_more_often() -> None:
     partition = ct.Quantity(clients=6, alpha=0.5)
     result = ct.Experiment("fedavg", "digits", partition, sampler=BY_SIZE, rounds=60, epochs=1, threads=1).run()
-    cohorts = [line["cohort"] for line in result.history.lines]
+    cohorts = [line.cohort for line in result.lines]
     assert {len(cohort) for cohort in cohorts} == {2}
     times = np.bincount(np.concatenate(cohorts), minlength=6)
     sizes = result.federation.sizes.numpy()
@@ -145,9 +146,9 @@ def test_a_sampler_and_a_share_are_not_both_said() -> None:
 @pytest.mark.parametrize("method", ["fedper", "fedproto"])
 def test_a_stage_in_a_file_halves_the_bytes_of_uploads_and_says_what_arrives(method: str) -> None:
     ours, theirs = (ct.Experiment(method, "digits", stages=stages, **SMALL).run() for stages in (BFLOAT16, ""))
-    for line, plain in zip(ours.history.lines, theirs.history.lines, strict=True):
-        assert line["bytes"]["up"] * 2 == plain["bytes"]["up"]
-    assert ours.history.lines[0]["bytes"]["down"] == theirs.history.lines[0]["bytes"]["down"]
+    for line, plain in zip(ours.lines, theirs.lines, strict=True):
+        assert line.bytes.up * 2 == plain.bytes.up
+    assert ours.lines[0].bytes.down == theirs.lines[0].bytes.down
     for client in range(6):
         pairs = zip(ours.model(client).parameters(), theirs.model(client).parameters(), strict=True)
         assert all(torch.allclose(one, other, rtol=0.05, atol=0.02) for one, other in pairs)
@@ -166,8 +167,8 @@ def test_both_halves_do_the_same_between_a_server_and_its_sites(method: str, tmp
     agreement = agreed(method, stages=BFLOAT16)
     together, serial = Together(agreement, tmp_path), simulated(agreement).run()
     together.run()
-    for report, line in zip(together.reports, serial.history.lines, strict=True):
-        assert report.bytes == line["bytes"]
+    for report, line in zip(together.reports, serial.lines, strict=True):
+        assert Travelled(**report.bytes) == line.bytes
     ours, theirs = together.server.federation, serial.federation
     torch.testing.assert_close(ours["model"].shared, theirs["model"].shared, rtol=1e-5, atol=1e-6)
     for name, value in ours.values.items():

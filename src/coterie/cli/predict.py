@@ -32,7 +32,7 @@ def export(
 ) -> None:
     """Write the model that a client has got from a run as one file."""
     from coterie.report.terminal import print_result
-    from coterie.runs.opened import open_run
+    from coterie.runs.run import open_run
     from coterie.serve.export import export_client
 
     target = Path(f"{run.stem}-client-{client}.{format}") if out is None else out

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie.compare.grid import Grid
     from coterie.compare.kept import KeptTable
     from coterie.core.exchange import Applied
-    from coterie.runs.opened import OpenedRun
+    from coterie.runs.run import Run
 
 SOURCES_SHOWN = 5
 CLIENTS_SHOWN = 20
@@ -57,19 +57,19 @@ def runs(
 
 def runs_below(folder: Path) -> Iterator[dict[str, Any]]:
     """The runs below a folder as plain values, in the order of their paths; of others than this version reads, why."""
-    from coterie.runs.opened import OpenedRun, kept_run
+    from coterie.runs.reader import record_of
+    from coterie.runs.run import Run
 
     for path in _paths(folder):
         name = str(path.relative_to(folder))
         try:
-            yield {"run": name, "problem": None, **_described(OpenedRun(kept_run(path)))}
+            yield {"run": name, "problem": None, **_described(Run(record_of(path)))}
         except CoterieError as error:
             yield {"run": name, "problem": str(error).removeprefix(f"run = {path}: ")}
 
 
 def _paths(folder: Path) -> list[Path]:
-    from coterie.runs.kept import CONFIG, ROUNDS
-    from coterie.runs.packed import runs_in
+    from coterie.runs.store import CONFIG, ROUNDS, runs_in
 
     if folder.is_file():
         return [folder / name for name in runs_in(folder)]
@@ -77,20 +77,20 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.rglob(CONFIG) if (file.parent / ROUNDS).is_file())
 
 
-def _described(run: OpenedRun) -> dict[str, Any]:
+def _described(run: Run) -> dict[str, Any]:
     from coterie.registry import short_name
 
     received = run.newest("received")
-    sessions = run.about["sessions"]
+    sessions = run.about.sessions
     return {
         "method": short_name(run.config["method"]),
-        "data": run.about["data"]["name"],
+        "data": run.about.data.name,
         "done": run.done,
         "planned": run.config["rounds"],
         "status": run.status,
         "judged_by": run.judged_by,
-        "received": None if received is None else received["mean"],
-        "begun": sessions[0]["begun"] if sessions else "",
+        "received": None if received is None else received.mean,
+        "begun": sessions[0].begun if sessions else "",
     }
 
 
@@ -106,7 +106,7 @@ def show(
     from coterie.compare.sweep import SWEEP
     from coterie.compare.table import COMPARISON, Comparison
     from coterie.report.terminal import clients_table, metric_table, print_result, summary_lines
-    from coterie.runs.opened import open_run
+    from coterie.runs.run import open_run
 
     if (run / COMPARISON).is_file():
         require(round is None, f"round = {round}: '{run}' is a comparison; name one of its runs")
@@ -118,11 +118,11 @@ def show(
         return
     opened = open_run(run)
     summary = opened.summary
-    unfinished = []
-    if summary is None:
+    unfinished: list[str] = []
+    if opened.status == "unfinished":
         where = f"round {opened.done} of {opened.config['rounds']}"
         unfinished = [f"unfinished, {where}; {said('coterie', 'resume', run)} carries it on if nobody is at it", ""]
-        summary = {**opened.summary_so_far(), "unfinished": where}
+        summary = {**summary, "unfinished": where}
     if json:
         print(json_format.dumps(summary, indent=2))
         return
@@ -138,7 +138,7 @@ def show(
     print_result(clients_table(summary, shown), *more, "", *learning)
 
 
-def _learning(run: OpenedRun, names: Sequence[str], round: int | None, everyone: bool) -> Iterator[str]:
+def _learning(run: Run, names: Sequence[str], round: int | None, everyone: bool) -> Iterator[str]:
     if round is None and not run.rounds:
         never = run.config["record_every"] == 0
         reason = "it was not recorded (record_every = 0)" if never else "nobody learned from others"
@@ -235,7 +235,7 @@ def pack(
     """Put runs into one file, to be looked at elsewhere: numbers, partition and who learned from whom."""
     from coterie.core.numbers import spoken_bytes
     from coterie.report.terminal import print_result
-    from coterie.runs.packed import pack
+    from coterie.runs.store import pack
 
     names = pack(runs, out, models)
     what = "with their models" if models else "without models"

@@ -18,14 +18,13 @@ from typing import Any
 
 from coterie.compare.cluster_node import Inbox, Outbox, carry_out, versions
 from coterie.compare.one_run import kept_summary
-from coterie.compare.workers import Message, Run, Watcher, take_in, task_of
+from coterie.compare.workers import Message, PlannedRun, Watcher, take_in, task_of
 from coterie.data.archives import DATA
 from coterie.engines.ray.session import RaySession, fetched
 from coterie.engines.remote import DEATHS
 from coterie.errors import CoterieError, PassingError, described, require
 from coterie.files import LockedError, locked
-from coterie.runs.directory import RunDirectory
-from coterie.runs.lock import lock_of
+from coterie.runs.directory import RunDirectory, lock_of
 from coterie.setup.identity import on_any_machine
 
 log = logging.getLogger("coterie")
@@ -46,7 +45,7 @@ ALIKE = "every node needs the same Coterie, PyTorch and Python"
 class _ClusterRun:
     """A run that waits or is on the cluster; the lock of its directory is ours as long as it is there."""
 
-    run: Run
+    run: PlannedRun
     begun: bool = False
     waits_for_others: bool = False
     lost: int = 0  # so often
@@ -66,7 +65,7 @@ class _ClusterRun:
         return 1 if self.run.experiment.device.startswith("cuda") else 0
 
 
-def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watcher) -> None:
+def run_on_cluster(runs: Sequence[PlannedRun], address: str, jobs: int, watcher: Watcher) -> None:
     """Run everything on a cluster, in the given order, at most `jobs` at a time (0: as many as it has room for).
 
     What is finished is read, what was begun is carried on. A run whose node is lost is carried on elsewhere from the
@@ -91,7 +90,7 @@ def run_on_cluster(runs: Sequence[Run], address: str, jobs: int, watcher: Watche
 class _Dispatch:
     """Who is where: runs that wait, and those on the cluster by Ray's generator of their messages."""
 
-    def __init__(self, session: RaySession, runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
+    def __init__(self, session: RaySession, runs: Sequence[PlannedRun], jobs: int, watcher: Watcher) -> None:
         self._session, self._ray, self._jobs, self._watcher = session, session.ray, jobs, watcher
         self._waiting = [_ClusterRun(run) for run in runs]
         self._under_way: dict[Any, _ClusterRun] = {}

@@ -26,7 +26,7 @@ from coterie.files import PARTIAL, LockedError, at_path, locked
 from coterie.processes import use_one_core
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
-from coterie.runs.kept import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
+from coterie.runs.store import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
 from coterie.version import VERSION
 
 PIECE = 16 * 2**20

@@ -21,7 +21,7 @@ from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require, unknown
 from coterie.rounds.evaluate import MOMENTS
 from coterie.runs.history import EFFORT, TUNING
-from coterie.runs.reports import OVER, ROUNDS
+from coterie.runs.protocols import OVER, ROUNDS
 
 ALIKE = 1e-3
 """Scores are the same if they are as far as a table shows them: a tenth of a point, or so much of any other metric."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coterie.compare.one_run import Summary
-from coterie.compare.workers import Run, Watcher, obstacle, run_in_parallel, run_one_by_one
+from coterie.compare.workers import PlannedRun, Watcher, obstacle, run_in_parallel, run_one_by_one
 from coterie.errors import CoterieError, require
 from coterie.files import PARTIAL
 from coterie.processes import CannotStartError, cores
@@ -17,7 +17,7 @@ from coterie.registry import absolute
 from coterie.rounds.listeners import made_listeners
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CONFIG
+from coterie.runs.store import CONFIG
 from coterie.setup.config import Config, complete
 from coterie.setup.engine_choice import as_chosen, choose
 from coterie.setup.identity import Identity, differences, spoken
@@ -118,23 +118,23 @@ class Collector:
         self.summaries: dict[tuple[str, int], Summary] = {}
         self.heard: Heard = {}
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         """A run begins."""
         if self._watcher is not None:
             self._watcher.begun(run)
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         """A round is over."""
         if received is not None:
             self.heard.setdefault((run.name, run.seed), {})[round] = received
         if self._watcher is not None:
             self._watcher.round_done(run, round, received)
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         """A run broke off, and with it all of them."""
         raise error  # a table with holes compares nothing
 
-    def ended(self, run: Run, summary: Summary) -> None:
+    def ended(self, run: PlannedRun, summary: Summary) -> None:
         """A run is over."""
         self._ground.take(run.name, run.seed, whole_hash(summary), summary["identity"])
         self.summaries[run.name, run.seed] = summary
@@ -143,7 +143,7 @@ class Collector:
 
 
 def perform_all(
-    runs: Sequence[Run], seconds: Mapping[str, float], jobs: int, watcher: Watcher, cluster: str = ""
+    runs: Sequence[PlannedRun], seconds: Mapping[str, float], jobs: int, watcher: Watcher, cluster: str = ""
 ) -> None:
     """Perform the runs, so many at a time (0: choose), here or on a cluster; `seconds` says how long each may take."""
     if not cluster:
@@ -164,7 +164,7 @@ def perform_all(
     run_one_by_one(runs, watcher)
 
 
-def worthwhile_jobs(runs: Sequence[Run], seconds: Mapping[str, float]) -> int:
+def worthwhile_jobs(runs: Sequence[PlannedRun], seconds: Mapping[str, float]) -> int:
     """One job per core if that is faster; 1 if it is not, or if nothing is known about the runs' `seconds`."""
     if not seconds:
         return 1

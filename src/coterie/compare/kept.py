@@ -16,9 +16,8 @@ from coterie.core.numbers import judged_scale
 from coterie.errors import CoterieError, require
 from coterie.options import option_fields
 from coterie.registry import short_name
-from coterie.runs.kept import CONFIG
-from coterie.runs.opened import kept_run
-from coterie.runs.packed import runs_in
+from coterie.runs.reader import record_of
+from coterie.runs.store import CONFIG, runs_in
 from coterie.setup.config import PLUGINS, Config
 from coterie.setup.identity import HOW, Identity, differences, spoken, without_seed
 from coterie.setup.run_options import RunOptions
@@ -103,11 +102,11 @@ def _below(path: Path) -> list[Path]:
 def read_run(path: Path) -> TabledRun:
     """A finished run; an error says in a few words what is wrong with another."""
     try:
-        run = kept_run(path)
+        run = record_of(path)
         config = run.config()
         if not run.finished:
             state = "was stopped" if run.stopped else "is not finished"
-            raise CoterieError(f"{path} {state} ({len(run.lines_in_order())} of {config['rounds']} rounds)")
+            raise CoterieError(f"{path} {state} ({len(run.lines())} of {config['rounds']} rounds)")
         run.require_as_begun(run.about())
         summary = run.summary() or {}
         # What every table needs; a file that was cut off or edited may lack it.

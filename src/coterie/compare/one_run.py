@@ -16,12 +16,11 @@ from coterie.files import silence
 from coterie.partition import FromFile, Partition
 from coterie.partition.partition import is_partition_file
 from coterie.rounds.listeners import GivenListener, StopAfter
-from coterie.runs.directory import RunDirectory, clear_unbegun
+from coterie.runs.directory import RunDirectory, alone, clear_unbegun
 from coterie.runs.experiment import Experiment
-from coterie.runs.kept import CONFIG
-from coterie.runs.lock import alone
+from coterie.runs.models import missing_objects
 from coterie.runs.resume import resume
-from coterie.runs.without_data import missing_objects
+from coterie.runs.store import CONFIG
 from coterie.setup.config import PLUGINS, Config, complete
 from coterie.setup.identity import HOW, Identity, differences, on_any_machine, spoken
 
@@ -81,7 +80,7 @@ def kept_summary(
         words = "%s: is run anew, as it differs in %s; what was there is now %s"
         log.warning(words, directory, spoken(differing), set_aside(directory))
         return None
-    if kept.finished or (until is not None and kept.stopped and len(kept.lines_in_order()) >= until):
+    if kept.finished or (until is not None and kept.stopped and len(kept.lines()) >= until):
         return kept.summary() or {}
     return None
 

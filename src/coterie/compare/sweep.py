@@ -31,7 +31,7 @@ from coterie.compare.joint_runs import (
 )
 from coterie.compare.space import Space, ValueRange
 from coterie.compare.table import run_folder
-from coterie.compare.workers import Run, Watcher
+from coterie.compare.workers import PlannedRun, Watcher
 from coterie.core.numbers import Scale
 from coterie.errors import require
 from coterie.files import write_whole
@@ -41,8 +41,8 @@ from coterie.rng import stream_seed
 from coterie.rounds.evaluate import mean_over_clients
 from coterie.runs.directory import RunDirectory, is_unbegun
 from coterie.runs.experiment import Experiment
-from coterie.runs.history import VALIDATION, numbers
-from coterie.runs.kept import CONFIG
+from coterie.runs.history import numbers
+from coterie.runs.store import CONFIG
 from coterie.setup.config import complete, to_toml
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SWEEP, BEST, REPORT = "sweep.json", "best.toml", "report.html"
 USUAL_VALIDATION = 0.2
-Watch = Callable[[Sequence[Run]], AbstractContextManager[Watcher]]
+Watch = Callable[[Sequence[PlannedRun]], AbstractContextManager[Watcher]]
 """Makes a watcher for some runs that are about to be performed."""
 
 
@@ -161,7 +161,7 @@ class Trials:
     def run(self, names: Sequence[str], until: int | None = None) -> None:
         """Bring some of them to a round, or to their end, and read their scores."""
         runs = [
-            Run(
+            PlannedRun(
                 name,
                 replace(self.tried[name], seed=seed),
                 self._out / run_folder(name, seed),
@@ -242,12 +242,13 @@ def _place(score: float, scale: Scale) -> tuple[bool, float]:
     return none, 0.0 if none else -score if scale.higher_is_better else score
 
 
-def _validation_score(run: Run, scale: Scale) -> float:
+def _validation_score(run: PlannedRun, scale: Scale) -> float:
     """The best validation score of a run until its round for now, however far it has come; nothing else is read."""
     assert run.directory is not None
-    lines = [line for line in RunDirectory(run.directory).lines_in_order() if line["round"] <= run.rounds]
-    measured = [line[VALIDATION]["received"] for line in lines if "received" in line.get(VALIDATION, {})]
-    return scale.best([mean_over_clients(numbers(scores[scale.name])) for scores in measured])
+    lines = [line for line in RunDirectory(run.directory).lines() if line.round <= run.rounds]
+    held_out = [line.validation.received for line in lines if line.validation is not None]
+    measured = [scores.values[scale.name] for scores in held_out if scores is not None]
+    return scale.best([mean_over_clients(numbers(values)) for values in measured])
 
 
 BY_CHANCE = 8

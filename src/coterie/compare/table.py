@@ -26,7 +26,7 @@ from coterie.compare.joint_runs import (
 )
 from coterie.compare.one_run import Summary, require_same_run
 from coterie.compare.remarks import differing, settings_note
-from coterie.compare.workers import Run, Watcher
+from coterie.compare.workers import PlannedRun, Watcher
 from coterie.core.numbers import Scale
 from coterie.display import Displayed
 from coterie.errors import CoterieError, require
@@ -36,7 +36,7 @@ from coterie.registry import later
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.runs.history import plain_number
-from coterie.runs.kept import CONFIG
+from coterie.runs.store import CONFIG
 from coterie.setup.config import Config, complete
 from coterie.typed import fitting, typed
 
@@ -270,7 +270,7 @@ def compare(
     experiments = OneEngine(seeds, SEVERAL if cluster else jobs, folder).settle(experiments)
     beside_others = require_jobs(experiments, jobs, cluster)
     runs = [
-        Run(
+        PlannedRun(
             name,
             replace(experiment, seed=seed),
             None if folder is None else folder / run_folder(name, seed),
@@ -322,7 +322,7 @@ def _with_kept(
     return {name: experiments[name] for name in names}, tuple(dict.fromkeys([*kept.seeds, *seeds]))
 
 
-def _refuse_others(out: Path, runs: Sequence[Run]) -> None:
+def _refuse_others(out: Path, runs: Sequence[PlannedRun]) -> None:
     """An error if a folder holds anything but runs of the comparison that is to be kept there."""
     expected = {run.directory.name: run for run in runs if run.directory is not None}
     require(len(expected) == len(runs), f"out = {out}: two names are the same as names of directories; rename one")

@@ -50,12 +50,12 @@ Tell = Callable[[Message], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run among others: an experiment, its seed included, by name, where it is kept, and how far it goes for now.
 
     `listeners` are names: a new one of each is made for every run, wherever it takes place.
 
-    >>> str(Run("fedavg", Experiment(seed=3)))
+    >>> str(PlannedRun("fedavg", Experiment(seed=3)))
     'fedavg, seed 3'
     """
 
@@ -82,19 +82,19 @@ class Run:
 class Watcher(Protocol):
     """Is told of runs: when one begins, after each of its rounds, and when it is over."""
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         """A run begins."""
         ...
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         """A round is over; `received` is the mean accuracy of the received models, where they were tested."""
         ...
 
-    def ended(self, run: Run, summary: Summary) -> None:
+    def ended(self, run: PlannedRun, summary: Summary) -> None:
         """A run is over."""
         ...
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         """A run broke off. What this raises ends all the others too; otherwise they go on."""
         ...
 
@@ -103,7 +103,7 @@ class Watcher(Protocol):
 class _Runner(WorkerProcess):
     """A worker process, and the run that it is at."""
 
-    run: Run | None = None
+    run: PlannedRun | None = None
 
 
 def obstacle(experiment: Experiment) -> str | None:
@@ -140,7 +140,7 @@ def _known_everywhere(registry: Registry[Any], thing: object, name: str | None =
     return built_in or reference_to(thing) is not None or (name is not None and registry.origin(name) is not None)
 
 
-def run_one_by_one(runs: Sequence[Run], watcher: Watcher) -> None:
+def run_one_by_one(runs: Sequence[PlannedRun], watcher: Watcher) -> None:
     """Run everything in this process."""
     for run in runs:
         watcher.begun(run)
@@ -163,7 +163,7 @@ class _Rounds(Listener):
         self._pass_on(report.round, None if report.received is None else report.received.mean)
 
 
-def run_in_parallel(runs: Sequence[Run], jobs: int, watcher: Watcher) -> None:
+def run_in_parallel(runs: Sequence[PlannedRun], jobs: int, watcher: Watcher) -> None:
     """Run everything in `jobs` worker processes, in the given order, each with one PyTorch thread unless set.
 
     An interrupt ends all workers, and so does the failure of a run (an error, the death of its worker) if the watcher
@@ -203,7 +203,7 @@ def _received(connection: Connection) -> Message:
     return message
 
 
-def _reason(code: int | None, run: Run | None) -> str:
+def _reason(code: int | None, run: PlannedRun | None) -> str:
     """Why a worker process is dead, and what would help."""
     if run is not None:
         hint = "; is there enough memory for several runs at once? jobs=1 needs the least" if code == -9 else ""
@@ -213,7 +213,7 @@ def _reason(code: int | None, run: Run | None) -> str:
     return f"a worker process died without a run ({ending(code)})"
 
 
-def take_in(run: Run, message: Message, watcher: Watcher) -> bool:
+def take_in(run: PlannedRun, message: Message, watcher: Watcher) -> bool:
     """Pass on what was told of a run; whether that is over now."""
     match message:
         case {"round": round, "received": received}:
@@ -233,7 +233,7 @@ def take_in(run: Run, message: Message, watcher: Watcher) -> bool:
     return True
 
 
-def task_of(run: Run) -> Message:
+def task_of(run: PlannedRun) -> Message:
     """What a worker is told to do for a run."""
     # The run's configuration says what it was run with, so that it can be repeated.
     experiment = replace(run.experiment, threads=run.experiment.threads or 1)
@@ -242,7 +242,7 @@ def task_of(run: Run) -> Message:
     return {"config": config, "out": out, "until": run.until, "listeners": run.listeners}
 
 
-def _deal(worker: _Runner, run: Run, watcher: Watcher) -> None:
+def _deal(worker: _Runner, run: PlannedRun, watcher: Watcher) -> None:
     worker.run = run
     watcher.begun(run)
     with suppress(OSError):  # it has died, which will be noticed

@@ -25,7 +25,7 @@ def machine() -> dict[str, str]:
     """
     return {
         "coterie": VERSION,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "processor": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),

@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from coterie.core.task.base import SAMPLES
 from coterie.deployment.agreement import Agreement
@@ -16,28 +18,47 @@ from coterie.partition import Partition
 from coterie.privacy.stage import Spent
 from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.report import Note, RoundReport
-from coterie.runs.about import FORMAT, About
-from coterie.runs.history import History, Line, as_line, numbers
-from coterie.runs.kept import FEDERATION
+from coterie.runs.history import History, as_line, numbers, scores_of
+from coterie.runs.reader import FEDERATION
+from coterie.runs.record import (
+    PRESENCE,
+    QUARANTINE,
+    ClientAbout,
+    DataAbout,
+    Line,
+    ModelAbout,
+    RunAbout,
+    Scores,
+    Session,
+    TaskAbout,
+    converted,
+)
+from coterie.runs.store import ROUNDS
 from coterie.runs.summary import summary_of
 from coterie.setup.config import Config, complete
 from coterie.setup.settings import Settings
 
-UNANSWERED = "unanswered"
-BY_NAME = {
-    "asked": "asked",
-    "answered": "answered",
-    "missing": UNANSWERED,
-    "refused": "refused",
-    "lost": "lost",
-    "epsilon": "epsilon",
-}
-"""What a report knows by the sites' names, and what a line calls it."""
-SET_ASIDE = "set_aside"
-"""Whose answers were set aside in a round, and why."""
 
-NUMBERED = "sites"
-"""The sites in the order in which a line numbers them."""
+class SitesNote(Struct, frozen=True, omit_defaults=True):
+    """What the line of a federation's round says of sites, by their names: the note of the part `federation`.
+
+    `sites` are all in the order in which the line numbers them, `set_aside` those whose answers did not count, and why.
+    """
+
+    sites: list[str]
+    asked: list[str] = []
+    answered: list[str] = []
+    unanswered: list[str] = []
+    refused: dict[str, str] = {}
+    lost: list[str] = []
+    epsilon: dict[str, float | None] = {}
+    set_aside: dict[str, str] = {}
+
+
+def note_of(line: Line) -> SitesNote:
+    """What a line says of sites by their names."""
+    return converted(line.parts.get(FEDERATION), SitesNote, f"{ROUNDS} is damaged: round {line.round}: {FEDERATION}")
+
 
 SumsOf = Mapping[str, Mapping[str, Any]]
 """What sites said of their models, by site: sums of the task's quantities."""
@@ -74,47 +95,46 @@ def _by_part(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, list[int]
     return [(part, [own[part] for own in sizes]) for part in range(3)]
 
 
-def about_of(server: Server, sessions: list[About]) -> About:
+def about_of(server: Server, sessions: list[Session]) -> RunAbout:
     """What the server knows of data, model and sites; of a site's classes nothing, unless the method asks for them."""
     agreement, federation = server.agreement, server.federation
-    partition = partition_of(server)
+    partition, config = partition_of(server), config_of(agreement)
     asked = federation.asks_class_counts
-    unknown = [None] * agreement.classes
-    return {
-        "format": FORMAT,
-        "protocol": None,
-        "data": {
-            "name": agreement.name,
-            "samples": int(
-                sum(len(own) for part in (partition.train, partition.validation, partition.test) for own in part)
-            ),
-            "shape": list(agreement.shape),
-            "whole_numbers": False,
-            "task": agreement.task.described(),
-            "outputs": agreement.task.outputs,
-            "class_names": list(agreement.class_names or map(str, range(agreement.classes))),
-            "fingerprint": None,
-        },
-        "model": {
-            "classifier": federation.layout.classifier,
-            "parameters": federation.layout.columns("parameters").size,
-            "feature_width": federation.feature_width,
-            "skip_single_samples": federation.skip_single_samples,
-        },
-        "clients": [
-            {
-                "name": name,
-                "takes_part": True,
-                "train": len(partition.train[client]),
-                "validation": len(partition.validation[client]),
-                "test": len(partition.test[client]),
-                "classes": federation.class_counts[client].tolist() if asked else unknown,
-            }
+    unknown: list[int | None] = [None] * agreement.classes
+    parts = (partition.train, partition.validation, partition.test)
+    return RunAbout(
+        protocol=None,
+        data=DataAbout(
+            name=agreement.name,
+            samples=sum(len(own) for part in parts for own in part),
+            shape=list(agreement.shape),
+            whole_numbers=False,
+            task=TaskAbout(**agreement.task.described()),
+            outputs=agreement.task.outputs,
+            class_names=list(agreement.class_names or map(str, range(agreement.classes))),
+            fingerprint=None,
+        ),
+        model=ModelAbout(
+            classifier=federation.layout.classifier,
+            parameters=federation.layout.columns("parameters").size,
+            feature_width=federation.feature_width,
+            skip_single_samples=federation.skip_single_samples,
+        ),
+        clients=[
+            ClientAbout(
+                name=name,
+                takes_part=True,
+                train=len(partition.train[client]),
+                validation=len(partition.validation[client]),
+                test=len(partition.test[client]),
+                classes=federation.class_counts[client].tolist() if asked else unknown,
+            )
             for client, name in enumerate(agreement.sites)
         ],
-        "settings": config_of(agreement),
-        "sessions": sessions,
-    }
+        config=config,
+        settings=config,
+        sessions=sessions,
+    )
 
 
 def lines_with(lines: Sequence[Line], report: Report, agreement: Agreement) -> list[Line]:
@@ -122,7 +142,7 @@ def lines_with(lines: Sequence[Line], report: Report, agreement: Agreement) -> l
 
     Sites test what they receive when they are asked: what the report says of that is the last round's `received`.
     """
-    earlier = [line for line in lines if line["round"] < report.round]
+    earlier = [line for line in lines if line.round < report.round]
     if earlier and report.received:
         earlier[-1] = with_received(earlier[-1], report.received, agreement)
     return [*earlier, _line(report, agreement, earlier)]
@@ -130,34 +150,38 @@ def lines_with(lines: Sequence[Line], report: Report, agreement: Agreement) -> l
 
 def with_received(line: Line, sums: SumsOf, agreement: Agreement) -> Line:
     """A round's line with what sites say of the models that they received after it."""
-    known = line.get("received", {})
     told = _evaluation(sums, agreement)
-    if known:  # from a start of the server before this one
-        before = Evaluation(told.scale, {name: numbers(known[name]) for name in told.values}, told.sizes)
-        told = _carried_on(before, told)
-    found = as_line(RoundReport(line["round"], [], received=told))
-    return {**line, "received": found["received"]}
+    if line.received is not None:  # from a start of the server before this one
+        told = _carried_on(_evaluated(line.received, told), told)
+    return replace(line, received=scores_of(told))
 
 
 def renumbered(line: Line, agreement: Agreement) -> Line:
     """A round's line as the sites of a later agreement are numbered: without who left, with nothing of who is new."""
-    before: list[str] = line[NUMBERED]
+    before = note_of(line).sites
     if before == list(agreement.sites):
         return line
     place = {before.index(site): new for new, site in enumerate(agreement.sites) if site in before}
-    found = {**line, NUMBERED: list(agreement.sites)}
-    for what in ("cohort", "diverged", "quarantined", "missing", "tuning_diverged"):
-        if what in line:
-            found[what] = sorted(place[client] for client in line[what] if client in place)
-    scale = agreement.task.primary.scale
-    report = RoundReport(line["round"], [])
-    for moment in (moment for moment in MOMENTS if moment in line):
-        values = {metric.scale.name: np.full(len(agreement.sites), np.nan) for metric in agreement.task.metrics}
-        for name, own in values.items():
-            own[list(place.values())] = numbers(line[moment][name])[list(place)]
-        setattr(report, moment, Evaluation(scale, values, np.ones(len(agreement.sites), np.int64)))
-    told = as_line(report)
-    return {**found, **{moment: told[moment] for moment in MOMENTS if moment in line}}
+
+    def numbered(clients: Sequence[int]) -> list[int]:
+        return sorted(place[client] for client in clients if client in place)
+
+    moments: dict[str, Any] = {}
+    for moment in MOMENTS:
+        scores: Scores | None = getattr(line, moment)
+        if scores is not None:
+            values = {metric.scale.name: np.full(len(agreement.sites), np.nan) for metric in agreement.task.metrics}
+            for name, own in values.items():
+                own[list(place.values())] = numbers(scores.values[name])[list(place)]
+            sizes = np.ones(len(agreement.sites), np.int64)
+            moments[moment] = scores_of(Evaluation(agreement.task.primary.scale, values, sizes))
+    parts = dict(line.parts)
+    for name, key in ((PRESENCE, "missing"), (QUARANTINE, "clients")):
+        if name in parts:
+            parts[name] = {**parts[name], key: numbered(parts[name][key])}
+    parts[FEDERATION] = {**parts[FEDERATION], "sites": list(agreement.sites)}
+    clients = {name: numbered(getattr(line, name)) for name in ("cohort", "diverged", "tuning_diverged")}
+    return replace(line, **clients, **moments, parts=parts)
 
 
 def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line:
@@ -165,15 +189,15 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
     trained = _evaluation(report.trained, agreement)
     stored = None
     if len(report.trained) < len(agreement.sites) and earlier:
-        last = earlier[-1].get("stored") or earlier[-1]["trained"]
-        held = Evaluation(trained.scale, {name: numbers(last[name]) for name in trained.values}, trained.sizes)
-        stored = _carried_on(held, trained)
+        last = earlier[-1].stored or earlier[-1].trained
+        assert last is not None  # every round of a federation has what sites trained
+        stored = _carried_on(_evaluated(last, trained), trained)
     waiting = {name: report.seconds.get(name, 0.0) for name in ("tasks", "exchange")}
     whole = report.seconds.get("round", sum(waiting.values()))
     parts: dict[str, Note] = dict(report.parts)
     if agreement.promise.privacy is not None:
         parts["privacy"] = _spent(report, earlier)
-    found = RoundReport(
+    told = RoundReport(
         report.round,
         cohort=[place(name) for name in report.answered],
         trained=trained,
@@ -188,15 +212,24 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         bytes=report.bytes,
         parts=parts,
     )
-    told = {word: getattr(report, name) for name, word in BY_NAME.items()} | {SET_ASIDE: report.quarantined}
-    named = {name: value for name, value in told.items() if value}
-    return {**as_line(found), **named, NUMBERED: list(agreement.sites)}
+    line = as_line(told)
+    by_name = SitesNote(
+        sites=list(agreement.sites),
+        asked=report.asked,
+        answered=report.answered,
+        unanswered=report.missing,
+        refused=report.refused,
+        lost=report.lost,
+        epsilon=report.epsilon,
+        set_aside=report.quarantined,
+    )
+    return replace(line, parts={**line.parts, FEDERATION: to_builtins(by_name)})
 
 
 def _spent(report: Report, earlier: Sequence[Line]) -> Spent:
     """What the sites that were asked say that they have spent; of who did not answer, what it last said."""
     told: dict[str, float | None] = {}
-    for epsilon in (*(line.get("epsilon", {}) for line in earlier), report.epsilon):
+    for epsilon in (*(note_of(line).epsilon for line in earlier), report.epsilon):
         told |= epsilon
     bounds = {name: math.inf if value is None else value for name, value in told.items()}
     asked = [bounds.get(name, 0.0) for name in (*report.answered, *report.missing)]
@@ -208,6 +241,11 @@ def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:
     task = agreement.task
     nothing = {name: 0 for one in sums.values() for name in one} or {SAMPLES: 0}
     return Evaluation.of_sums(task, [dict(sums.get(name, nothing)) for name in agreement.sites])
+
+
+def _evaluated(scores: Scores, like: Evaluation) -> Evaluation:
+    """What a line tells of the sites that another evaluation is of."""
+    return Evaluation(like.scale, {name: numbers(scores.values[name]) for name in like.values}, like.sizes)
 
 
 def _carried_on(before: Evaluation, now: Evaluation) -> Evaluation:

@@ -32,7 +32,7 @@ from coterie.files import private_folder, write_whole
 from coterie.methods import METHODS
 from coterie.methods.base import Method
 from coterie.report.facts import spoken_columns
-from coterie.runs.directory import save_tensors
+from coterie.runs.tensors import save_tensors
 
 SITES = ("a", "b", "c", "d")
 LATE = SITES[-1]  # may join when the others are in their last round

@@ -18,6 +18,7 @@ from coterie.deployment.as_run import (
     about_of,
     config_of,
     lines_with,
+    note_of,
     partition_of,
     renumbered,
     summary_so_far,
@@ -28,10 +29,12 @@ from coterie.deployment.claims import Standing
 from coterie.deployment.server import Report, Server
 from coterie.deployment.versions import carry_over
 from coterie.errors import CoterieError, require
-from coterie.files import link_whole, remove_partial, write_whole
-from coterie.runs.about import About, session
-from coterie.runs.directory import RunDirectory, load_metadata, load_tensors, save_tensors
-from coterie.runs.kept import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
+from coterie.files import json_text, link_whole, remove_partial, write_whole
+from coterie.runs.about import session
+from coterie.runs.directory import RunDirectory
+from coterie.runs.record import Line, RunAbout
+from coterie.runs.store import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
+from coterie.runs.tensors import load_metadata, load_tensors, save_tensors, sealed
 
 log = logging.getLogger("coterie")
 
@@ -53,7 +56,7 @@ class Logbook:
             remove_partial(path / folder)
         remove_partial(path)
         self._directory = RunDirectory(path)
-        self._told: About = {}  # what the folder says of the federation as a whole
+        self._told: RunAbout | None = None  # what the folder says of the federation as a whole
 
     def checkpoint(self, server: Server) -> None:
         """Save everything that the next round starts from, beside that of the rounds before, to go back to."""
@@ -75,8 +78,8 @@ class Logbook:
 
     def _describe(self, server: Server) -> None:
         """Let the folder be opened like a run's: how it is set up, and what is known of the sites so far."""
-        first = not self._directory.has(ABOUT)
-        known = [] if first else self._directory.about()["sessions"]
+        first = not self._directory.store.has(ABOUT)
+        known = [] if first else self._directory.about().sessions
         sessions = known if self._told else [*known, session(server.federation.round - 1)]
         about = about_of(server, sessions)
         if about != self._told:
@@ -108,7 +111,7 @@ class Logbook:
         except SafetensorError as error:
             raise CoterieError(f"'{path}' is damaged ({error}); go back to another round") from None
         self._require_same(path, about)
-        later = [line["round"] for line in self._directory.lines() if line["round"] > round] if self._has_lines else []
+        later = [line.round for line in self._lines() if line.round > round]
         link_whole(path, self.path / CHECKPOINT)
         (self.path / SUMMARY).unlink(missing_ok=True)
         values = {"state": "waiting", "round": round, "rounds": self.agreement.rounds, "present": []}
@@ -121,6 +124,9 @@ class Logbook:
     @property
     def _has_lines(self) -> bool:
         return (self.path / ROUNDS).is_file()
+
+    def _lines(self) -> list[Line]:
+        return self._directory.lines() if self._has_lines else []
 
     def _require_same(self, path: Path, about: Mapping[str, str]) -> None:
         require(
@@ -144,8 +150,8 @@ class Logbook:
             server.federation.round = int(about["round"])
         self._remove_former()
         if self._has_lines:
-            kept = self._directory.cut_back(server.federation.round)
-            self._directory.write_lines([renumbered(line, self.agreement) for line in kept])
+            done = [line for line in self._lines() if line.round <= server.federation.round]
+            self._directory.write_lines([renumbered(line, self.agreement) for line in done])
         for round in self._directory.recorded_rounds():
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
@@ -184,7 +190,7 @@ class Logbook:
         """Record a round."""
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
-        lines = self._directory.lines() if self._has_lines else []
+        lines = self._lines()
         self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
 
     def status(self, state: State, server: Server, present: list[str], message: str = "") -> None:
@@ -204,24 +210,24 @@ class Logbook:
 
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""
-        lines = self._directory.lines()
+        lines = self._lines()
         finals = {site: sums for site, sums in server.finals.items() if sums}  # under a promise of privacy none is told
         if lines and finals:
             lines[-1] = with_received(lines[-1], finals, self.agreement)
             self._directory.write_lines(lines)
         self._describe(server)
-        last = lines[-1].get("received", {}) if lines else {}
+        last = lines[-1].received if lines else None
         name = self.agreement.task.primary.scale.name
-        found = dict(zip(self.agreement.sites, last.get(name, ()), strict=False))
-        here = [site for site in self.agreement.sites if found.get(site) is not None or site in server.finals]
-        told = {site: found.get(site) for site in here}
+        scores = {} if last is None else dict(zip(self.agreement.sites, last.values[name], strict=True))
+        here = [site for site in self.agreement.sites if scores.get(site) is not None or site in server.finals]
+        told = {site: scores.get(site) for site in here}
         summary = {
             **summary_so_far(server, lines),
             "federation": self.agreement.name,
             FINISHED: told,
             **self._privacy(),
         }
-        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / SUMMARY, json_text(sealed(summary)).encode())
 
     def _privacy(self) -> dict[str, Any]:
         """What each site says that it has spent, and what that means; nothing without a promise."""
@@ -229,6 +235,6 @@ class Logbook:
         if promise.privacy is None:
             return {}
         spent: dict[str, float | None] = {}
-        for line in self._directory.lines() if self._has_lines else []:
-            spent |= line.get("epsilon", {})
+        for line in self._lines():
+            spent |= note_of(line).epsilon
         return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}

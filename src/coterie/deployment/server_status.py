@@ -11,15 +11,16 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from coterie.deployment.as_run import SET_ASIDE, UNANSWERED
+from coterie.deployment.as_run import note_of
 from coterie.deployment.inspection import FederationFacts
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.status import Gauge
 from coterie.errors import CoterieError
 from coterie.report.learning import learning_matrix, most_personal
 from coterie.report.onerun import whole_numbers
-from coterie.runs.directory import LOG, RunDirectory
-from coterie.runs.kept import ABOUT, CONFIG, ROUNDS
+from coterie.runs.directory import RunDirectory
+from coterie.runs.record import Line, Scores, lines_in_order, plain
+from coterie.runs.store import ABOUT, CONFIG, LOG, ROUNDS
 from coterie.version import VERSION
 
 # Bytes and lines of the log's end that the page shows.
@@ -28,10 +29,10 @@ STATES = ("waiting", "running", "finished", "failed")
 TOLD = {
     "asked": "Rounds in which a site was asked.",
     "answered": "Rounds in which a site's answer counted.",
-    UNANSWERED: "Rounds in which a site's answer did not come in time.",
+    "unanswered": "Rounds in which a site's answer did not come in time.",
     "refused": "Rounds in which a site's answer was not as agreed.",
     "lost": "Rounds in which a site had lost what it kept.",
-    SET_ASIDE: "Rounds in which a site's answer was set aside, because it jumped.",
+    "set_aside": "Rounds in which a site's answer was set aside, because it jumped.",
 }
 
 
@@ -92,16 +93,16 @@ class FederationStatus:
         standing = [state, planned, done, present, quarantined, *self._by_site(lines)]
         moved = Gauge("federation_bytes_total", "Bytes of models that travelled so far.", counter=True)
         for way in ("down", "up"):
-            moved.at(sum(line["bytes"][way] for line in lines), way=way)
+            moved.at(sum(getattr(line.bytes, way) for line in lines), way=way)
         taken = Gauge("federation_round_seconds", "How long the last round took.")
         when = Gauge("federation_last_round_timestamp_seconds", "When the last round was over.")
         if lines:
-            taken.at(sum(lines[-1]["seconds"].values()))
+            taken.at(lines[-1].seconds.total)
             when.at((self.folder / ROUNDS).stat().st_mtime)
         left = Gauge("federation_certificate_days_left", "For how many days the server's certificate holds.")
         return [*standing, moved, taken, when, left.at(self.days_left())]
 
-    def _by_site(self, lines: list[dict[str, Any]]) -> list[Gauge]:
+    def _by_site(self, lines: list[Line]) -> list[Gauge]:
         counts = {name: Gauge(f"federation_site_{name}_total", text, counter=True) for name, text in TOLD.items()}
         score = Gauge("federation_site_score", "What a site was last judged by, at a moment.")
         for site in self._sites(lines):
@@ -111,9 +112,10 @@ class FederationStatus:
                 score.at(site[moment], site=site["name"], moment=moment)
         return [*counts.values(), score]
 
-    def _sites(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _sites(self, lines: list[Line]) -> list[dict[str, Any]]:
         """Every site: whether it is here, how often what happened to it, and its last scores."""
         status, known = self._status(), {client["name"]: client for client in self._json(ABOUT).get("clients", [])}
+        notes = [(line.round, note_of(line)) for line in lines]
         sites = []
         for place, name in enumerate(self.facts.sites):
             newest = {
@@ -127,14 +129,14 @@ class FederationStatus:
                 )
                 for moment in ("received", "trained")
             }
-            answered = [line["round"] for line in lines if name in line.get("answered", ())]
+            answered = [round for round, note in notes if name in note.answered]
             sites.append(
                 {
                     "name": name,
                     "here": name in status.get("present", ()),
                     "quarantined": name in status.get("quarantined", ()),
                     "last_round": answered[-1] if answered else None,
-                    "counts": {what: sum(name in line.get(what, ()) for line in lines) for what in TOLD},
+                    "counts": {what: sum(name in getattr(note, what) for _, note in notes) for what in TOLD},
                     "samples": {part: known.get(name, {}).get(part) for part in ("train", "test")},
                     **newest,
                 }
@@ -178,22 +180,24 @@ class FederationStatus:
             return {}
         return values if isinstance(values, dict) else {}
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[Line]:
         try:
-            text = (self.folder / ROUNDS).read_text(encoding="utf-8")
-            return [json.loads(line) for line in text.splitlines()]
-        except (OSError, ValueError):
+            lines = lines_in_order((self.folder / ROUNDS).read_bytes(), str(self.folder / ROUNDS))
+            return lines if all(map(note_of, lines)) else []
+        except (OSError, CoterieError):
             return []
 
 
-def _score(line: Mapping[str, Any], moment: str, metric: str, place: int) -> float | None:
-    values = line.get(moment, {}).get(metric, [])
-    score: float | None = values[place] if place < len(values) else None
-    return score
+def _score(line: Line, moment: str, metric: str, place: int) -> float | None:
+    scores: Scores | None = getattr(line, moment)
+    values = [] if scores is None else scores.values.get(metric, [])
+    return values[place] if place < len(values) else None
 
 
-def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+def _short(line: Line) -> dict[str, Any]:
     """A round without what is told elsewhere on the page."""
-    means = {moment: line[moment]["mean"] for moment in ("received", "trained") if moment in line}
-    kept = {name: line[name] for name in ("round", "bytes", *TOLD) if name in line}
-    return {**kept, **means, "seconds": sum(line["seconds"].values())}
+    tests = {moment: getattr(line, moment) for moment in ("received", "trained")}
+    means = {moment: scores.mean for moment, scores in tests.items() if scores is not None}
+    note = note_of(line)
+    happened = {name: sites for name in TOLD if (sites := getattr(note, name))}
+    return {"round": line.round, "bytes": plain(line.bytes), **happened, **means, "seconds": line.seconds.total}

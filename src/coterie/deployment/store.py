@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.deployment.messages import Note
 from coterie.errors import CoterieError
 from coterie.files import remove_partial, require_format
-from coterie.runs.directory import load_metadata, load_tensors, save_tensors
+from coterie.runs.tensors import load_metadata, load_tensors, save_tensors
 
 FINAL = "final.safetensors"
 ANSWER = "answer.safetensors"

@@ -19,8 +19,7 @@ from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.report.grids import mean_and_spread
 from coterie.runs.experiment import WHAT, Experiment
-from coterie.runs.opened import OpenedRun
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 
 # Tiny pictures: inline SVG without axes, in colours that hold on light and on dark ground.
 WIDTH, HEIGHT, BELOW = 260, 70, 4
@@ -47,11 +46,9 @@ class Html(str):
 
 def card(thing: object) -> str:
     """A thing as HTML."""
-    if isinstance(thing, Result):
-        thing = OpenedRun(thing.kept)
     try:
         match thing:
-            case OpenedRun():
+            case Run():
                 return _of_run(thing)
             case Comparison():
                 return _of_comparison(thing)
@@ -66,12 +63,12 @@ def card(thing: object) -> str:
     return _card(_title(type(thing).__name__, ""))
 
 
-def _of_run(run: OpenedRun) -> str:
+def _of_run(run: Run) -> str:
     config, about, history = run.config, run.about, run.history
-    clients = sum(one["takes_part"] for one in about["clients"])
+    clients = len(about.participants)
     state = f"{run.status}, round {run.done} of {config['rounds']}; {clients} clients, model {config['model']}"
-    title = _title(f"{short_name(config['method'])} on {about['data']['name']}", f"{state}, seed {config['seed']}")
-    better = max if about["data"]["task"]["metrics"][run.judged_by]["higher_is_better"] else min
+    title = _title(f"{short_name(config['method'])} on {about.data.name}", f"{state}, seed {config['seed']}")
+    better = max if about.data.task.metrics[run.judged_by]["higher_is_better"] else min
     rows: list[list[str]] = []
     lines: list[Curve] = []
     for moment, colour in COLOURS.items():

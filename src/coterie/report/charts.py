@@ -18,7 +18,7 @@ from coterie.report.onerun import MOST_ENTRIES, basic_content, run_content
 from coterie.report.reading import read_run
 from coterie.report.rounding import Content, rounded
 from coterie.report.severalruns import Contender, contenders_content, metric_content
-from coterie.runs.kept import KeptRun
+from coterie.runs.reader import Record
 
 # Figures that take no time, however many clients there are, and those for which all recorded weights are read.
 BASIC, OF_WEIGHTS = ("curves", "bytes", "seconds"), ("learning", "graph", "influence", "agreement")
@@ -74,7 +74,7 @@ def write_figures(content: Content, folder: Path, formats: Iterable[str] = tuple
     ]
 
 
-def plot_run(kept: KeptRun, what: str) -> Figure:
+def plot_run(kept: Record, what: str) -> Figure:
     """One of the figures of a run."""
     _require_known(what, OF_A_RUN)
     run = read_run(kept)

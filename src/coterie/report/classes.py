@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import CoterieError, require
-from coterie.report.reading import RunRecord
+from coterie.report.reading import ReportedRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +19,11 @@ class ClassCounts:
     names: tuple[str, ...]
 
 
-def class_counts(run: RunRecord) -> ClassCounts:
+def class_counts(run: ReportedRun) -> ClassCounts:
     """The class counts of a run; an error says why there are none."""
-    about = run.directory.about()
-    data, names = about["data"]["name"], tuple(about["data"]["class_names"])
-    told = [one["classes"] for one in about["clients"] if one["takes_part"]]
+    about = run.record.about()
+    data, names = about.data.name, tuple(about.data.class_names)
+    told = [client.classes for client in about.participants]
     unknown = any(count is None for own in told for count in own)
     try:
         counts = np.array([] if unknown else told, np.int64)

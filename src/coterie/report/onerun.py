@@ -17,14 +17,14 @@ from coterie.report.classes import ClassCounts, class_counts
 from coterie.report.learning import Floats, influence, label_order, learn_differently, learning_matrix
 from coterie.report.origin import origin
 from coterie.report.quality import quality_content
-from coterie.report.reading import RunRecord
+from coterie.report.reading import ReportedRun
 from coterie.report.resemblance import agreement, label_overlap
 from coterie.report.rounding import Content, rounded
 from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 from coterie.runs.history import ACTIVITIES
-from coterie.runs.honest import hostile_rows
-from coterie.runs.kept import FEDERATION
+from coterie.runs.reader import FEDERATION
+from coterie.runs.summary import hostile_rows
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
 # Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
@@ -37,7 +37,7 @@ MOST_CLIENTS = 200
 MOST_DRAWN = 500
 
 
-def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
+def run_content(run: ReportedRun, entries: int = MOST_ENTRIES) -> Content:
     """The content of a run's part of the page, with at most so many entries of matrices; none are read for 0."""
     problems = [*run.skipped]
     try:
@@ -66,7 +66,7 @@ def run_content(run: RunRecord, entries: int = MOST_ENTRIES) -> Content:
     }
 
 
-def basic_content(run: RunRecord) -> Content:
+def basic_content(run: ReportedRun) -> Content:
     """The part of it that takes no time, however many clients there are: names, curves, costs."""
     drawn, hostile = drawn_clients(run), set(_hostile(run))
     return {
@@ -82,12 +82,12 @@ def basic_content(run: RunRecord) -> Content:
     }
 
 
-def drawn_clients(run: RunRecord) -> list[int]:
+def drawn_clients(run: ReportedRun) -> list[int]:
     """The clients that a page shows one by one: all, or as many as a browser can draw, evenly spread."""
     return _spread(range(len(run.names)), MOST_DRAWN)
 
 
-def _sampled(run: RunRecord) -> list[str]:
+def _sampled(run: ReportedRun) -> list[str]:
     """That a sample of the clients was tested in each round, if so, and how far off its means may be."""
     told, drawn = run.history.sampled(), len(drawn_clients(run))
     few = f"of {len(run.names):,} clients, {drawn} are drawn one by one, evenly spread; means and curves are of all"
@@ -95,7 +95,7 @@ def _sampled(run: RunRecord) -> list[str]:
     return [*said, few] if drawn < len(run.names) else said
 
 
-def _hostile(run: RunRecord) -> list[int]:
+def _hostile(run: ReportedRun) -> list[int]:
     """The hostile clients, if the run has some and what it says of them can be read."""
     try:
         return hostile_rows(run.config, run.partition, run.participants) if run.partition is not None else []
@@ -103,13 +103,13 @@ def _hostile(run: RunRecord) -> list[int]:
         return []
 
 
-def spoken_method(run: RunRecord) -> str:
+def spoken_method(run: ReportedRun) -> str:
     """The method's name as its paper writes it, if it is a known one."""
     name = str(run.config["method"])
     return METHODS[name].__name__ if name in METHODS else short_name(name)
 
 
-def curves(run: RunRecord) -> Content:
+def curves(run: ReportedRun) -> Content:
     """By moment: the rounds, the mean over clients, the worst decile, quantiles over clients, and the best mean."""
     found: Content = {}
     for moment in MOMENTS:
@@ -128,7 +128,7 @@ def curves(run: RunRecord) -> Content:
     return found
 
 
-def training_curve(run: RunRecord) -> Content | None:
+def training_curve(run: ReportedRun) -> Content | None:
     """The loss on training samples by round: its mean over the clients that trained, its quantiles, the test loss."""
     found = run.training_losses()
     if not found:
@@ -147,7 +147,7 @@ def _quantiles(values: Floats) -> list[float]:
     return np.quantile(known, list(QUANTILES.values())).tolist() if len(known) else [math.nan] * len(QUANTILES)
 
 
-def _class_content(run: RunRecord, classes: ClassCounts | None, why_not: str) -> Content:
+def _class_content(run: ReportedRun, classes: ClassCounts | None, why_not: str) -> Content:
     drawn = drawn_clients(run)
     if classes is None:
         return {"classes": None, "counts": None, "overlap": None, "order": [*range(len(drawn))], "why": why_not}
@@ -191,7 +191,7 @@ class _Track:
         }
 
 
-def _learning(run: RunRecord, classes: ClassCounts | None, entries: int, problems: list[str]) -> list[Content]:
+def _learning(run: ReportedRun, classes: ClassCounts | None, entries: int, problems: list[str]) -> list[Content]:
     """Who learns from whom, for each group and target; those in which clients choose come first."""
     clients = len(run.names)
     if not _can_be_drawn(run):
@@ -218,11 +218,11 @@ def _learning(run: RunRecord, classes: ClassCounts | None, entries: int, problem
     return [track.content(overlap, most) for track in found]
 
 
-def _can_be_drawn(run: RunRecord) -> bool:
+def _can_be_drawn(run: ReportedRun) -> bool:
     return len(run.names) <= MOST_CLIENTS
 
 
-def _why_no_learning(run: RunRecord) -> str:
+def _why_no_learning(run: ReportedRun) -> str:
     if not _can_be_drawn(run):
         return f"{len(run.names)} clients are too many for a matrix on a page (at most {MOST_CLIENTS})"
     recorded = run.config.get("record_every") != 0
@@ -255,25 +255,25 @@ def whole_numbers(matrix: Floats) -> list[int]:
     return found
 
 
-def _cost(run: RunRecord) -> Content:
-    lines = run.history.lines
+def _cost(run: ReportedRun) -> Content:
+    lines = run.lines
     return {
-        "rounds": [line["round"] for line in lines],
-        "bytes": {way: [line["bytes"][way] for line in lines] for way in ("up", "down")},
-        "seconds": {name: rounded([line["seconds"][name] for line in lines], 4) for name in ACTIVITIES},
+        "rounds": [line.round for line in lines],
+        "bytes": {way: [getattr(line.bytes, way) for line in lines] for way in ("up", "down")},
+        "seconds": {name: rounded([getattr(line.seconds, name) for line in lines], 4) for name in ACTIVITIES},
         "total_bytes": run.history.bytes()["total"],
         "effort": effort_text(effort) if (effort := run.history.effort()) else "",
         "total_seconds": round(run.history.seconds()["total"], 2),
     }
 
 
-def _went_wrong(run: RunRecord) -> Iterator[str]:
-    names, done = dict(enumerate(run.names)), len(run.history.lines)
+def _went_wrong(run: ReportedRun) -> Iterator[str]:
+    names, done = dict(enumerate(run.names)), len(run.lines)
     if not done:
         yield f"{run.name}: no round is recorded; there are no curves"
-    if not run.directory.finished:
+    if not run.record.finished:
         federated = run.config.get("engine") == FEDERATION
-        way_on = "'coterie federation server'" if federated else said("coterie", "resume", run.directory.path)
+        way_on = "'coterie federation server'" if federated else said("coterie", "resume", run.record.path)
         yield f"{run.name} is {run.state}; {way_on} carries it on"
     yield from missing_lines(run.history.diverged(names, "missing"), done)
     for client, rounds in run.history.diverged(names).items():

@@ -9,7 +9,7 @@ from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.report.html import CHARTS, html_page
 from coterie.report.onerun import MOST_ENTRIES, run_content
-from coterie.report.reading import RunRecord, read_run, run_folders
+from coterie.report.reading import ReportedRun, read_run, run_folders
 from coterie.report.rounding import Content
 from coterie.report.searching import search_content
 from coterie.report.severalruns import several_content
@@ -33,7 +33,7 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
 
 def report_content(paths: Sequence[Path]) -> Content:
     """All that a page shows, as plain values; `notes` name what is not shown. An error if nothing can be."""
-    found: list[RunRecord] = []
+    found: list[ReportedRun] = []
     notes: list[str] = []
     for path in dict.fromkeys(_folders(paths, notes)):
         try:

@@ -28,9 +28,9 @@ from coterie.report.learning import (
 )
 from coterie.report.onerun import ABSENT, PARTS
 from coterie.rounds.report import RoundReport
-from coterie.runs.about import About, described_clients, described_data
-from coterie.runs.kept import KeptRun
-from coterie.runs.opened import kept_run
+from coterie.runs.about import described_clients, described_data
+from coterie.runs.reader import Record, record_of
+from coterie.runs.record import ClientAbout, DataAbout
 from coterie.setup.config import Config, complete
 from coterie.setup.prepared import Prepared
 
@@ -51,36 +51,36 @@ class Learning:
     about: str
 
     @classmethod
-    def of_run(cls, run: str | Path | KeptRun, round: int | None = None) -> Learning:
+    def of_run(cls, run: str | Path | Record, round: int | None = None) -> Learning:
         """From a run that is kept: a recorded round; by default the last in which clients chose whom to learn from."""
-        directory = run if isinstance(run, KeptRun) else kept_run(Path(run))
+        directory = run if isinstance(run, Record) else record_of(Path(run))
         config = directory.config()
         chosen = _recorded_round(directory, config, round)
         about = directory.about()
-        return cls._of(directory.mixes(chosen), chosen, config, about["clients"], about["data"])
+        return cls._of(directory.mixes(chosen), chosen, config, about.participants, about.data)
 
     @classmethod
     def of_round(cls, report: RoundReport, prepared: Prepared) -> Learning:
         """From what a listener gets: a report, and `start.prepared`; nothing need be on disk."""
         config = complete(prepared.experiment)
-        return cls._of(report.mixes, report.round, config, described_clients(prepared), described_data(prepared))
+        clients = [client for client in described_clients(prepared) if client.takes_part]
+        return cls._of(report.mixes, report.round, config, clients, described_data(prepared))
 
     @classmethod
     def _of(
-        cls, mixes: Sequence[Applied], round: int, config: Config, everyone: Sequence[About], data: About
+        cls, mixes: Sequence[Applied], round: int, config: Config, clients: Sequence[ClientAbout], data: DataAbout
     ) -> Learning:
-        clients = [client for client in everyone if client["takes_part"]]
         mix = most_personal(mixes)
         method = METHODS[config["method"]].__name__ if config["method"] in METHODS else short_name(config["method"])
         what = f"mix of {mix.group}, into {mix.target}" + (", some elements only" if mix.gated else "")
         return cls(
             matrix=learning_matrix(mixes, len(clients)),
-            counts=np.array([client["classes"] for client in clients]),
-            names=tuple(client["name"] for client in clients),
-            classes=tuple(data["class_names"]),
+            counts=np.array([client.classes for client in clients]),
+            names=tuple(client.name for client in clients),
+            classes=tuple(data.class_names),
             round=round,
             title=f"{method}: who learns from whom in round {round} of {config['rounds']}",
-            about=f"{what}\n{data['name']}, {len(clients)} clients, {_spoken_partition(config)}",
+            about=f"{what}\n{data.name}, {len(clients)} clients, {_spoken_partition(config)}",
         )
 
 
@@ -95,7 +95,7 @@ def picture(source: str | Path | Learning, path: str | Path, round: int | None =
     return draw(source if isinstance(source, Learning) else Learning.of_run(source, round)).save(target)
 
 
-def plot_mixing(kept: KeptRun, round: int | None) -> Figure:
+def plot_mixing(kept: Record, round: int | None) -> Figure:
     """Who learned from whom in a round."""
     require_plots()
     return draw(Learning.of_run(kept, round))
@@ -114,7 +114,7 @@ def draw(learning: Learning) -> Figure:
     return drawn(content, ["mixing"], [learning.title, *learning.about.splitlines()])["mixing"]
 
 
-def _recorded_round(directory: KeptRun, config: Config, round: int | None) -> int:
+def _recorded_round(directory: Record, config: Config, round: int | None) -> int:
     recorded = directory.recorded_rounds()
     if not recorded:
         reason = "record_every = 0" if config["record_every"] == 0 else "nobody has learned from others"

@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from coterie.core.task.quality import BINS, calibration_errors, fits, recalls, reliability
 from coterie.errors import CoterieError, require
-from coterie.report.reading import RunRecord
+from coterie.report.reading import ReportedRun
 from coterie.report.rounding import Content, rounded
 
 Counts = Mapping[str, npt.NDArray[Any]]
 WIDTHS = {"bin_samples": BINS, "bin_hits": BINS, "bin_confidence": BINS}
 
 
-def run_quality(run: RunRecord) -> Counts | None:
+def run_quality(run: ReportedRun) -> Counts | None:
     """What the run kept of its clients' finished models; nothing if it kept none, an error if that cannot be read."""
-    found = {name: values.numpy() for name, values in run.directory.quality().items()}
+    found = {name: values.numpy() for name, values in run.record.quality().items()}
     if not {"hits", "support", "auc", "macro_f1", *WIDTHS} <= found.keys():
         return None  # a task of one's own may keep other things
     classes = (*found["support"].shape, 0)[1]
@@ -27,7 +27,9 @@ def run_quality(run: RunRecord) -> Counts | None:
     return found
 
 
-def quality_content(run: RunRecord, classes: Sequence[str] | None, most_clients: int, drawn: Sequence[int]) -> Content:
+def quality_content(
+    run: ReportedRun, classes: Sequence[str] | None, most_clients: int, drawn: Sequence[int]
+) -> Content:
     """One run's part of a page: per-class recall, AUC and calibration by client; or in words why there is none.
 
     Up to `most_clients` each has its recalls and its curve; AUC and calibration are those of the clients `drawn`.
@@ -51,7 +53,7 @@ def quality_content(run: RunRecord, classes: Sequence[str] | None, most_clients:
     }
 
 
-def methods_quality(runs: Mapping[str, Sequence[RunRecord]], classes: Sequence[str] | None) -> Content:
+def methods_quality(runs: Mapping[str, Sequence[ReportedRun]], classes: Sequence[str] | None) -> Content:
     """The same of several methods side by side, each with its runs: clients of all seeds are counted together."""
     methods, width = [], 0
     for title, own in runs.items():
@@ -74,7 +76,7 @@ def methods_quality(runs: Mapping[str, Sequence[RunRecord]], classes: Sequence[s
     return {"why": "", "classes": list(names), "methods": methods}
 
 
-def _readable(run: RunRecord) -> Counts | None:
+def _readable(run: ReportedRun) -> Counts | None:
     try:
         return run_quality(run)
     except CoterieError:

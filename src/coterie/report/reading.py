@@ -1,11 +1,9 @@
-"""A run directory as a report reads it: whatever is whole in it, and in words what is not."""
+"""A run as a report reads it: whatever is whole in it, and in words what is not."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from coterie.client.effort import FORWARD
 from coterie.core.exchange import Applied
 from coterie.core.numbers import ACCURACY, Scale, judged_scale
 from coterie.core.task import TASKS, Classification
@@ -22,24 +19,10 @@ from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.partition import Partition
 from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
-from coterie.runs.directory import LOG
-from coterie.runs.history import (
-    COHORT,
-    EFFORT,
-    EVERYBODY,
-    TESTED,
-    TRAINING,
-    TUNED,
-    TUNING,
-    History,
-    Line,
-    by_client,
-    numbers,
-    tested_sample,
-)
-from coterie.runs.kept import CONFIG, ROUNDS, KeptRun
-from coterie.runs.opened import kept_run
-from coterie.runs.packed import runs_in
+from coterie.runs.history import History, by_client, numbers, tested_sample
+from coterie.runs.reader import Record, record_of
+from coterie.runs.record import Line, Scores, Skipped
+from coterie.runs.store import CONFIG, ROUNDS, runs_in
 from coterie.setup.config import Config
 
 WARNING = re.compile(r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$")
@@ -48,14 +31,14 @@ TOLD_BY_ROUNDS = re.compile(r"^round \d+: client ")
 
 
 @dataclass(frozen=True, eq=False)
-class RunRecord:
+class ReportedRun:
     """What a run left: its configuration, its rounds, its partition; `skipped` says what could not be read.
 
     `participants` are the clients of the partition that are not held out, `names` and `sizes` theirs. Without the
     partition, names are numbers and there are no sizes.
     """
 
-    directory: KeptRun
+    record: Record
     config: Config
     partition: Partition | None
     participants: tuple[int, ...]
@@ -69,16 +52,20 @@ class RunRecord:
     @property
     def name(self) -> str:
         """The name of its directory."""
-        return self.directory.path.resolve().name
+        return self.record.path.resolve().name
+
+    @property
+    def lines(self) -> list[Line]:
+        """What every round left, as far as that is whole."""
+        return self.history.lines
 
     def rounds(self, moment: Moment) -> list[int]:
         """The rounds in which clients were tested at a moment."""
-        return [line["round"] for line, _ in self._told(moment)]
+        return [round for round, _ in self._told(moment)]
 
-    def _told(self, moment: Moment) -> list[tuple[Line, Line]]:
-        """The lines that tell of a moment, and what they tell of it."""
-        found = ((line, line.get(EVERYBODY, {}).get(moment) or line.get(moment)) for line in self.history.lines)
-        return [(line, told) for line, told in found if told is not None]
+    def _told(self, moment: Moment) -> list[tuple[int, Scores]]:
+        """The rounds that tell of a moment, and what they tell of it."""
+        return [(line.round, scores) for line in self.lines if (scores := line.told(moment)) is not None]
 
     def last_scores(self, moment: Moment) -> Floats:
         """What the run is judged by, at a moment of the last round that tells of it: `[K]`; NaN for the untested."""
@@ -86,35 +73,35 @@ class RunRecord:
 
     def evaluations(self, moment: Moment) -> list[Evaluation]:
         """What the run is judged by, at a moment, round by round."""
-        sizes, found = np.array(self.history.test_sizes, np.int64), []
-        for _, told in self._told(moment):
-            sample = tested_sample(told, len(self.names))
+        sizes, judged, evaluations = np.array(self.history.test_sizes, np.int64), self.scale.name, []
+        for _, scores in self._told(moment):
+            sample = tested_sample(scores, len(self.names))
             own = sizes if sample is None else sizes[sample.clients]
-            found.append(Evaluation(self.scale, {self.scale.name: numbers(told[self.scale.name])}, own, sample=sample))
-        return found
+            evaluations.append(Evaluation(self.scale, {judged: numbers(scores.values[judged])}, own, sample=sample))
+        return evaluations
 
     def training_losses(self) -> list[tuple[int, Floats, Floats]]:
         """By round: the cohort's losses on the samples it trained on, and those on its test samples right after."""
-        found = []
-        for line in self.history.lines:
-            if TRAINING in line:
+        losses = []
+        for line in self.lines:
+            if line.training is not None:
                 # Where some rest, `trained` is of everybody.
-                tested = line.get(COHORT) or line.get("trained") or {}
-                found.append((line["round"], numbers(line[TRAINING][LOSS]), numbers(tested.get(LOSS, []))))
-        return found
+                everybody = {} if line.trained is None else line.trained.values
+                tested = everybody if line.cohort_trained is None else line.cohort_trained
+                losses.append((line.round, numbers(line.training.get(LOSS, [])), numbers(tested.get(LOSS, []))))
+        return losses
 
     def mixes(self) -> Iterator[tuple[int, list[Applied] | str]]:
         """Who learned from whom, by round; in words why not, where a record cannot be read."""
-        for round in self.directory.recorded_rounds():
+        for round in self.record.recorded_rounds():
             try:
-                yield round, self.directory.mixes(round)
+                yield round, self.record.mixes(round)
             except (SafetensorError, KeyError, TypeError, ValueError) as error:
                 yield round, f"{self.name}: who learned from whom in round {round} cannot be read ({error})"
 
     def warnings(self) -> list[str]:
         """What the log warns of, each once, without what the rounds tell."""
-        text = self.directory.content(LOG).decode(errors="replace") if self.directory.has(LOG) else ""
-        said = (match[1] for line in text.splitlines() if (match := WARNING.match(line)))
+        said = (match[1] for line in self.record.log().splitlines() if (match := WARNING.match(line)))
         return list(dict.fromkeys(line for line in said if not TOLD_BY_ROUNDS.match(line)))
 
 
@@ -127,10 +114,10 @@ def run_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in path.iterdir() if (folder / CONFIG).is_file()) or [path]
 
 
-def read_run(run: Path | KeptRun) -> RunRecord:
-    """Read a run, finished or not, in a directory or packed; an error if there is none."""
-    directory = kept_run(run) if isinstance(run, Path) else run
-    path, config, skipped = directory.path, directory.config(), list[str]()
+def read_run(run: Path | Record) -> ReportedRun:
+    """Read a run, finished or not, in a directory, packed or in memory; an error if there is none."""
+    record = record_of(run) if isinstance(run, Path) else run
+    path, config, skipped = record.path, record.config(), list[str]()
     name = path.resolve().name
     missing = [key for key in ("method", "data", "rounds", "seed") if key not in config]
     require(not missing, f"run = {path}: its {CONFIG} lacks {', '.join(missing)}")
@@ -138,26 +125,37 @@ def read_run(run: Path | KeptRun) -> RunRecord:
     wrong = [key for key, kind in kinds.items() if not isinstance(config.setdefault(key, kind()), kind)]
     require(not wrong, f"run = {path}: in its {CONFIG}, {', '.join(wrong)} cannot be read")
     try:
-        partition = directory.partition()
+        partition = record.partition()
     except CoterieError as error:
         partition = None
         skipped.append(f"{name}: its partition cannot be read ({error}); clients have numbers for names")
     try:
-        about = directory.about()
+        about = record.about()
     except CoterieError as error:
         skipped.append(
             f"{name}: what describes it cannot be read ({error}); it may have been begun with other settings"
         )
     else:
-        directory.require_as_begun(about)
-    summary = _summary(directory, name, skipped)
-    lines = _lines(directory, name, skipped)
-    scale = _scale(summary, lines)
-    everybody, held_out = (partition.clients, partition.held_out) if partition else (_clients(lines), ())
+        record.require_as_begun(about)
+    try:
+        summary = (record.summary() if record.finished or record.stopped else None) or {}
+    except CoterieError as error:
+        summary = {}
+        skipped.append(f"{name}: its summary cannot be read ({error}); the numbers are those of its rounds")
+    lines = dict(_readable(record, name, skipped))
+    scale = _scale(summary, list(lines.values()))
+    everybody, held_out = (partition.clients, partition.held_out) if partition else (_clients(lines.values()), ())
     participants = tuple(client for client in range(everybody) if client not in held_out)
-    whole = list(_whole(lines, scale, len(participants), name, skipped))
-    return RunRecord(
-        directory,
+    whole: list[Line] = []
+    for number, line in lines.items():
+        last = whole[-1].round if whole else 0
+        order = f"its round is {line.round}, after round {last}" if line.round <= last else ""
+        if fault := order or line.fault_among(len(participants), scale.name):
+            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({fault})")
+        else:
+            whole.append(line)
+    return ReportedRun(
+        record,
         config,
         partition,
         participants,
@@ -166,133 +164,47 @@ def read_run(run: Path | KeptRun) -> RunRecord:
         scale=scale,
         # Sums of bytes and seconds alone are asked of it, which are the same for every task.
         history=History(Classification(), [len(partition.test[k]) if partition else 1 for k in participants], whole),
-        state=_state(directory, config, summary, len(whole)),
+        state=_state(record, config, summary, len(whole)),
         skipped=tuple(skipped),
     )
 
 
-def _summary(directory: KeptRun, name: str, skipped: list[str]) -> dict[str, Any]:
+def _readable(record: Record, name: str, skipped: list[str]) -> Iterator[tuple[int, Line]]:
+    """The lines of the rounds that can be read, each with its number in the file."""
     try:
-        return directory.summary() or {}
+        lines = record.readable_lines()
     except CoterieError as error:
-        skipped.append(f"{name}: its summary cannot be read ({error}); the numbers are those of its rounds")
-        return {}
-
-
-def _lines(directory: KeptRun, name: str, skipped: list[str]) -> list[tuple[int, Line]]:
-    """The lines of the rounds that are JSON, each with its number in the file."""
-    if not directory.has(ROUNDS):
-        skipped.append(f"{name}: {ROUNDS} is missing; there are no rounds to show")
-        return []
-    texts = directory.content(ROUNDS).split(b"\n")
-    found: list[tuple[int, Line]] = []
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if isinstance(line, dict):
-            found.append((number, line))
-        elif number == len(texts):
+        lines = []
+        skipped.append(f"{name}: there are no rounds to show ({error})")
+    for number, line in lines:
+        if not isinstance(line, Skipped):
+            yield number, line
+        elif line.cut_off:
             skipped.append(f"{name}: {ROUNDS} ends within line {number}: the run was killed while it wrote")
         else:
-            skipped.append(f"{name}: line {number} of {ROUNDS} is damaged and was skipped")
-    return found
+            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({line.why})")
 
 
-def _scale(summary: dict[str, Any], lines: Sequence[tuple[int, Line]]) -> Scale:
+def _scale(summary: dict[str, Any], lines: list[Line]) -> Scale:
     """The metric that the run is judged by: the summary's, or that of the first task whose metric was measured."""
     if summary:
         with suppress(KeyError, TypeError):  # a damaged one
             return judged_scale(summary)
-    measured: Line = next(
-        (line[moment] for _, line in lines for moment in MOMENTS if isinstance(line.get(moment), dict)), {}
-    )
+    tests = (scores for line in lines for moment in MOMENTS if (scores := line.told(moment)) is not None)
+    measured = next((scores.values for scores in tests), {})
     usual = (TASKS[name]().primary.scale for name in ("classification", "regression"))
     return next((scale for scale in usual if scale.name in measured), ACCURACY)
 
 
-def _clients(lines: Sequence[tuple[int, Line]]) -> int:
+def _clients(lines: Iterable[Line]) -> int:
     """The number of clients that the first test counts."""
-    found = (line.get("received") for _, line in lines)
-    tested = next((measured for measured in found if isinstance(measured, dict)), {})
-    return max((len(values) for values in tested.values() if isinstance(values, list)), default=0)
+    first = next((line.received for line in lines if line.received is not None), None)
+    return 0 if first is None else max(map(len, first.values.values()), default=0)
 
 
-def _whole(
-    lines: Sequence[tuple[int, Line]], scale: Scale, clients: int, name: str, skipped: list[str]
-) -> Iterator[Line]:
-    """The lines that hold what a line must."""
-    last = 0
-    for number, line in lines:
-        fault = _fault(line, scale, clients, last)
-        if fault:
-            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({fault})")
-        else:
-            last = line["round"]
-            yield line
-
-
-def _fault(line: Line, scale: Scale, clients: int, last: int) -> str:
-    """What is wrong with a line; empty if nothing is.
-
-    >>> seconds, sums = {"train": 1, "exchange": 0, "evaluate": 0}, {"up": 0, "down": 0}
-    >>> line = {"round": 2, "cohort": [0], "diverged": [], "seconds": seconds, "bytes": sums}
-    >>> _fault(line, ACCURACY, clients=1, last=1)
-    ''
-    >>> _fault(line | {"received": {"accuracy": [0.5, 0.5]}}, ACCURACY, clients=1, last=1)
-    'received: not a number for each of the 1 clients'
-    """
-    if not isinstance(line.get("round"), int) or line["round"] <= last:
-        return f"its round is {line.get('round')!r}, after round {last}"
-    for part, keys in (("seconds", ("train", "exchange", "evaluate")), ("bytes", ("up", "down"))):
-        held = line.get(part)
-        if not isinstance(held, dict) or not all(_is_number(held.get(key)) for key in keys):
-            return f"{part}: not a number for each of {', '.join(keys)}"
-    # Lines of older runs do not tell of tuning.
-    for part in ("cohort", "diverged", "quarantined", "missing", "tuning_diverged"):
-        held = line.get(part, None if part in ("cohort", "diverged") else [])
-        if not isinstance(held, list) or not all(client in range(clients) for client in held):
-            return f"{part}: not a list of clients"
-    if EFFORT in line and not _is_effort(line[EFFORT], len(line["cohort"])):
-        return f"{EFFORT}: not a whole number for each of the {len(line['cohort'])} clients of the round"
-    if TUNING in line and not (isinstance(line[TUNING], dict) and _are_counts([*map(line[TUNING].get, TUNED)])):
-        return f"{TUNING}: not whole numbers"
-    everybody = line.get(EVERYBODY, {})
-    if not isinstance(everybody, dict):
-        return f"{EVERYBODY}: not a number for each of the {clients} clients"
-    told = [(where, moment, scale.name, clients) for where in (line, everybody) for moment in MOMENTS]
-    for where, part, name, count in (*told, (line, TRAINING, LOSS, len(line["cohort"]))):
-        if part in where:
-            values = where[part].get(name) if isinstance(where[part], dict) else None
-            known = isinstance(values, list) and all(one is None or isinstance(one, int | float) for one in values)
-            asked = where[part].get(TESTED, range(count)) if known else ()
-            if not known or not isinstance(asked, list | range) or len(values or ()) != len(asked):
-                return f"{part}: not a number for each of the {count} clients"
-            if not all(client in range(clients) for client in asked):
-                return f"{part}: not a list of clients"
-    return ""
-
-
-def _is_effort(held: object, clients: int) -> bool:
-    """Whether something holds counts, each for so many clients."""
-    columns = list(held.values()) if isinstance(held, dict) and FORWARD in held else [None]
-    return all(isinstance(one, list) and len(one) == clients and _are_counts(one) for one in columns)
-
-
-def _are_counts(values: Sequence[object]) -> bool:
-    return all(type(value) is int and value >= 0 for value in values)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _state(directory: KeptRun, config: Config, summary: dict[str, Any], done: int) -> str:
-    if directory.finished:
+def _state(record: Record, config: Config, summary: dict[str, Any], done: int) -> str:
+    if record.finished:
         return f"finished: {done} rounds"
-    if directory.stopped:
+    if record.stopped:
         return f"stopped after round {done} of {config['rounds']}: {summary.get('stopped', 'no reason is known')}"
     return f"not finished: {done} of {config['rounds']} rounds"

@@ -10,20 +10,20 @@ from typing import Any
 from coterie.compare.sweep import SWEEP
 from coterie.compare.table import run_folder
 from coterie.files import UNFIT
-from coterie.report.reading import RunRecord
+from coterie.report.reading import ReportedRun
 from coterie.report.rounding import Content
 from coterie.report.severalruns import metric_content
 from coterie.setup.identity import HOW
 
 
-def search_content(folder: Path, runs: Sequence[RunRecord]) -> tuple[Content | None, list[str]]:
+def search_content(folder: Path, runs: Sequence[ReportedRun]) -> tuple[Content | None, list[str]]:
     """The search that a folder keeps, if it keeps one, and in words what of it cannot be read.
 
     Options are those in which the candidates differ, with their values.
     """
     if not (folder / SWEEP).is_file():
         return None, []
-    by_name = {run.directory.path.name: run for run in runs}
+    by_name = {run.record.path.name: run for run in runs}
     try:
         kept = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
         tried = [(one, _run_of(str(one["name"]), by_name)) for one in kept["candidates"]]
@@ -48,13 +48,13 @@ def search_content(folder: Path, runs: Sequence[RunRecord]) -> tuple[Content | N
     }, notes
 
 
-def _run_of(name: str, runs: dict[str, RunRecord]) -> RunRecord | None:
+def _run_of(name: str, runs: dict[str, ReportedRun]) -> ReportedRun | None:
     """A run of a candidate, whatever its seed."""
     start = run_folder(name, 0).removesuffix("0")
     return next((run for folder, run in runs.items() if folder.startswith(start)), None)
 
 
-def _settings(run: RunRecord) -> dict[str, Any]:
+def _settings(run: ReportedRun) -> dict[str, Any]:
     """The settings of a run, options of its method among them, as numbers or texts."""
     plain = {**run.config, **run.config["set"]}
     return {

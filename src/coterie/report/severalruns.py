@@ -19,7 +19,7 @@ from coterie.report.classes import class_counts
 from coterie.report.grids import cell_text
 from coterie.report.onerun import spoken_method
 from coterie.report.quality import methods_quality
-from coterie.report.reading import RunRecord
+from coterie.report.reading import ReportedRun
 from coterie.report.rounding import Content, rounded
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 from coterie.runs.history import EFFORT
@@ -36,7 +36,7 @@ class Contender:
     """A method with its settings, and its runs, one for each seed."""
 
     title: str
-    runs: tuple[RunRecord, ...]
+    runs: tuple[ReportedRun, ...]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -44,9 +44,9 @@ class Contender:
         return tuple(int(run.config["seed"]) for run in self.runs)
 
 
-def comparable(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+def comparable(runs: Sequence[ReportedRun]) -> tuple[list[ReportedRun], list[str]]:
     """The runs that one figure can hold, those like the first; and in words why the others are left out."""
-    kept: list[RunRecord] = []
+    kept: list[ReportedRun] = []
     left_out: list[str] = []
     tested = [run for run in runs if run.rounds("received")]
     for run in runs:
@@ -65,16 +65,16 @@ def comparable(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     return kept, left_out
 
 
-def contenders(runs: Sequence[RunRecord]) -> list[Contender]:
+def contenders(runs: Sequence[ReportedRun]) -> list[Contender]:
     """The runs by method and settings; titles name the settings in which methods of one name differ."""
-    groups: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(_same_settings(run), []).append(run)
     by_seed = [tuple(sorted(group, key=_seed)) for group in groups.values()]
     return [Contender(_title(own[0], [other[0] for other in by_seed]), own) for own in by_seed]
 
 
-def several_content(runs: Sequence[RunRecord]) -> tuple[Content | None, list[str]]:
+def several_content(runs: Sequence[ReportedRun]) -> tuple[Content | None, list[str]]:
     """The content of the comparison, if there is one, and in words what is left out or to be minded."""
     kept, notes = comparable(runs)
     if len(kept) < 2:
@@ -105,28 +105,28 @@ def metric_content(scale: Scale) -> Content:
     return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
 
 
-def _class_names(run: RunRecord) -> Sequence[str] | None:
+def _class_names(run: ReportedRun) -> Sequence[str] | None:
     try:
         return class_counts(run).names
     except CoterieError:
         return None
 
 
-def _seed(run: RunRecord) -> int:
+def _seed(run: ReportedRun) -> int:
     return int(run.config["seed"])
 
 
-def _settings(run: RunRecord) -> dict[str, Any]:
+def _settings(run: ReportedRun) -> dict[str, Any]:
     """What makes a run's result, but for the seed; methods' options among the settings."""
     kept = {key: value for key, value in run.config.items() if key not in HOW | {"seed", "set", PLUGINS}}
     return {**kept, **run.config.get("set", {})}
 
 
-def _same_settings(run: RunRecord) -> str:
+def _same_settings(run: ReportedRun) -> str:
     return json.dumps(_settings(run), sort_keys=True, default=str)
 
 
-def _title(run: RunRecord, others: Sequence[RunRecord]) -> str:
+def _title(run: ReportedRun, others: Sequence[ReportedRun]) -> str:
     """The method's name, and the settings by which it differs from others of that name."""
     ours = _settings(run)
     rivals = [_settings(one) for one in others if one.config["method"] == run.config["method"]]
@@ -135,7 +135,7 @@ def _title(run: RunRecord, others: Sequence[RunRecord]) -> str:
     return spoken_method(run) + (f" ({told})" if told else "")
 
 
-def _partitions(runs: Sequence[RunRecord]) -> dict[int, set[str]]:
+def _partitions(runs: Sequence[ReportedRun]) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for run in runs:
         if run.partition is not None:
@@ -168,13 +168,13 @@ def _curve(one: Contender, moment: Moment, notes: list[str]) -> Content:
     }
 
 
-def _spent(run: RunRecord, what: str) -> dict[int, float]:
+def _spent(run: ReportedRun, what: str) -> dict[int, float]:
     """The bytes or seconds of all rounds up to each one."""
-    totals = np.cumsum([sum(line[what].values()) for line in run.history.lines])
-    return dict(zip((line["round"] for line in run.history.lines), totals.tolist(), strict=True))
+    totals = np.cumsum([getattr(line, what).total for line in run.lines])
+    return dict(zip((line.round for line in run.lines), totals.tolist(), strict=True))
 
 
-def _summary(run: RunRecord) -> Summary:
+def _summary(run: ReportedRun) -> Summary:
     """What the table reads of a run's summary, from its rounds: runs need not be finished."""
     metric: Content = {}
     worst: dict[str, float] = {}
@@ -232,7 +232,7 @@ def _gains(found: Sequence[Contender]) -> Content:
     return {"moments": moments, "why": ""}
 
 
-def _gain_row(one: Contender, alone: Mapping[tuple[int, str], RunRecord], moment: Moment) -> Content | None:
+def _gain_row(one: Contender, alone: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> Content | None:
     if one.runs[0].config["method"] == LOCAL:
         return None
     gains = [gain for run in one.runs for gain in _client_gains(run, alone, moment)]
@@ -247,7 +247,7 @@ def _gain_row(one: Contender, alone: Mapping[tuple[int, str], RunRecord], moment
     }
 
 
-def _client_gains(run: RunRecord, alone: Mapping[tuple[int, str], RunRecord], moment: Moment) -> list[Content]:
+def _client_gains(run: ReportedRun, alone: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> list[Content]:
     if run.partition is None:
         return []
     local = alone.get((_seed(run), run.partition.whole().hash))

@@ -21,7 +21,7 @@ from coterie.rounds.progress import ProgressDisplay, received_mean
 from coterie.runs.history import EFFORT
 
 if TYPE_CHECKING:
-    from coterie.compare.workers import Run
+    from coterie.compare.workers import PlannedRun
 
 # Files and pipes have no width; lines are as long as they need to be.
 UNLIMITED_WIDTH = 10_000
@@ -70,7 +70,7 @@ class ComparisonProgress(ProgressDisplay):
     def __init__(self, runs: int, rounds: int) -> None:
         super().__init__(rounds)
         self.runs, self.finished = runs, 0
-        self.under_way: dict[str, Run] = {}
+        self.under_way: dict[str, PlannedRun] = {}
         self._numbers: dict[str, int] = {}
         self._received: dict[str, str] = {}
         self._rounds: dict[str, int] = {}
@@ -78,11 +78,11 @@ class ComparisonProgress(ProgressDisplay):
         self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> ComparisonProgress:
+    def of(cls, runs: Sequence[PlannedRun]) -> ComparisonProgress:
         """How far these runs are."""
         return cls(len(runs), sum(run.rounds for run in runs))
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         """A run begins."""
         name = str(run)
         self.under_way[name] = run
@@ -92,7 +92,7 @@ class ComparisonProgress(ProgressDisplay):
         label = f"{name} ({self._numbers[name]}/{self.runs})"
         self._tasks[name] = self._bar.add_task(label, total=run.rounds, received=self._received[name])
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         """A round is over."""
         name = str(run)
         if received is not None:
@@ -108,16 +108,16 @@ class ComparisonProgress(ProgressDisplay):
         self._bar.update(self._all, completed=done)
         self._came_to(done, text)
 
-    def ended(self, run: Run, summary: object) -> None:
+    def ended(self, run: PlannedRun, summary: object) -> None:
         """A run is over."""
         self.finished += 1
         self._leave(run, "finished")
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         """A run broke off."""
         self._leave(run, "failed")
 
-    def _leave(self, run: Run, how: str) -> None:
+    def _leave(self, run: PlannedRun, how: str) -> None:
         name = str(run)
         if self._rounds[name] < run.rounds:  # it was there already, or broke off
             self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")

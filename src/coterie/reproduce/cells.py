@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from coterie.compare.workers import Run
+from coterie.compare.workers import PlannedRun
 from coterie.data import DATASETS
 from coterie.data.dataset import PUBLISHED
 from coterie.errors import CoterieError
@@ -123,10 +123,10 @@ class TableCell:
         data = str(self.config["data"])
         return f"{self.row.method_name}-{data}-s{self.seed}-{self.digest}"
 
-    def run_in(self, folder: Path) -> Run:
+    def run_in(self, folder: Path) -> PlannedRun:
         """The run, kept in a folder."""
         label = f"{self.table.key} {self.column.key} {self.row.key}"
-        return Run(label, self.experiment, folder / self.name)
+        return PlannedRun(label, self.experiment, folder / self.name)
 
     def __str__(self) -> str:
         return f"{self.table.key}, {self.column.key}, {self.row.key}, seed {self.seed}"

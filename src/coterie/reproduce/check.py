@@ -77,7 +77,7 @@ def same_bits(here: Mapping[str, str], record: Record) -> bool:
 def repeated(cell: TableCell, record: Record) -> str:
     """Run a cell's first round again and compare; the same bits are expected of the same processor and build."""
     run = replace(cell.experiment, checkpoint_every=0).run(None, [StopAfter(1)])
-    apart = _apart(first_numbers(run.history.lines[0]), record["first"])
+    apart = _apart(first_numbers(run.lines[0]), record["first"])
     if same_bits(machine(), record) and apart > 0:
         raise CoterieError(
             f"{cell}: its first round was repeated and differs by up to {apart:.3g}, on the same processor and build"

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from coterie.errors import CoterieError, require, unknown
 from coterie.options import option_fields
-from coterie.runs.reports import Reports
+from coterie.runs.protocols import Reports
 
 Measure = Literal["score", "upload", "download", "seconds", "runtime", "period"]
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coterie.compare.cluster import run_on_cluster
 from coterie.compare.one_run import Summary, finished
-from coterie.compare.workers import Run, Watcher, run_in_parallel, run_one_by_one
+from coterie.compare.workers import PlannedRun, Watcher, run_in_parallel, run_one_by_one
 from coterie.files import write_whole
 from coterie.processes import CannotStartError, cores
 from coterie.reproduce.cells import TableCell
@@ -78,9 +78,9 @@ def _trial(cell: TableCell) -> float:
     """The seconds of a whole run, from two of its rounds."""
     rounds = cell.experiment.rounds
     trial = replace(cell.experiment, evaluate_every=1, checkpoint_every=0)
-    lines = trial.run(None, [StopAfter(TRIAL_ROUNDS)]).history.lines
-    last: dict[str, float] = lines[-1]["seconds"]
-    return rounds * (last["train"] + last["exchange"] + last["evaluate"] / cell.experiment.evaluate_every)
+    lines = trial.run(None, [StopAfter(TRIAL_ROUNDS)]).lines
+    last = lines[-1].seconds
+    return rounds * (last.train + last.exchange + last.evaluate / cell.experiment.evaluate_every)
 
 
 def run_cells(
@@ -117,13 +117,13 @@ class _Keeper:
         self._cells, self._results, self._watcher = cells, results, watcher
         self.failures: dict[str, str] = {}
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PlannedRun) -> None:
         self._watcher.begun(run)
 
-    def round_done(self, run: Run, round: int, received: float | None) -> None:
+    def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         self._watcher.round_done(run, round, received)
 
-    def ended(self, run: Run, summary: Summary) -> None:
+    def ended(self, run: PlannedRun, summary: Summary) -> None:
         assert run.directory is not None
         for cell in self._cells[run.directory.name]:
             kept = Results(cell.table, self._results)
@@ -132,7 +132,7 @@ class _Keeper:
                 write_page(cell.table, self._results)
         self._watcher.ended(run, summary)
 
-    def failed(self, run: Run, error: Exception) -> None:
+    def failed(self, run: PlannedRun, error: Exception) -> None:
         self.failures[str(run)] = str(error)
         self._watcher.failed(run, error)
 

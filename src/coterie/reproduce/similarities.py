@@ -39,7 +39,7 @@ from coterie.reproduce.page import OURS, PAPER, as_svg, machines_of, plain_axes
 from coterie.reproduce.store import Record, content_of, write_content
 from coterie.rng import numpy_stream
 from coterie.runs.experiment import Experiment
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def measured(reading: Mapping[str, Any], partition: Partition, seed: int, data: 
     return {name: _by_pair(matrix) for name, matrix in compared_by.items()}
 
 
-def compared(result: Result) -> dict[str, Tensor]:
+def compared(result: Run) -> dict[str, Tensor]:
     """How alike the clients' models are, by measure: `[K, K]` each, symmetric."""
     federation, problem = result.federation, result.prepared.problem()
     layout, rows = federation.layout, federation["model"].rows(federation.everyone)

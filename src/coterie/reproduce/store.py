@@ -16,8 +16,9 @@ from coterie.files import locked, require_format, write_whole
 from coterie.reproduce.cells import Amount, TableCell
 from coterie.reproduce.paper import Measure, PaperTable, paper_tables
 from coterie.runs.directory import RunDirectory
-from coterie.runs.kept import ROWS
-from coterie.runs.reports import Reports
+from coterie.runs.protocols import Reports
+from coterie.runs.record import Line
+from coterie.runs.store import ROWS
 
 FORMAT = 2
 WAY_OUT = "move it away and run the table again: runs that are kept are only read"
@@ -34,15 +35,15 @@ Record = dict[str, Any]
 
 def record_of(cell: TableCell, summary: Summary, directory: Path) -> Record:
     """A finished run as it is kept: its scores at every moment, mean and round, what it cost, and its first round."""
-    lines = RunDirectory(directory).lines_in_order()
+    lines = RunDirectory(directory).lines()
     sizes = [client["size"] for client in summary["clients"]]
-    samples = sum(sizes[row] for line in lines for row in line["cohort"])
+    samples = sum(sizes[row] for line in lines for row in line.cohort)
     return {
         **_what_ran(cell),
         "scores": summary["accuracy"],
         "upload": summary["bytes"]["per_client_round"]["up"],
         "download": summary["bytes"]["per_client_round"]["down"],
-        "seconds": sum(line["seconds"]["train"] for line in lines) / max(samples * summary["config"]["epochs"], 1),
+        "seconds": sum(line.seconds.train for line in lines) / max(samples * summary["config"]["epochs"], 1),
         "runtime": summary["seconds"]["total"],
         "period": _period(directory),
         "diverged": summary["diverged"],
@@ -64,15 +65,18 @@ def _what_ran(cell: TableCell) -> Record:
     }
 
 
-def first_numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+def first_numbers(line: Line) -> dict[str, Any]:
     """What the first round measured, number by number: a run on the same machine gives the same bits."""
-    measured = {moment: line[moment] for moment in ("received", "trained", "cohort_trained") if moment in line}
-    return {moment: {"accuracy": scores["accuracy"], "loss": scores["loss"]} for moment, scores in measured.items()}
+    tests = {"received": line.received, "trained": line.trained}
+    measured = {moment: scores.values for moment, scores in tests.items() if scores is not None}
+    if line.cohort_trained is not None:
+        measured["cohort_trained"] = line.cohort_trained
+    return {moment: {"accuracy": values["accuracy"], "loss": values["loss"]} for moment, values in measured.items()}
 
 
 def _period(directory: Path) -> float | None:
     """For how many rounds classifiers were matched: in each of them every client chose itself (FedReMa)."""
-    chosen = RunDirectory(directory).tensors(ROWS)[0].get("value.chosen")
+    chosen = RunDirectory(directory).store.tensors(ROWS)[0].get("value.chosen")
     return None if chosen is None else float(chosen.max())
 
 

@@ -9,19 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from coterie import options
 from coterie.display import Displayed
-from coterie.errors import CoterieError, require, unknown
-from coterie.setup.config import FORMAT, PLUGINS, files_in
-from coterie.setup.prepared import Prepared, prepare
-from coterie.runs.result import Result
-from coterie.runs.run import run
-from coterie.setup.settings import Settings, make_method, make_rule, rule_options
-from coterie.files import require_format
 from coterie.models import ModelSpec
-from coterie.partition import PARTITIONS
-from coterie.registry import PluginFile
 from coterie.rounds.listeners import GivenListener
+from coterie.runs.run import Run
+from coterie.runs.running import run
+from coterie.setup.config import settings_from
+from coterie.setup.prepared import Prepared, prepare
+from coterie.setup.settings import Settings
 from coterie.typed import typed
 
 WHAT = ("data", "partition", "model")
@@ -69,7 +64,7 @@ class Experiment(Settings, Displayed):
     @typed
     def run(
         self, out: str | Path | None = None, listeners: Sequence[GivenListener] = (), progress: bool = False
-    ) -> Result:
+    ) -> Run:
         """Run to the end, or until a listener stops it; with `out`, write a run directory there.
 
         `listeners` are objects, classes or names, such as `"tensorboard"`.
@@ -88,46 +83,4 @@ def experiment_from(config: Mapping[str, Any]) -> Experiment:
     >>> experiment_from({"method": "fedprox", "alpha": 0.5, "set": {"mu": 1}}).method
     FedProx(mu=1.0)
     """
-    values = dict(config)
-    require_format("config", values.pop("format", FORMAT), FORMAT, "write it again")
-    _require_unchanged(values, values.pop(PLUGINS, {}))
-    own = {item.name for item in fields(Experiment)}
-    rule_name = str(values.get("partition", "dirichlet"))
-    own_set = values.pop("set", {})
-    require(isinstance(own_set, dict), f"set = {own_set!r}: must be a table of method options")
-    method = make_method(str(values.pop("method", "fedavg")), dict(own_set))
-    if rule_name.startswith("given") or any(
-        str(values.get(key, "")).startswith("given (") for key in ("data", "model")
-    ):
-        raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
-    of_rule = rule_options(rule_name)
-    for key in values:
-        if key in own or key in of_rule:
-            continue
-        if any(key in options.option_fields(rule) for rule in PARTITIONS.values()):
-            raise CoterieError(
-                f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(of_rule)) or 'none'})"
-            )
-        raise unknown("option", key, own | set(of_rule) | {"set"})
-    rule = make_rule(rule_name, {key: values[key] for key in values if key in of_rule})
-    hints = options.field_types(Experiment)
-    plain = {
-        key: options.coerced(key, value, str if key in ("data", "model") else hints[key])
-        for key, value in values.items()
-        if key in own and key != "partition"
-    }
-    return Experiment(method=method, partition=rule, **plain)
-
-
-def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:
-    """An error if a file of one's own is not what the configuration was written with."""
-    require(isinstance(hashes, dict), f"{PLUGINS} = {hashes!r}: must be a table of files and their SHA-256")
-    assert isinstance(hashes, dict)
-    for key, text, path in files_in(values):
-        if path in hashes and Path(path).is_file():
-            found = PluginFile.read(path).sha256
-            require(
-                found == hashes[path],
-                f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
-                f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
-            )
+    return settings_from(config, Experiment)

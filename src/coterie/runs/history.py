@@ -1,14 +1,14 @@
-"""What a run leaves behind round by round, and its sum: the summary."""
+"""The rounds of a run as numbers: a round as a line, and the lines of all rounds summed up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
+from msgspec import to_builtins
 
 from coterie.client.effort import FORWARD, STEPS, effort_columns
 from coterie.core.task import Task
@@ -23,124 +23,119 @@ from coterie.rounds.evaluate import (
     over_rounds,
 )
 from coterie.rounds.report import RoundReport
+from coterie.runs.record import (
+    PRESENCE,
+    PRIVACY,
+    ByClient,
+    Line,
+    Number,
+    Scores,
+    Seconds,
+    Tests,
+    Travelled,
+    Tuning,
+)
 
-Line = dict[str, Any]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 ACTIVITIES = ("train", "exchange", "evaluate")
-COHORT = "cohort_trained"
-TRAINING = "training"
-"""Where a line holds how the cohort did on the samples that it trained on, while it did."""
-PRIVACY = "privacy"
-"""Where a line holds the largest ε of all clients so far and those of who was asked (none: infinite), if promised."""
-EFFORT = "effort"
-"""Where a line holds what the cohort computed, client by client: gradients by what they train, samples forward."""
-TUNING = "tuning"
-"""Where a line holds how many gradients clients computed to tune before their tests, and in how many tests."""
-TUNED = ("gradients", "tests")
-TESTED = "clients"
-"""Where the scores of a moment say whose they are, if not everybody's; beside them stand the means' standard errors."""
-ERRORS = ("error", "weighted_error")
-EVERYBODY = "everybody"
-"""Where the last line holds the scores of everybody, by moment, if samples were tested before."""
-VALIDATION = "validation"
-"""Where a line holds the same as for test samples of the validation samples, if there are any."""
+EFFORT, TUNING, TRAINING = "effort", "tuning", "training"
+"""Where a summary holds what clients computed, what their tuning took, and how the last cohort did in training."""
+Curves = dict[str, dict[str, dict[str, Number]]]
+"""`[moment][mean | weighted][best | last | last5 | by_validation]`."""
 
 
 def as_line(report: RoundReport) -> Line:
-    """A round as plain values: one line of the metrics file."""
-    parts = {name: msgspec.to_builtins(note) for name, note in report.parts.items()}
-    line: Line = {
-        "round": report.round,
-        "cohort": report.cohort,
-        **({"missing": report.missing} if report.missing else {}),
-        "diverged": report.diverged,
-        **({"quarantined": parts["quarantine"]["clients"]} if "quarantine" in parts else {}),
-        "tuning_diverged": report.tuning_diverged,
-        "seconds": report.seconds,
-        "bytes": report.bytes,
-    }
-    if PRIVACY in parts:
-        line[PRIVACY] = parts[PRIVACY]
-    if report.efforts:
-        line[EFFORT] = effort_columns(report.efforts)
-    if report.tuning[1]:
-        line[TUNING] = dict(zip(TUNED, report.tuning, strict=True))
-    if report.training is not None:
-        line[TRAINING] = _by_client(report.training)
-    validation: Line = {}
-    if report.cohort_trained is not None:
-        line[COHORT] = _by_client(report.cohort_trained)
-        if report.cohort_trained.validation is not None:
-            validation[COHORT] = _by_client(report.cohort_trained.validation)
-    for moment in MOMENTS:
-        evaluation: Evaluation | None = getattr(report, moment)
-        if evaluation is not None:
-            line[moment] = _with_means(evaluation)
-            if evaluation.validation is not None:
-                validation[moment] = _with_means(evaluation.validation)
-    if report.everybody:
-        line[EVERYBODY] = {moment: _with_means(own) for moment, own in report.everybody.items()}
-        held = {moment: own.validation for moment, own in report.everybody.items() if own.validation is not None}
-        if held:
-            validation[EVERYBODY] = {moment: _with_means(own) for moment, own in held.items()}
-    return {**line, VALIDATION: validation} if validation else line
+    """A round as it is written down."""
+    everybody = report.everybody
+    validation = Tests(
+        **{moment: scores_of(own) for moment in MOMENTS if (own := _validated(getattr(report, moment))) is not None},
+        cohort_trained=None if (own := _validated(report.cohort_trained)) is None else _by_client(own),
+        everybody={at: scores_of(own) for at, every in everybody.items() if (own := _validated(every)) is not None},
+    )
+    return Line(
+        round=report.round,
+        cohort=report.cohort,
+        seconds=Seconds(**report.seconds),
+        bytes=Travelled(**report.bytes),
+        diverged=report.diverged,
+        tuning_diverged=report.tuning_diverged,
+        parts=_notes(report),
+        effort=effort_columns(report.efforts),
+        tuning=Tuning(*report.tuning) if report.tuning[1] else None,
+        training=None if report.training is None else _by_client(report.training),
+        cohort_trained=None if report.cohort_trained is None else _by_client(report.cohort_trained),
+        **{moment: scores_of(own) for moment in MOMENTS if (own := getattr(report, moment)) is not None},
+        everybody={moment: scores_of(own) for moment, own in everybody.items()},
+        validation=validation if validation != Tests() else None,
+    )
 
 
-def _by_client(evaluation: Evaluation) -> Line:
+def _notes(report: RoundReport) -> dict[str, dict[str, Any]]:
+    """What the parts of a round add to its line, each by its name."""
+    notes = {name: to_builtins(note) for name, note in report.parts.items()}
+    return {**notes, PRESENCE: {"missing": report.missing}} if report.missing else notes
+
+
+def _validated(evaluation: Evaluation | None) -> Evaluation | None:
+    return None if evaluation is None else evaluation.validation
+
+
+def _by_client(evaluation: Evaluation) -> ByClient:
     return {name: plain_numbers(values) for name, values in evaluation.values.items()}
 
 
-def _with_means(evaluation: Evaluation) -> Line:
-    return {
-        "mean": plain_number(evaluation.mean),
-        "weighted": plain_number(evaluation.weighted),
-        "std": plain_number(evaluation.std),
-        "worst_decile": plain_number(evaluation.worst_decile),
-        **_by_client(evaluation),
-        **_sampled(evaluation),
-    }
+def scores_of(evaluation: Evaluation) -> Scores:
+    """An evaluation as it is written down."""
+    sampled: dict[str, Any] = {}
+    if evaluation.sample is not None:
+        errors = {name: plain_number(getattr(evaluation, name)) for name in ("error", "weighted_error")}
+        sampled = {"clients": evaluation.sample.clients.tolist(), **errors}
+    return Scores(
+        mean=plain_number(evaluation.mean),
+        weighted=plain_number(evaluation.weighted),
+        std=plain_number(evaluation.std),
+        worst_decile=plain_number(evaluation.worst_decile),
+        values=_by_client(evaluation),
+        **sampled,
+    )
 
 
-def _sampled(evaluation: Evaluation) -> Line:
-    """Whose the scores are and how far off the means may be, where a sample was tested."""
-    if evaluation.sample is None:
-        return {}
-    errors = {name: plain_number(getattr(evaluation, name)) for name in ERRORS}
-    return {**errors, TESTED: evaluation.sample.clients.tolist()}
+def tested_sample(scores: Scores, clients: int) -> TestedSample | None:
+    """Who was tested, of so many clients; none if that was everybody."""
+    return None if scores.clients is None else TestedSample(np.array(scores.clients, np.int64), clients)
 
 
-def tested_sample(found: Line, clients: int) -> TestedSample | None:
-    """Who was tested at a moment of a line, of so many clients; none if that was everybody."""
-    return TestedSample(np.array(found[TESTED], np.int64), clients) if TESTED in found else None
+def by_client(scores: Scores, metric: str, clients: int) -> Floats:
+    """A metric of every client: `[K]`, NaN for who was not tested.
 
-
-def by_client(found: Line, metric: str, clients: int) -> Floats:
-    """A metric of every client at a moment of a line: `[K]`, NaN for who was not tested.
-
-    >>> by_client({"accuracy": [0.5], "clients": [1]}, "accuracy", clients=2)
+    >>> sampled = Scores(mean=0.5, weighted=0.5, std=0.0, worst_decile=0.5, values={"accuracy": [0.5]}, clients=[1])
+    >>> by_client(sampled, "accuracy", clients=2)
     array([nan, 0.5])
     """
-    values, sample = numbers(found[metric]), tested_sample(found, clients)
+    values, sample = numbers(scores.values[metric]), tested_sample(scores, clients)
     return values if sample is None else sample.spread(values)
 
 
-def plain_numbers(values: Floats) -> list[float | None]:
+def plain_numbers(values: Floats) -> list[Number]:
     """Numbers as JSON knows them: none for what is not finite.
 
     >>> plain_numbers(np.array([0.5, np.nan]))
     [0.5, None]
     """
     if np.isfinite(values).all():
-        found: list[float | None] = values.tolist()
-        return found
+        finite: list[Number] = values.tolist()
+        return finite
     return [plain_number(value) for value in values.tolist()]
 
 
-def plain_number(value: float) -> float | None:
+def plain_number(value: float) -> Number:
     """A number as JSON knows it."""
     return value if math.isfinite(value) else None
 
 
-def numbers(values: Sequence[float | None]) -> Floats:
+def numbers(values: Sequence[Number]) -> Floats:
     """What `plain_numbers` came from: none becomes NaN."""
     return np.array(values, np.float64)
 
@@ -154,57 +149,68 @@ class History:
     lines: list[Line] = field(default_factory=list)
     validation_sizes: list[int] = field(default_factory=list)
 
-    def evaluations(self, moment: Moment) -> list[Line]:
+    def evaluations(self, moment: Moment) -> list[Scores]:
         """What was measured at a moment, in the order of rounds. Where everybody trained, that is what they store."""
-        return [found for _, found in self.measured(moment)]
+        return [scores for _, scores in self.measured(moment)]
 
-    def measured(self, moment: Moment) -> list[tuple[int, Line]]:
+    def measured(self, moment: Moment) -> list[tuple[int, Scores]]:
         """The same with the rounds."""
-        found = ((line["round"], at_moment(line, moment)) for line in self.lines)
-        return [(round, measured) for round, measured in found if measured is not None]
+        return [(line.round, scores) for line in self.lines if (scores := line.at(moment)) is not None]
 
-    def validated(self, moment: Moment) -> list[Line]:
+    def validated(self, moment: Moment) -> list[Scores]:
         """The same on validation samples; nothing if there are none."""
-        found = (at_moment(line[VALIDATION], moment) for line in self.lines if VALIDATION in line)
-        return [measured for measured in found if measured is not None]
+        held = (line.validation.at(moment) for line in self.lines if line.validation is not None)
+        return [scores for scores in held if scores is not None]
 
     def last(self, moment: Moment) -> Evaluation | None:
-        """The evaluation at a moment of the very last round, if that was evaluated."""
-        told = at_moment(self.lines[-1], moment) if self.lines and moment in self.lines[-1] else None
-        return self.newest(moment) if told is not None and TESTED not in told else None
+        """The evaluation at a moment of the very last round, if everybody was tested then."""
+        scores = self.lines[-1].at(moment) if self.lines and getattr(self.lines[-1], moment) is not None else None
+        return self.newest(moment) if scores is not None and scores.clients is None else None
 
     def stored(self, first: Evaluation) -> Evaluation:
         """Everybody's score right after their own last training; `first` is everybody's before any."""
         held = first
         for line in self.lines:
-            if COHORT in line:
-                cohort = np.array(line["cohort"], np.int64)
-                held = held.updated(
-                    cohort, self._evaluation(line[COHORT], line.get(VALIDATION, {}).get(COHORT), cohort)
+            if line.cohort_trained is not None:
+                cohort = np.array(line.cohort, np.int64)
+                validated = None if line.validation is None else line.validation.cohort_trained
+                values, held_out = (
+                    None if own is None else self._of_cohort(own) for own in (line.cohort_trained, validated)
                 )
+                assert values is not None
+                held = held.updated(cohort, self._evaluation(values, held_out, cohort))
         return held
 
     def newest(self, moment: Moment) -> Evaluation | None:
         """The last evaluation at a moment that there is."""
         evaluations, validated = self.evaluations(moment), self.validated(moment)
-        return self._evaluation(evaluations[-1], validated[-1] if validated else None) if evaluations else None
+        if not evaluations:
+            return None
+        held_out = self._everybody(validated[-1]) if validated else None
+        return self._evaluation(self._everybody(evaluations[-1]), held_out)
 
     def _evaluation(
-        self, found: Line, validated: Line | None = None, whose: Integers | slice = slice(None)
+        self,
+        values: Mapping[str, Floats],
+        validated: Mapping[str, Floats] | None,
+        whose: Integers | slice = slice(None),
     ) -> Evaluation:
-        scale, names = self.task.primary.scale, [metric.scale.name for metric in self.task.metrics]
-        validation = None
-        if validated is not None:
-            held = {name: self._everybodys(validated, name) for name in names}
-            validation = Evaluation(scale, held, np.array(self.validation_sizes)[whose])
-        values = {name: self._everybodys(found, name) for name in names}
-        return Evaluation(scale, values, np.array(self.test_sizes)[whose], validation)
+        scale = self.task.primary.scale
+        sizes, held_sizes = np.array(self.test_sizes), np.array(self.validation_sizes)
+        validation = None if validated is None else Evaluation(scale, validated, held_sizes[whose])
+        return Evaluation(scale, values, sizes[whose], validation)
 
-    def _everybodys(self, found: Line, metric: str) -> Floats:
-        return by_client(found, metric, len(self.test_sizes))
+    def _of_cohort(self, values: ByClient) -> dict[str, Floats]:
+        return {metric.scale.name: numbers(values[metric.scale.name]) for metric in self.task.metrics}
 
-    def curves(self, metric: str) -> dict[str, dict[str, dict[str, float | None]]]:
-        """A metric's `[moment][mean | weighted][best | last | last5]`; nothing as long as nothing was evaluated.
+    def _everybody(self, scores: Scores) -> dict[str, Floats]:
+        return {metric.scale.name: self._of_everybody(scores, metric.scale.name) for metric in self.task.metrics}
+
+    def _of_everybody(self, scores: Scores, metric: str) -> Floats:
+        return by_client(scores, metric, len(self.test_sizes))
+
+    def curves(self, metric: str) -> Curves:
+        """A metric by moment, mean and way to choose the round; nothing as long as nothing was evaluated.
 
         With validation samples there is `by_validation` too: the value in the round in which what the task is judged by
         was best on these.
@@ -212,83 +218,101 @@ class History:
         scale, judged = self.task.metric(metric).scale, self.task.primary.scale
         weights = {"mean": None, "weighted": np.array(self.test_sizes)}
         held_weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
-        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        curves: Curves = {}
         for moment in MOMENTS:
-            clients = [self._everybodys(entry, metric) for entry in self.evaluations(moment)]
+            clients = [self._of_everybody(scores, metric) for scores in self.evaluations(moment)]
             if not clients:
                 continue
-            found[moment] = {}
-            held = [self._everybodys(entry, judged.name) for entry in self.validated(moment)]
-            # The first rounds of a run that an older version began tell nothing of validation, and cannot be chosen.
-            held = [np.full(len(self.test_sizes), np.nan)] * (len(clients) - len(held)) + held if held else []
+            curves[moment] = {}
+            held = [self._of_everybody(scores, judged.name) for scores in self.validated(moment)]
             for mean, sizes in weights.items():
                 validation = [mean_over_clients(values, held_weights[mean]) for values in held]
                 curve = over_rounds(scale, [mean_over_clients(values, sizes) for values in clients], validation, judged)
-                found[moment][mean] = {at: plain_number(value) for at, value in curve.items()}
-        return found
+                curves[moment][mean] = {at: plain_number(value) for at, value in curve.items()}
+        return curves
 
-    def validation_curves(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """What the task is judged by, on validation samples: `[moment][mean | weighted][best | last | last5]`."""
+    def validation_curves(self) -> Curves:
+        """What the task is judged by, on validation samples, likewise."""
         scale = self.task.primary.scale
-        found: dict[str, dict[str, dict[str, float | None]]] = {}
+        curves: Curves = {}
         for moment in MOMENTS:
-            clients = [self._everybodys(entry, scale.name) for entry in self.validated(moment)]
-            if clients:
-                weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
-                curves = {
-                    mean: over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
-                    for mean, sizes in weights.items()
+            clients = [self._of_everybody(scores, scale.name) for scores in self.validated(moment)]
+            weights = {"mean": None, "weighted": np.array(self.validation_sizes)}
+            for mean, sizes in weights.items() if clients else ():
+                curve = over_rounds(scale, [mean_over_clients(values, sizes) for values in clients])
+                curves.setdefault(moment, {})[mean] = {at: plain_number(value) for at, value in curve.items()}
+        return curves
+
+    def honest(self, names: Sequence[str], hostile: Sequence[int]) -> dict[str, Any]:
+        """Who is hostile, and by moment the honest clients' mean over rounds and their worst decile in the last one."""
+        if not hostile:
+            return {}
+        honest = [row for row in range(len(names)) if row not in set(hostile)]
+        scale, sizes = self.task.primary.scale, np.array(self.test_sizes)[honest]
+        moments: dict[str, Any] = {}
+        for moment in MOMENTS:
+            tests = [self._of_everybody(scores, scale.name)[honest] for scores in self.evaluations(moment)]
+            if tests:
+                means = over_rounds(scale, [mean_over_clients(values) for values in tests])
+                worst = Evaluation(scale, {scale.name: tests[-1]}, sizes).worst_decile
+                moments[moment] = {
+                    "mean": {at: plain_number(value) for at, value in means.items()},
+                    "worst_decile": plain_number(worst),
                 }
-                found[moment] = {
-                    mean: {at: plain_number(value) for at, value in curve.items()} for mean, curve in curves.items()
-                }
-        return found
+        return {"hostile": [names[row] for row in hostile], "honest": moments}
 
     def sampled(self) -> dict[str, Any]:
         """How many clients a sample of the last round has, of how many, and by moment its means' standard errors."""
-        newest = self.lines[-1] if self.lines else {}
-        found = {moment: newest[moment] for moment in MOMENTS if TESTED in newest.get(moment, {})}
-        if not found:
+        if not self.lines:
             return {}
-        counts = {len(told[TESTED]) for told in found.values()}
-        errors: Line = {moment: {name: told[name] for name in ERRORS} for moment, told in found.items()}
-        return {"clients": max(counts), "of": len(self.test_sizes), "at_the_end": EVERYBODY in newest, **errors}
+        newest = self.lines[-1]
+        tests = [(moment, scores) for moment in MOMENTS if (scores := getattr(newest, moment)) is not None]
+        samples = [(moment, scores) for moment, scores in tests if scores.clients is not None]
+        if not samples:
+            return {}
+        found: dict[str, Any] = {
+            "clients": max(len(scores.clients) for _, scores in samples),
+            "of": len(self.test_sizes),
+            "at_the_end": bool(newest.everybody),
+        }
+        for moment, scores in samples:
+            found[moment] = {"error": scores.error, "weighted_error": scores.weighted_error}
+        return found
 
     def seconds(self) -> dict[str, Any]:
         """Time in all, and per round by activity."""
-        total = {name: sum(line["seconds"][name] for line in self.lines) for name in ACTIVITIES}
+        total = {name: sum(getattr(line.seconds, name) for line in self.lines) for name in ACTIVITIES}
         rounds = max(len(self.lines), 1)
         return {
             "total": sum(total.values()),
             "per_round": {name: seconds / rounds for name, seconds in total.items()},
         }
 
-    def epsilons(self, clients: int) -> list[float | None]:
+    def epsilons(self, clients: int) -> list[Number]:
         """Every client's ε so far, 0 for who has not trained; none if it is infinite."""
-        found: list[float | None] = [0.0] * clients
+        spent: list[Number] = [0.0] * clients
         for line in self.lines:
-            asked = [*line["cohort"], *line.get("missing", ())]
-            for client, spent in zip(asked, line[PRIVACY]["clients"], strict=True):
-                found[client] = spent
-        return found
+            for client, epsilon in zip((*line.cohort, *line.missing), line.parts[PRIVACY]["clients"], strict=True):
+                spent[client] = epsilon
+        return spent
 
     def effort(self) -> dict[str, Any]:
         """What a client computes in a round, on average: `steps` by what they train, samples `forward`, and `tuning`.
 
         The last is of a test, where clients tune before it. There is nothing in runs that do not tell of it.
         """
-        told = [line[EFFORT] for line in self.lines if EFFORT in line]
-        if not told:
+        efforts = [line.effort for line in self.lines if line.effort]
+        if not efforts:
             return {}
-        totals = dict.fromkeys((name for columns in told for name in columns), 0)
-        for columns in told:
+        totals = dict.fromkeys((name for columns in efforts for name in columns), 0)
+        for columns in efforts:
             for name, values in columns.items():
                 totals[name] += sum(values)
-        client_rounds = max(1, sum(len(columns[FORWARD]) for columns in told))
+        client_rounds = max(1, sum(len(columns[FORWARD]) for columns in efforts))
         means = {name: total / client_rounds for name, total in totals.items()}
         forward = means.pop(FORWARD)
-        tuned = [line[TUNING] for line in self.lines if TUNING in line]
-        gradients, tests = (sum(one[name] for one in tuned) for name in TUNED)
+        tuned = [line.tuning for line in self.lines if line.tuning is not None]
+        gradients, tests = sum(one.gradients for one in tuned), sum(one.tests for one in tuned)
         return {
             "steps": {name.removeprefix(STEPS): mean for name, mean in means.items()},
             FORWARD: forward,
@@ -297,8 +321,8 @@ class History:
 
     def bytes(self) -> dict[str, Any]:
         """Bytes up and down, in all and per participating client and round."""
-        up, down = (sum(line["bytes"][way] for line in self.lines) for way in ("up", "down"))
-        client_rounds = max(sum(len(line["cohort"]) for line in self.lines), 1)
+        up, down = (sum(getattr(line.bytes, way) for line in self.lines) for way in ("up", "down"))
+        client_rounds = max(sum(len(line.cohort) for line in self.lines), 1)
         return {
             "up": up,
             "down": down,
@@ -312,20 +336,42 @@ class History:
         what: Literal["diverged", "tuning_diverged", "quarantined", "missing"] = "diverged",
     ) -> dict[str, list[int]]:
         """The rounds in which clients (or their tuning) diverged, were in quarantine, or did not answer, by name."""
-        found: dict[str, list[int]] = {}
+        rounds: dict[str, list[int]] = {}
         for line in self.lines:
-            for client in line.get(what, ()):  # lines of older runs do not tell of everything
-                found.setdefault(names[client], []).append(line["round"])
-        return found
+            for client in getattr(line, what):
+                rounds.setdefault(names[client], []).append(line.round)
+        return rounds
+
+    def training_of(self, metric: str) -> Floats:
+        """A metric of every client on the samples that it trained on, in the last round in which it did: `[K]`.
+
+        NaN for one that never did.
+        """
+        values = np.full(len(self.test_sizes), np.nan)
+        for line in self.lines:
+            if line.training is not None:
+                values[line.cohort] = numbers(line.training[metric])
+        return values
+
+    def training_frame(self, names: Sequence[str]) -> DataFrame:
+        """Every metric of every round and client that trained in it, as a pandas frame."""
+        from pandas import DataFrame
+
+        metrics = [metric.scale.name for metric in self.task.metrics]
+        rows = (
+            (line.round, names[client], *(line.training[metric][place] for metric in metrics))
+            for line in self.lines
+            if line.training is not None
+            for place, client in enumerate(line.cohort)
+        )
+        return DataFrame(rows, columns=("round", "client", *metrics))
 
 
-def at_moment(line: Line, moment: Moment) -> Line | None:
-    """What a line has of a moment: of everybody, if it has that. Where everybody trained, that is what they store.
+def training_mean(line: Line, metric: str) -> float:
+    """A metric's mean over the cohort of a round, on the samples that it trained on; NaN where it was not recorded.
 
-    >>> at_moment({"trained": {"mean": 0.5}}, "stored"), at_moment({"everybody": {"stored": {"mean": 1}}}, "stored")
-    ({'mean': 0.5}, {'mean': 1})
+    >>> cost = {"seconds": Seconds(1, 0, 0), "bytes": Travelled(8, 8)}
+    >>> training_mean(Line(round=1, cohort=[3, 1], training={"loss": [0.5, None]}, **cost), "loss")
+    0.5
     """
-    found: Line | None = line.get(EVERYBODY, {}).get(moment) or line.get(moment)
-    if found is None and moment == "stored" and not (COHORT in line and TESTED in line.get("trained", {})):
-        found = line.get("trained")
-    return found
+    return mean_over_clients(numbers((line.training or {}).get(metric, [])))

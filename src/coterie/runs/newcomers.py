@@ -11,8 +11,8 @@ from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.engines import Work
-from coterie.setup.prepared import Prepared
 from coterie.rounds.evaluate import Evaluation
+from coterie.setup.prepared import Prepared
 
 log = logging.getLogger("coterie")
 

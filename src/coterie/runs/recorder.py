@@ -1,24 +1,86 @@
-"""The listener that keeps what a run leaves: its history, warnings in the log, and the run directory."""
+"""What a run leaves while it goes on: its history, warnings, and the run directory; without one, what memory holds."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from coterie.client.scores import TUNING_DIVERGED
-from coterie.runs.directory import RunDirectory
-from coterie.runs.history import History, as_line
-from coterie.runs.lines import LinesDigest
-from coterie.setup.prepared import Prepared
-from coterie.runs.remembered import MixSource, RememberedMixes
+from coterie.core.exchange import Applied
+from coterie.partition import Partition
 from coterie.rounds.listeners import Listener, Outcome, Start
 from coterie.rounds.report import RoundReport
+from coterie.runs.about import about_run
+from coterie.runs.directory import RunDirectory
+from coterie.runs.history import History, as_line
+from coterie.runs.reader import Record
+from coterie.runs.record import Line, LinesDigest, RunAbout
+from coterie.setup.config import Config, complete, method_name
+from coterie.setup.prepared import Prepared
 
 log = logging.getLogger("coterie")
 
-
 # Seconds between checkpoints, unless rounds are counted: what a kill may cost.
 USUAL = 60.0
+MOST = 64 << 20
+"""Bytes of weights that are remembered; older rounds make way."""
+
+
+class MixSource(Protocol):
+    """Where it stands who learned from whom."""
+
+    def recorded_rounds(self) -> list[int]:
+        """The rounds that there are, in order."""
+        ...
+
+    def mixes(self, round: int) -> list[Applied]:
+        """One of them."""
+        ...
+
+
+class RememberedMixes:
+    """Who learned from whom in the last rounds, as many as fit into the memory that they may have.
+
+    >>> import torch
+    >>> one = Applied(torch.ones(1, 3), "all", "model", False, torch.arange(3), torch.arange(3))
+    >>> kept = RememberedMixes(most=40)
+    >>> for round in (1, 2, 3, 4):
+    ...     kept.add(round, [one])
+    >>> kept.recorded_rounds()
+    [2, 3, 4]
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._size = most, 0
+        self._rounds: dict[int, list[Applied]] = {}
+
+    def add(self, round: int, mixes: Sequence[Applied]) -> None:
+        """Remember a round; the method may go on to change its tensors."""
+        size = _size(mixes)
+        if size > self._most:
+            return
+        self._rounds[round] = [replace(mix, weights=mix.weights.clone()) for mix in mixes]
+        self._size += size
+        while self._size > self._most:
+            self._size -= _size(self._rounds.pop(min(self._rounds)))
+
+    def recorded_rounds(self) -> list[int]:
+        """The rounds that are remembered."""
+        return sorted(self._rounds)
+
+    def mixes(self, round: int) -> list[Applied]:
+        """One of them."""
+        return self._rounds[round]
+
+
+def _size(mixes: Sequence[Applied]) -> int:
+    return sum(mix.weights.nbytes for mix in mixes)
 
 
 class Recorder(Listener):
@@ -104,3 +166,62 @@ class Recorder(Listener):
         else:
             tested = self._prepared.method.tested
             self._directory.finish(self._federation, tested, self._lines.text, outcome.summary)
+
+
+class Remembered(Record):
+    """A run that has just ended, as it is in memory. Its rows are the run's own."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        history: History,
+        summary: dict[str, Any],
+        recorded: MixSource,
+        path: Path | None,
+        quality: Mapping[str, Tensor],
+    ) -> None:
+        self.path = path or Path(method_name(prepared.method))
+        self._prepared, self._history, self._summary = prepared, history, summary
+        self._recorded, self._quality = recorded, dict(quality)
+
+    def config(self) -> Config:
+        """The run's configuration."""
+        return complete(self._prepared.experiment)
+
+    def about(self) -> RunAbout:
+        """What describes the run as a whole."""
+        return about_run(self._prepared)
+
+    def partition(self) -> Partition:
+        """The run's partition."""
+        return self._prepared.partition
+
+    def lines(self) -> list[Line]:
+        """The rounds."""
+        return self._history.lines
+
+    def recorded_rounds(self) -> list[int]:
+        """The rounds whose mixes were recorded, in order."""
+        return self._recorded.recorded_rounds()
+
+    def mixes(self, round: int) -> list[Applied]:
+        """The recorded mixes of a round."""
+        return self._recorded.mixes(round)
+
+    def quality(self) -> dict[str, Tensor]:
+        """What was said of the clients' finished models."""
+        return self._quality
+
+    def summary(self) -> dict[str, Any]:
+        """The summary."""
+        return self._summary
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return not self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a listener stopped the run."""
+        return "stopped" in self._summary

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.core.pixels import Pixels
 from coterie.data.dataset import fingerprint
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
-from coterie.runs.about import described_model
-from coterie.runs.lock import alone
-from coterie.setup.config import complete, differences
-from coterie.runs.directory import RunDirectory
-from coterie.runs.experiment import Experiment, experiment_from
-from coterie.runs.extend import extend
-from coterie.runs.kept import ABOUT
-from coterie.setup.prepared import Prepared
-from coterie.runs.result import Result
-from coterie.runs.run import finish, watched
-from coterie.setup.settings import Settings
 from coterie.partition import Partition
 from coterie.rounds.listeners import GivenListener
+from coterie.runs.about import described_model
+from coterie.runs.directory import RunDirectory, alone
+from coterie.runs.experiment import Experiment, experiment_from
+from coterie.runs.record import plain
+from coterie.runs.run import Run
+from coterie.runs.running import finish, watched
+from coterie.runs.store import ABOUT
+from coterie.setup.config import complete, differences, method_name
+from coterie.setup.prepared import Prepared
+from coterie.setup.settings import Settings
 from coterie.typed import typed
 
 # Where a run is computed, and the engines between which it may change without a bit changing.
@@ -44,7 +42,7 @@ def resume(
     experiment: Experiment | None = None,
     rounds: int | None = None,
     engine: str = "",
-) -> Result:
+) -> Run:
     """Carry a killed or stopped run on from its last checkpoint; it ends bit-identical to one never interrupted.
 
     That holds for the same machine and build of PyTorch, and for the same number of threads: other kernels round
@@ -64,7 +62,7 @@ def resume(
     >>> from coterie.runs.experiment import Experiment
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Experiment("fedavg", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
-    ...     len(resume(f"{folder}/run", rounds=2).history.lines)
+    ...     len(resume(f"{folder}/run", rounds=2).lines)
     2
     """
     directory = RunDirectory.open(Path(path))
@@ -79,7 +77,7 @@ def _carried_on(
     experiment: Experiment | None,
     rounds: int | None,
     engine: str,
-) -> Result:
+) -> Run:
     path = directory.path
     directory.require_complete()
     directory.require_as_begun(directory.about(), MOVED)
@@ -102,7 +100,7 @@ def _carried_on(
         if engine:
             directory.write_config({**directory.config(), **{key: getattr(experiment, key) for key in PLACE}})
         if rounds is not None:
-            prepared = extend(directory, prepared, rounds)
+            prepared = _extended(directory, prepared, rounds)
         return finish(prepared, directory, told)
 
 
@@ -147,7 +145,7 @@ def _require_same_experiment(directory: RunDirectory, given: Experiment, rounds:
 
 def _require_same_model(directory: RunDirectory, prepared: Prepared) -> None:
     """An error if a model that was made in Python again is not shaped as it was."""
-    differing = differences(described_model(prepared), directory.about()["model"])
+    differing = differences(plain(described_model(prepared)), plain(directory.about().model))
     require(
         not differing,
         f"run = {directory.path}: the model is not the one that it began with: {'; '.join(differing)}; bring it back, "
@@ -157,13 +155,39 @@ def _require_same_model(directory: RunDirectory, prepared: Prepared) -> None:
 
 def _require_same_data(directory: RunDirectory, prepared: Prepared) -> None:
     """An error if the data are not those that the run began with: it would go on as if nothing had happened."""
-    described = directory.about()["data"]
-    known = described.get("fingerprint") if isinstance(described, dict) else None
-    require(isinstance(known, dict), f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
-    assert isinstance(known, dict)
+    known = directory.about().data.fingerprint
+    if known is None:
+        raise CoterieError(f"run = {directory.path}: {ABOUT} is damaged (it has no fingerprint of the data)")
     differing = [part for part, digest in fingerprint(prepared.data).items() if known.get(part) != digest]
     require(
         not differing,
         f"run = {directory.path}: the data have changed since it began ({' and '.join(differing)} of "
         f"'{prepared.data.name}'); bring them back, or run it again in another directory",
     )
+
+
+def _extended(directory: RunDirectory, prepared: Prepared, rounds: int) -> Prepared:
+    """Plan `rounds` rounds in all for a kept run, and return it prepared for that; what was done stays.
+
+    What the last planned round was tested or recorded for as the last alone is taken back when the run is carried on.
+    """
+    planned = prepared.experiment.rounds
+    require(rounds > planned, f"rounds = {rounds}: the run plans {planned} already; name more")
+    longer = prepared.with_rounds(rounds)
+    done = directory.newest_round()
+    if done:
+        for why in _obstacles(prepared, longer, done):
+            raise CoterieError(f"rounds = {rounds}: it would not end like a run of {rounds} rounds: {why}; run it anew")
+    directory.lines()  # damaged ones are refused before anything is changed
+    directory.plan(rounds)  # from here on whoever carries the run on goes by that, also after a kill
+    return longer
+
+
+def _obstacles(prepared: Prepared, longer: Prepared, done: int) -> Iterator[str]:
+    """What of the rounds that are done would have been otherwise in a run that planned more."""
+    planned, rounds, training = prepared.experiment.rounds, longer.experiment.rounds, prepared.experiment.training
+    if any(training.factor(round, planned) != training.factor(round, rounds) for round in range(1, done + 1)):
+        yield f"the rates of schedule '{training.schedule}' depend on the number of rounds"
+    for name, value in prepared.resolved.items():
+        if longer.resolved[name] != value:
+            yield f"{method_name(prepared.method)}'s {name} was {value}, and would have been {longer.resolved[name]}"

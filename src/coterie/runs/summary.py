@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
-from coterie.setup.config import Config
-from coterie.runs.history import EFFORT, PRIVACY, TRAINING, History, plain_number
-from coterie.runs.honest import honest_numbers, hostile_rows
-from coterie.runs.training import training_mean
 from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.rounds.evaluate import MOMENTS
+from coterie.runs.history import EFFORT, TRAINING, History, plain_number, training_mean
+from coterie.runs.record import PRIVACY
+from coterie.setup.config import Config
 
 
 def summary_of(
@@ -45,7 +46,7 @@ def summary_of(
         **({"sampled": sampled} if (sampled := history.sampled()) else {}),
         "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
         "std": {moment: plain_number(found.std) for moment, found in newest.items()},
-        **honest_numbers(history, names, hostile_rows(config, partition, participants)),
+        **history.honest(names, hostile_rows(config, partition, participants)),
         **quality,
         **_training(history),
         "clients": clients,
@@ -64,6 +65,17 @@ def summary_of(
         "engine": config["engine"],
         "config": config,
     }
+
+
+def hostile_rows(config: Mapping[str, Any], partition: Partition, participants: Sequence[int]) -> list[int]:
+    """Which of the participants are hostile in the run of a configuration, by their places among them."""
+    if not config.get("attack"):
+        return []
+    from coterie.scenarios.hostile import Hostile
+
+    keys = torch.from_numpy(partition.keys)[list(participants)]
+    hostile = Hostile.drawn(str(config["attack"]), keys, int(config["seed"]))
+    return [] if hostile is None else hostile.clients.tolist()
 
 
 def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str, Any]:
@@ -87,9 +99,10 @@ def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str
 
 def _training(history: History) -> dict[str, Any]:
     """How the last cohort did on the samples that it trained on: each metric's mean over its clients."""
-    newest = history.lines[-1] if history.lines else {}
-    found = {metric: plain_number(training_mean(newest, metric)) for metric in newest.get(TRAINING, {})}
-    return {TRAINING: found} if found else {}
+    if not history.lines or not history.lines[-1].training:
+        return {}
+    newest = history.lines[-1]
+    return {TRAINING: {metric: plain_number(training_mean(newest, metric)) for metric in newest.training or ()}}
 
 
 def _metrics(history: History, task: Task) -> dict[str, Any]:

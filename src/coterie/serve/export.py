@@ -17,7 +17,7 @@ from coterie.core.task import Classification
 from coterie.errors import CoterieError, require, unknown
 from coterie.files import write_whole
 from coterie.models import MODELS
-from coterie.runs.opened import OpenedRun
+from coterie.runs.run import Run
 from coterie.serve.model import client_tensors, is_plain
 from coterie.serve.model_file import About, write_model
 from coterie.setup.config import method_name
@@ -27,7 +27,7 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 """What the input and the output of a program are called."""
 
 
-def export_client(run: OpenedRun, client: int, out: Path, format: str = "safetensors") -> About:
+def export_client(run: Run, client: int, out: Path, format: str = "safetensors") -> About:
     """Write a client's model, as received after the last round, into a new file; returns its description.
 
     `safetensors` holds tensors by their names. `pt2` is a program for `torch.export.load`, `onnx` one for ONNX runtimes
@@ -44,7 +44,7 @@ def export_client(run: OpenedRun, client: int, out: Path, format: str = "safeten
     about = _about(run, client)
     if format == "safetensors":
         _require_known(run)
-        write_model(out, client_tensors(about.agreement(), run.result, client), about)
+        write_model(out, client_tensors(about.agreement(), run, client), about)
         return about
     with _quiet():
         program = _program(run, client, about)
@@ -53,20 +53,20 @@ def export_client(run: OpenedRun, client: int, out: Path, format: str = "safeten
     return about
 
 
-def _about(run: OpenedRun, client: int) -> About:
-    result, data = run.result, run.about["data"]
-    names = tuple(one["name"] for one in run.about["clients"] if one["takes_part"])
+def _about(run: Run, client: int) -> About:
+    models, data = run.models, run.about.data
+    names = tuple(one.name for one in run.about.participants)
     require(0 <= client < len(names), f"client = {client}: must lie in 0..{len(names) - 1}")
-    round, rounds = result.federation.round, int(run.config["rounds"])
+    round, rounds = models.federation.round, int(run.config["rounds"])
     notes = [] if run.status == "finished" else [f"the run has not ended: this is the model of round {round}"]
     if scale := run.config.get("scale"):
         notes.append(f"inputs must be scaled as the run's were: {scale}")
-    layout, method = result.prepared.problem_base.layout, result.prepared.method
+    layout, method = models.prepared.problem_base.layout, models.prepared.method
     return About(
         model=str(run.config["model"]),
-        shape=tuple(data["shape"]),
-        classes=data["outputs"],
-        class_names=tuple(data["class_names"]),
+        shape=tuple(data.shape),
+        classes=data.outputs,
+        class_names=tuple(data.class_names),
         classifier=layout.classifier,
         stats=layout.stats,
         method=method_name(method),
@@ -77,13 +77,13 @@ def _about(run: OpenedRun, client: int) -> About:
         rounds=rounds,
         finished=run.status == "finished",
         note="; ".join(notes),
-        task=result.prepared.problem_base.task.name,
+        task=models.prepared.problem_base.task.name,
     )
 
 
-def _require_known(run: OpenedRun) -> None:
+def _require_known(run: Run) -> None:
     """An error if whoever reads the file could not build the model by its name."""
-    task, model = run.result.prepared.problem_base.task, str(run.config["model"])
+    task, model = run.prepared.problem_base.task, str(run.config["model"])
     require(
         isinstance(task, Classification),
         f"format = safetensors: is for models that tell classes apart, and the run's task is {task.name}; use pt2",
@@ -95,17 +95,16 @@ def _require_known(run: OpenedRun) -> None:
     )
 
 
-def _program(run: OpenedRun, client: int, about: About) -> torch.export.ExportedProgram:
+def _program(run: Run, client: int, about: About) -> torch.export.ExportedProgram:
     """The model as a graph, for any number of samples."""
-    result = run.result
     require(
-        is_plain(result.prepared.method),
+        is_plain(run.prepared.method),
         f"format: {about.method} predicts with more than its model puts out, which no program can; use safetensors",
     )
-    example = torch.zeros(2, *about.shape, dtype=result.prepared.data.inputs.dtype)
+    example = torch.zeros(2, *about.shape, dtype=run.prepared.data.inputs.dtype)
     any_number = ({0: torch.export.Dim("samples")},)
     try:
-        return torch.export.export(result.model(client), (example,), dynamic_shapes=any_number)
+        return torch.export.export(run.model(client), (example,), dynamic_shapes=any_number)
     except Exception as error:  # whatever PyTorch cannot turn into a graph
         first = " ".join(str(error).split())[:200]
         raise CoterieError(f"model: PyTorch cannot export it ({type(error).__name__}: {first})") from None

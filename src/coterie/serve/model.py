@@ -32,7 +32,7 @@ from coterie.deployment.workplace import SiteFederation
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods.base import Method
 from coterie.models import build
-from coterie.runs.result import Result
+from coterie.runs.run import Run
 from coterie.serve.model_file import About, read_model, read_tensors, write_model
 from coterie.serve.programs import read_onnx, read_pt2
 from coterie.typed import typed
@@ -131,13 +131,13 @@ def export_model(site: Store | Path, out: Path) -> About:
     return about
 
 
-def client_tensors(agreement: Agreement, result: Result, client: int) -> dict[str, Tensor]:
+def client_tensors(agreement: Agreement, result: Run, client: int) -> dict[str, Tensor]:
     """The tensors of the file of a client's model, from a run; `agreement` is of one site alone."""
     blueprint = agreement.build()
     return _named(agreement, blueprint, _of_client(agreement, blueprint, result, client))
 
 
-def _of_client(agreement: Agreement, blueprint: Blueprint, result: Result, client: int) -> Federation:
+def _of_client(agreement: Agreement, blueprint: Blueprint, result: Run, client: int) -> Federation:
     """A federation of one client as it is tested at the end of a run."""
     federation, source = _federation(agreement, blueprint), result.federation
     for name, row in result.rows(client).items():
@@ -158,7 +158,7 @@ def load_model(path: str | Path) -> nn.Module:
     >>> import tempfile
     >>> from coterie.serve.export import export_client
     >>> from coterie.runs.experiment import Experiment
-    >>> from coterie.runs.opened import open_run
+    >>> from coterie.runs.run import open_run
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Experiment("fedper", rounds=1, epochs=1, threads=1).run(f"{folder}/run")
     ...     _ = export_client(open_run(f"{folder}/run"), 3, Path(folder, "client-3.safetensors"))

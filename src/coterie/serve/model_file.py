@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.core.layout import Layout
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
-from coterie.runs.directory import load_tensors, save_tensors
+from coterie.runs.tensors import load_tensors, save_tensors
 from coterie.setup.config import method_name
 from coterie.version import VERSION
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from torch import nn
@@ -20,14 +20,14 @@ from torch import nn
 from coterie import options
 from coterie.data import Dataset
 from coterie.data.loading import placed
-from coterie.errors import CoterieError, require
-from coterie.files import resolved
+from coterie.errors import CoterieError, require, unknown
+from coterie.files import require_format, resolved
 from coterie.methods import METHODS, Method
 from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, FromFile, Partition, Rule
 from coterie.partition.partition import is_partition_file
-from coterie.registry import absolute, at_hand, file_of, is_reference, reference_to, split_reference
-from coterie.setup.settings import PARTS, Settings, rule_options
+from coterie.registry import PluginFile, absolute, at_hand, file_of, is_reference, reference_to, split_reference
+from coterie.setup.settings import PARTS, Settings, make_method, make_rule, rule_options
 
 Config = dict[str, Any]
 
@@ -35,7 +35,7 @@ REFERENCES = ("method", "data", "partition", "model", "engine", "task", *sorted(
 """The keys whose values may name something in a file."""
 WHAT = REFERENCES[:4]
 """What is run; all else is how."""
-FORMAT = 2
+FORMAT = 3
 """The format of run directories; their configurations say it."""
 PLUGINS = "plugins"
 """The table of the files that settings name (code, traces, partitions): path and SHA-256."""
@@ -161,3 +161,57 @@ def to_toml(config: Mapping[str, Any]) -> str:
     method = "fedavg"
     """
     return tomli_w.dumps(dict(config))
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def settings_from(config: Mapping[str, Any], kind: type[S]) -> S:
+    """The settings that a configuration describes.
+
+    >>> settings_from({"method": "fedprox", "alpha": 0.5, "set": {"mu": 1}}, Settings).method
+    FedProx(mu=1.0)
+    """
+    values = dict(config)
+    require_format("config", values.pop("format", FORMAT), FORMAT, "write it again")
+    _require_unchanged(values, values.pop(PLUGINS, {}))
+    own = {item.name for item in fields(kind)}
+    rule_name = str(values.get("partition", "dirichlet"))
+    own_set = values.pop("set", {})
+    require(isinstance(own_set, dict), f"set = {own_set!r}: must be a table of method options")
+    method = make_method(str(values.pop("method", "fedavg")), dict(own_set))
+    if rule_name.startswith("given") or any(
+        str(values.get(key, "")).startswith("given (") for key in ("data", "model")
+    ):
+        raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
+    of_rule = rule_options(rule_name)
+    for key in values:
+        if key in own or key in of_rule:
+            continue
+        if any(key in options.option_fields(rule) for rule in PARTITIONS.values()):
+            raise CoterieError(
+                f"partition '{rule_name}' has no option '{key}' (it has: {', '.join(sorted(of_rule)) or 'none'})"
+            )
+        raise unknown("option", key, own | set(of_rule) | {"set"})
+    rule = make_rule(rule_name, {key: values[key] for key in values if key in of_rule})
+    hints = options.field_types(kind)
+    plain = {
+        key: options.coerced(key, value, str if key in ("data", "model") else hints[key])
+        for key, value in values.items()
+        if key in own and key != "partition"
+    }
+    return kind(method=method, partition=rule, **plain)
+
+
+def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:
+    """An error if a file of one's own is not what the configuration was written with."""
+    require(isinstance(hashes, dict), f"{PLUGINS} = {hashes!r}: must be a table of files and their SHA-256")
+    assert isinstance(hashes, dict)
+    for key, text, path in files_in(values):
+        if path in hashes and Path(path).is_file():
+            found = PluginFile.read(path).sha256
+            require(
+                found == hashes[path],
+                f"{key} = '{text}': the file has changed (its SHA-256 is {found[:12]}…, the configuration says "
+                f"{str(hashes[path])[:12]}…); bring it back, or remove it from [{PLUGINS}] to use it as it is",
+            )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from coterie.core.federation import Federation
@@ -25,6 +26,7 @@ from coterie.rounds.delivery import as_delivered
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.runs.directory import RunDirectory
+from coterie.runs.record import Travelled
 from coterie.runs.resume import resume
 from coterie.testing.together import SITES, agreed, run_on_messages, simulated
 from coterie.testing.toys import CLASSES, CLIENTS, ROUNDS, toy_data, toy_experiment, toy_partition, with_validation
@@ -143,11 +145,11 @@ def check_relabelling(method: Method) -> None:
         other = toy_experiment(method, model, join=join, data=data, partition=partition.permuted(order)).run()
         where = f"model '{model}', join {join:g}"
         _expect_near(_rows(other.federation), _rows(plain.federation)[order], f"{where}: relabelled rows", 1e-4)
-        for line, again in zip(plain.history.lines, other.history.lines, strict=True):
-            at = f"{where}, round {line['round']}"
-            _expect(sorted(order[client] for client in again["cohort"]) == line["cohort"], f"{at}: another cohort")
+        for line, again in zip(plain.lines, other.lines, strict=True):
+            at = f"{where}, round {line.round}"
+            _expect(sorted(order[client] for client in again.cohort) == line.cohort, f"{at}: another cohort")
             for moment in ("received", "trained"):
-                same = again[moment]["accuracy"] == np.array(line[moment]["accuracy"])[order].tolist()
+                same = again.values(moment, "accuracy") == np.array(line.values(moment, "accuracy"))[order].tolist()
                 _expect(same, f"{at}: accuracies '{moment}' of relabelled clients")
 
 
@@ -177,9 +179,9 @@ def check_resumption(method: Method) -> None:
     state = dict(whole.federation.state())
     for name, tensor in again.federation.state():
         _expect(torch.equal(tensor.nan_to_num(), state[name].nan_to_num()), f"'{name}' differs after a resumption")
-    for line, expected in zip(again.history.lines, whole.history.lines, strict=True):
-        same = all(line[key] == expected[key] for key in line if key != "seconds")
-        _expect(same, f"round {line['round']} is recorded otherwise after a resumption")
+    for line, expected in zip(again.lines, whole.lines, strict=True):
+        same = structs.replace(line, seconds=expected.seconds) == expected
+        _expect(same, f"round {line.round} is recorded otherwise after a resumption")
 
 
 def check_extension(method: Method) -> None:
@@ -202,7 +204,7 @@ def check_evaluation(method: Method) -> None:
     seldom = toy_experiment(method, "norm", join=JOIN, evaluate_every=ROUNDS).run()
     _expect(torch.equal(_rows(often.federation), _rows(seldom.federation)), "rows depend on how often they are tested")
     for moment in ("received", "trained"):
-        same = often.history.lines[-1][moment]["accuracy"] == seldom.history.lines[-1][moment]["accuracy"]
+        same = often.lines[-1].values(moment, "accuracy") == seldom.lines[-1].values(moment, "accuracy")
         _expect(same, f"accuracies '{moment}' depend on how often they are tested")
 
 
@@ -246,12 +248,15 @@ def check_travel(method: Method) -> None:
                     me = everyone[client : client + 1]
                     mine = together.sites[site].federation[slot].rows(me, columns)
                     _expect_near(mine, theirs.rows(me, columns), f"join {join:g}, {site}: slot '{slot}'", 1e-6)
-        for report, line in zip(together.reports, serial.history.lines, strict=True):
-            where = f"join {join:g}, round {line['round']}"
-            _expect(report.bytes == line["bytes"], f"{where}: {report.bytes} travelled, the ledger has {line['bytes']}")
+        for report, line in zip(together.reports, serial.lines, strict=True):
+            where = f"join {join:g}, round {line.round}"
+            _expect(
+                Travelled(**report.bytes) == line.bytes,
+                f"{where}: {report.bytes} travelled, the ledger has {line.bytes}",
+            )
         for client, site in enumerate(SITES):
-            ours, theirs_last = last[site]["received"], serial.history.lines[-1]["received"]["accuracy"][client]
-            near = math.isclose(ours["correct"] / ours["samples"], theirs_last, abs_tol=1e-9)
+            ours, theirs_last = last[site]["received"], serial.lines[-1].values("received", "accuracy")[client]
+            near = math.isclose(ours["correct"] / ours["samples"], theirs_last or 0.0, abs_tol=1e-9)
             _expect(near, f"join {join:g}, {site}: the finished model is not the simulation's")
 
 

@@ -22,7 +22,7 @@ from coterie.partition import Iid
 from coterie.rounds.listeners import Listener
 from coterie.rounds.report import RoundReport
 from coterie.runs.experiment import Experiment
-from coterie.runs.opened import open_run
+from coterie.runs.run import open_run
 
 FILES = (
     "config.toml",
@@ -147,7 +147,7 @@ def look(run: Path) -> None:
         lambda one: one.training,
         lambda one: one.quality,
         lambda one: one.accuracy(),
-        lambda one: one.summary_so_far(),
+        lambda one: one.summary,
         lambda one: one.mixes(1),
         lambda one: one.model(0),
         lambda one: repr(one),
@@ -226,7 +226,7 @@ def check_run(case: Case, folder: Path) -> None:
             for mix in opened.mixes(round):
                 must(bool(mix.weights.isfinite().all()) and float(mix.weights.min()) >= 0, "weights that are none")
                 must(bool(((mix.weights.sum(1) - 1).abs() < 1e-4).all()), "weights that do not sum to one")
-        opened.summary_so_far()
+        must(opened.summary["rounds"] == opened.done, "a summary of other rounds")
         for tensor in opened.model(0).state_dict().values():
             must(bool(torch.isfinite(tensor).all()), "a model that is not finite")
 

@@ -209,7 +209,7 @@ def check_model(case: Case, _folder: Path) -> None:
     _must_train_alike(_experiment("fedavg", module, case).prepare(), module)
     found = _experiment("fedavg", module, case).run()
     rows = found.federation["model"].rows(found.federation.everyone)
-    must(bool(rows.isfinite().all()) and not any(line.get("diverged") for line in found.history.lines), "diverged")
+    must(bool(rows.isfinite().all()) and not any(line.diverged for line in found.lines), "diverged")
     why = refused(lambda: _experiment("fedper", module, case).run())
     if why is not None:
         must("\n" not in why and "parts" in why, f"refused by FedPer alone: {why}")

@@ -11,7 +11,7 @@ from tests.fuzz.targets.directories import SMALL
 from tests.fuzz.targets.settings import TABLE, write_table
 from tests.fuzz.trial import Case, Target, called, must, must_be_one_line, strict_json
 
-from coterie.runs.opened import open_run
+from coterie.runs.run import open_run
 
 FILE = "mine.py"
 HEADS = (

@@ -224,7 +224,7 @@ def check_experiment(case: Case, folder: Path) -> None:
     """Refused when it is made or prepared, or a run of one round that ends with numbers."""
     given = {name: ODD_OBJECTS[key]() for name, key in case["given"].items()}
     usual = {"partition": Iid(clients=3), "model": "mlp", "rounds": 1, "epochs": 1, "threads": 1, "engine": "serial"}
-    results: list[ct.Result] = []
+    results: list[ct.Run] = []
 
     def run() -> None:
         experiment = ct.Experiment(data=small_data(), **{**usual, **given})
@@ -235,7 +235,7 @@ def check_experiment(case: Case, folder: Path) -> None:
         must_be_whole(results[0])
 
 
-def must_be_whole(result: ct.Result) -> None:
+def must_be_whole(result: ct.Run) -> None:
     """Scores between 0 and 1 of a model that is finite."""
     shown = result.summary["accuracy"]["received"]["mean"]["last"]
     must(shown is None or 0 <= shown <= 1, f"an accuracy of {shown}")

@@ -60,7 +60,7 @@ def write_table(folder: Path) -> None:
 @contextlib.contextmanager
 def not_trained() -> Iterator[None]:
     """Runs are prepared and their directories begun, but no round is run."""
-    with mock.patch("coterie.runs.run.finish", side_effect=AcceptedError):
+    with mock.patch("coterie.runs.running.finish", side_effect=AcceptedError):
         yield
 
 
@@ -170,7 +170,7 @@ def check_begun(folder: Path) -> None:
     (begun,) = [path.parent for path in folder.rglob("config.toml")]
     directory = RunDirectory.open(begun)
     directory.require_complete()
-    strict_json(directory.content("about.json"))
+    strict_json(directory.store.content("about.json"))
     config = directory.own_config()
     must(complete(experiment_from(config)) == config, "its configuration does not repeat it")
     directory.partition()

@@ -29,7 +29,7 @@ from coterie.deployment.versions import LiveTerms, with_own_terms
 from coterie.deployment.wire import most_bytes
 from coterie.errors import require
 from coterie.files import log_to, private_folder
-from coterie.runs.directory import LOG
+from coterie.runs.store import LOG
 
 # Seconds after which a message may have been lost to a connected node, and how many times its slowest answer that is.
 OVERDUE, SLOWER = 120.0, 4.0

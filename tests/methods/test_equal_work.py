@@ -6,6 +6,8 @@ import pytest
 
 from coterie.client.recipe import phases
 from coterie.methods import METHODS
+from coterie.methods.apfl import APFL
+from coterie.methods.fedas import FedAS
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedgh import FedGH
@@ -40,6 +42,9 @@ def test_what_is_left_to_the_run_is_told() -> None:
         PerFedAvg(): {"alpha": LR, "beta": LR, "tune_epochs": EPOCHS},
         PFedMe(): {"inner_lr": LR},
         FedGH(): {"server_lr": LR, "server_batch": federation.training.batch},
+        APFL(): {"lr_alpha": LR},
+        FedAS(): {"align_epochs": EPOCHS, "align_lr": LR},
+        FedAS(align_epochs=0, align_lr=0.5): {"align_epochs": 0, "align_lr": 0.5},
         FedTC(): {"lr_classifier": pytest.approx(LR / 100)},
     }
     for method, wanted in told.items():

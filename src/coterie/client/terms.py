@@ -18,7 +18,11 @@ RECEIVED = "received"  # the anchor that means: the model as it was downloaded
 
 
 class RowTerm(Protocol):
-    """A part of the objective that depends on the row alone, given by its gradient."""
+    """A part of the objective that depends on the row alone, given by its gradient.
+
+    It is asked for some columns at a time. One that says `whole = True` is asked for all trained columns of the slot at
+    once, in order: of a client `[n]`, or of several `[k, n]`.
+    """
 
     def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
         """The gradient `[n]` at the trained columns `row [n]`; `anchor(slot)` gives the same columns elsewhere."""
@@ -52,6 +56,11 @@ class Proximal:
     def gradient(self, row: Tensor, anchor: Callable[[str], Tensor]) -> Tensor:
         """μ(w − anchor)."""
         return self.strength * (row - anchor(self.anchor))
+
+
+def asked_for_whole_rows(term: RowTerm) -> bool:
+    """Whether a term's gradient at a column depends on the others."""
+    return bool(getattr(term, "whole", False))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from coterie.client.model import MountedModel
 from coterie.client.optimiser import Optimiser, TensorSGD, make_optimiser
 from coterie.client.recipe import Measure, Phase, Recipe, plain_steps, telling_phase, trained_slots
 from coterie.client.scores import Seen
-from coterie.client.terms import RECEIVED, task_loss
+from coterie.client.terms import RECEIVED, asked_for_whole_rows, task_loss
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
@@ -127,10 +127,12 @@ class Trainer:
         for part in self.parts:
             part.grad.zero_()
         self._backward(batch)
+        moved = [part for part in self.parts if part.slot == self.phase.slot]
         for row_term in self.phase.row_terms:
-            for part in self.parts:
-                if part.slot == self.phase.slot:
-                    part.grad.add_(row_term.gradient(part.row, partial(self.anchor, part)))
+            for group in [moved] if asked_for_whole_rows(row_term) else [[part] for part in moved]:
+                slopes = row_term.gradient(_joined([part.row for part in group]), partial(self._anchors, group))
+                for part, slope in zip(group, slopes.split([len(part.row) for part in group]), strict=True):
+                    part.grad.add_(slope)
         if self.clip:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part.grad) for part in self.parts]))
             scale = (self.clip / (norm + 1e-6)).clamp(max=1.0)
@@ -198,6 +200,9 @@ class Trainer:
         row = self.worker.received(self.phase.slot if slot == RECEIVED else slot)
         return row[part.span[0] : part.span[1]]
 
+    def _anchors(self, parts: Sequence[TrainedPart], slot: str) -> Tensor:
+        return _joined([self.anchor(part, slot) for part in parts])
+
     def _fresh_optimiser(self, make: Callable[[], Optimiser | None]) -> Optimiser | None:
         """The worker's optimiser of a kind for this kind of phase, started anew."""
         phase, kept = self.phase, self.worker.optimisers
@@ -246,6 +251,11 @@ class Trainer:
                 columns = rest & layout.columns(group)
                 yield number, model, columns
                 rest = rest - columns
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    """Columns one after the other; of a single piece, itself."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool = False) -> dict[str, Tensor]:

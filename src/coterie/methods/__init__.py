@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from coterie.methods.mr_mtl import MRMTL as MRMTL
     from coterie.methods.per_fedavg import PerFedAvg as PerFedAvg
     from coterie.methods.pfedcs import PFedCS as PFedCS
+    from coterie.methods.pfedgraph import PFedGraph as PFedGraph
     from coterie.methods.pfedme import PFedMe as PFedMe
     from coterie.methods.pfedsim import PFedSim as PFedSim
     from coterie.methods.scaffold import SCAFFOLD as SCAFFOLD

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.client.optimiser import STEEPEST, leaf_of, torch_optimiser
 from coterie.client.recipe import Phase
 from coterie.client.scores import TrainingScores
-from coterie.client.terms import RECEIVED, task_loss
+from coterie.client.terms import RECEIVED, asked_for_whole_rows, task_loss
 from coterie.core.columns import Columns
 from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope
@@ -427,14 +427,26 @@ class StackedPhase:
     def _step(self, grads: list[Tensor], k: int) -> None:
         """A step of the first k clients, given every part's gradient `[k, n]`."""
         settings = self.stack.ground.problem.training
-        for number, part in enumerate(self.parts):
-            for term in self.phase.row_terms if part.slot == self.phase.slot else ():
-                grads[number] = grads[number] + term.gradient(part.rows[:k], partial(self._anchor, k, part.span))
+        moved = [number for number, part in enumerate(self.parts) if part.slot == self.phase.slot]
+        for term in self.phase.row_terms:
+            for group in [moved] if asked_for_whole_rows(term) else [[number] for number in moved]:
+                parts = [self.parts[number] for number in group]
+                rows = _joined([part.rows[:k] for part in parts])
+                slopes = term.gradient(rows, partial(self._anchors, k, [part.span for part in parts]))
+                widths = [part.rows.shape[1] for part in parts]
+                for number, slope in zip(group, slopes.split(widths, dim=1), strict=True):
+                    grads[number] = grads[number] + slope
         if settings.clip:
             norm = torch.stack([grad.square().sum(1) for grad in grads]).sum(0).sqrt()
             scale = (settings.clip / (norm + 1e-6)).clamp(max=1.0)[:, None]
             grads = [grad * scale for grad in grads]
         self.optimiser.step(grads, k)
 
-    def _anchor(self, k: int, span: slice, slot: str) -> Tensor:
-        return self.stack.received(self.phase.slot if slot == RECEIVED else slot)[:k, span]
+    def _anchors(self, k: int, spans: Sequence[slice], slot: str) -> Tensor:
+        rows = self.stack.received(self.phase.slot if slot == RECEIVED else slot)[:k]
+        return _joined([rows[:, span] for span in spans])
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    """Columns `[k, ·]` one after the other; of a single piece, itself."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=1)

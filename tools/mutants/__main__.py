@@ -1,6 +1,6 @@
 """`python -m tools.mutants`: change the code in one place at a time, and see whether any test notices.
 
-Mutants are drawn by `--seed` from all of `methods`, `maths`, `core`, `client` and `rounds`. Each is put into a copy of
+Mutants are drawn by `--seed` from all of these folders: `FOLDERS`. Each is put into a copy of
 the sources, never into the sources, and tried on the tests that ran the changed line: those of the module first, then
 the cheapest, until `--budget` seconds of the processor are used up. Which test runs which line is found out by running
 them all once (minutes), and kept in `runs/mutants/map` for as long as test and code stay as they are. A mutant that
@@ -40,7 +40,7 @@ from tools.mutants.reached import Reach, digest, read_map
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "src/coterie"
-FOLDERS = ("methods", "maths", "core", "client", "rounds")
+FOLDERS = ("methods", "maths", "core", "client", "rounds", "robust", "privacy", "scenarios")
 # Doctests are tests: those of the folders themselves.
 TESTS = (*(f"{PACKAGE}/{folder}" for folder in FOLDERS), *(f"tests/{folder}" for folder in FOLDERS))
 SURVIVORS = ROOT / "tests" / "mutants" / "survivors.toml"

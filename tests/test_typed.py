@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import coterie as ct
+from coterie.errors import CoterieError
+from coterie.methods import Method
 from coterie.runs.run import Run
 from coterie.typed import TypedOptions, typed
 
@@ -228,3 +230,11 @@ def test_what_cannot_be_checked_passes() -> None:
     assert isinstance(Own(Unseen()).thing, Unseen)
     assert ByHand("3").number == 3
     assert anything(1, "2", key=[], one=1) == 3
+
+
+def test_what_takes_the_place_of_a_method_must_be_one() -> None:
+    with pytest.raises(CoterieError, match=r"^Sends.uploads = 3: must be a method"):
+        type("Sends", (Method,), {"uploads": 3})
+    # A variable of the class, or anything that can be called, is as good as ever.
+    named = type("Named", (Method,), {"paper": "mine", "uploads": staticmethod(dict), "extra": 3})
+    assert issubclass(named, Method)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -34,8 +34,8 @@ def same_setting(cls: type, name: str) -> Any:
 
 
 def option_fields(cls: type) -> dict[str, Field[Any]]:
-    """The options of a dataclass, by name; a class that is none has no options."""
-    return {item.name: item for item in fields(cls) if item.init} if is_dataclass(cls) else {}
+    """The options of a dataclass, by name."""
+    return {item.name: item for item in fields(cls) if item.init}
 
 
 _type_hints = cache(get_type_hints)  # annotations are texts, and take a while to read

@@ -168,7 +168,17 @@ class TypedOptions(ABCMeta):
     Traceback (most recent call last):
     ...
     coterie.errors.CoterieError: unknown option of Pull 'nu' (allowed: mu)
+
+    What a class that extends them puts in the place of a method must be one.
     """
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        for attribute, value in namespace.items():
+            overridden = next((vars(base)[attribute] for base in cls.__mro__[1:] if attribute in vars(base)), None)
+            plain = inspect.isfunction(overridden) and not attribute.startswith("__")
+            if plain and not callable(value) and not hasattr(value, "__get__"):
+                raise CoterieError(f"{name}.{attribute} = {value!r}: must be a method, which says what is done")
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -89,6 +89,7 @@ class Shares:
     resolved: Mapping[str, Plain] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class Rule(metaclass=TypedOptions):
     """A partition rule: a frozen dataclass of options that is called with a data set and a seed.
 
@@ -147,8 +148,7 @@ class Rule(metaclass=TypedOptions):
 
     def recorded(self) -> dict[str, Any]:
         """The options as a partition records them."""
-        options: Any = self  # only dataclasses are rules; `fields` needs to be told so
-        return {option.name: getattr(self, option.name) for option in fields(options)}
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
 
 def _require_shares(given: object, rule: str) -> None:

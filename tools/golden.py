@@ -173,10 +173,16 @@ def _tensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """The leaves of a JSON value by dotted name; a list of numbers is one leaf, and null in it is NaN."""
+    """The leaves of a JSON value by dotted name; a list of numbers is one leaf, and null in it is NaN.
+
+    Empty lists are left out. Metrics by client stood beside their means before they had a place of their own.
+    """
+    if value == []:
+        return
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else key)
+            inside = name if key == "values" else f"{name}.{key}" if name else key
+            yield from _flat(inner, inside)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for number, inner in enumerate(value):
             yield from _flat(inner, f"{name}.{number}")

@@ -109,6 +109,15 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_fallen_back_on(
     assert not (run / PREVIOUS).exists()
 
 
+def test_a_missing_checkpoint_is_named_and_the_one_before_is_fallen_back_on(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / CHECKPOINT).unlink()
+    with caplog.at_level("WARNING", "coterie"):
+        assert resume(run).summary["rounds"] == 4
+    assert f"{CHECKPOINT} is missing; falling back on the checkpoint before" in caplog.text
+
+
 def test_without_another_checkpoint_a_damaged_one_is_an_error(run: Path) -> None:
     flip(run / CHECKPOINT)
     (run / PREVIOUS).unlink()

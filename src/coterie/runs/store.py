@@ -93,6 +93,7 @@ class Directory:
 
     def texts(self, name: str) -> dict[str, str]:
         """The texts of a safetensors file alone."""
+        require(self.has(name), f"run = {self.path}: {name} is missing")
         with safe_open(self.path / name, framework="pt") as file:
             return dict(file.metadata() or {})
 

@@ -1,7 +1,7 @@
 """A torch Dataset: it is read once, with its transforms, and then lives in memory."""
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import coterie as ct
 
@@ -19,9 +19,7 @@ class Waves(Dataset):
         return wave, index % 2
 
 
-waves = Waves()
-x, y = next(iter(DataLoader(waves, batch_size=len(waves))))
-data = ct.from_arrays(x, y, name="waves")
+data = ct.from_dataset(Waves(), name="waves")
 print(data)
 result = ct.Experiment("fedper", data, ct.Dirichlet(clients=6, alpha=0.3), rounds=6, lr=0.1, threads=1).run()
 print(f"{result.accuracy().received.mean['last']:.2f}")

@@ -29,7 +29,9 @@ if TYPE_CHECKING:  # the public names: each is loaded when it is first used, so 
     from coterie.core.task import Metric as Metric
     from coterie.core.task import Regression as Regression
     from coterie.data.arrays import from_arrays as from_arrays
+    from coterie.data.by_index import from_dataset as from_dataset
     from coterie.data.dataset import Dataset as Dataset
+    from coterie.data.frames import from_frame as from_frame
     from coterie.data.loading import load as load
     from coterie.data.loading import load_own as load_own
     from coterie.errors import CoterieError as CoterieError

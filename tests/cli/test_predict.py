@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -259,3 +260,54 @@ def test_which_site_of_which_federation_must_be_clear(tmp_path: Path) -> None:
         site_folder(tmp_path, "d")
     with pytest.raises(CoterieError, match=r"unknown federation of b .* 'one' \(allowed: two\)"):
         site_folder(tmp_path, "b", "one")
+
+
+@pytest.fixture
+def ward(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> tuple[Path, Path]:
+    """A model out of a run on a table, and the table."""
+    draw = np.random.default_rng(0)
+    age, pressure, weight = draw.normal(size=(3, 90))
+    wards = np.tile(["north", "south", "west"], 30)
+    outcome = np.where(age > 0, "well", "sick")
+    table = pd.DataFrame({"age": age, "pressure": pressure, "weight": weight, "outcome": outcome, "ward": wards})
+    table.to_csv(tmp_path / "visits.csv", index=False)
+    words = ["run", "fedper", "--data", tmp_path / "visits.csv", "--label", "outcome", "--client", "ward"]
+    words += ["--partition", "by_client", "--rounds", "5", "--lr", "0.2", "--threads", "1", "--out", tmp_path / "run"]
+    ok(call(capsys, *words))
+    out = tmp_path / "south.safetensors"
+    ok(call(capsys, "export", tmp_path / "run", "--client", "south", "--out", out))
+    return out, tmp_path / "visits.csv"
+
+
+def test_columns_are_found_by_name_whatever_their_order(
+    capsys: pytest.CaptureFixture[str], ward: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, visits = ward
+    table = pd.read_csv(visits)
+    columns = ["--label", "outcome", "--client-column", "ward"]
+    as_trained = ok(call(capsys, "predict", model, visits, *columns))
+    assert float(as_trained.split("accuracy ")[1].split()[0]) > 0.9
+    for number, separator in enumerate((",", ";", "\t")):
+        shuffled = tmp_path / f"{number}.csv"
+        table[["ward", "weight", "outcome", "pressure", "age"]].to_csv(shuffled, sep=separator, index=False)
+        assert ok(call(capsys, "predict", model, shuffled, *columns)) == as_trained
+    own = ok(call(capsys, "predict", model, visits, *columns, "--client", "south"))
+    assert "(30 samples)" in own or "of 30 samples)" in own
+
+
+def test_strange_and_missing_columns_and_clients_are_refused(
+    capsys: pytest.CaptureFixture[str], ward: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, visits = ward
+    table, new = pd.read_csv(visits), tmp_path / "new.csv"
+    columns = ["--label", "outcome", "--client-column", "ward"]
+    table.rename(columns={"age": "Age"}).to_csv(new, index=False)
+    said = refused(capsys, model, new, *columns)
+    assert "the model's input 'age' is missing; 'Age' is no input of the model" in said
+    assert "'ward' is no input of the model; rename or remove" in refused(capsys, model, visits, "--label", "outcome")
+    assert "did you mean 'south'?" in refused(capsys, model, visits, *columns, "--client", "South")
+    said = refused(capsys, model, visits, *columns[:2], "--client-column", "word")
+    assert "did you mean 'ward'?" in said
+    table.drop(columns="ward").to_csv(new, index=False)
+    assert "name --client-column" in refused(capsys, model, new, *columns[:2], "--client", "south")
+    assert "names a column of a table" in refused(capsys, model, tmp_path / "run", "--client-column", "ward")

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from coterie import Regression, from_arrays, load_model, open_run
+from coterie import ByClient, FedPer, FedRod, Regression, from_arrays, from_frame, load_model, open_run
 from coterie.errors import CoterieError
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
@@ -147,3 +149,91 @@ def test_mistakes_write_nothing(tmp_path: Path) -> None:
         with pytest.raises(CoterieError, match=message):
             export_client(run, client, tmp_path / name, format)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "there.pt2"]
+
+
+@dataclass(frozen=True)
+class Own(FedPer):
+    """A method that stands in no list."""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_models_of_ones_own_method_are_exported_and_used(format: str, tmp_path: Path) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    experiment = named(Own(), rounds=1)
+    result = experiment.run(tmp_path / "run")
+    file = tmp_path / f"it.{format}"
+    about = export_client(open_run(tmp_path / "run", experiment=experiment), 2, file, format)
+    assert (about.method, about.plain) == ("Own", True)
+    inputs = result.prepared.data.inputs[:9]
+    assert torch.equal(predict(file, inputs)[0], result.predict(2, inputs))
+    torch.testing.assert_close(load_model(file)(inputs), result.scores(2, inputs), atol=1e-5, rtol=1e-4)
+
+
+@dataclass(frozen=True)
+class OwnPredicting(FedRod):
+    """A method that stands in no list and predicts in its own way."""
+
+
+def test_a_method_that_nobody_else_has_and_predictions_need_is_named(tmp_path: Path) -> None:
+    experiment = named(OwnPredicting(), rounds=1)
+    experiment.run(tmp_path / "run")
+    with pytest.raises(CoterieError, match=r"method = OwnPredicting: predicts with more .*; make it a package"):
+        export_client(open_run(tmp_path / "run", experiment=experiment), 0, tmp_path / "it.safetensors")
+
+
+def test_group_norm_is_exported(tmp_path: Path) -> None:
+    result = named(model="resnet8", norm="group", rounds=1).run(tmp_path / "run")
+    export_client(open_run(tmp_path / "run"), 0, tmp_path / "it.safetensors")
+    inputs = result.prepared.data.inputs[:3]
+    torch.testing.assert_close(load_model(tmp_path / "it.safetensors")(inputs), result.scores(0, inputs))
+
+
+AGES = pd.DataFrame({"age": np.linspace(-1, 1, 60), "pressure": np.tile([0.5, -0.5], 30)})
+
+
+@pytest.fixture(params=FORMATS)
+def of_a_table(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model that knows what its inputs are called."""
+    if request.param == "onnx":
+        pytest.importorskip("onnxscript")
+    table = AGES.assign(outcome=np.where(AGES.age > 0, "well", "sick"), ward=np.tile(["north", "south", "west"], 20))
+    data = from_frame(table, "outcome", "ward", name="visits")
+    Experiment("fedper", data, ByClient(), rounds=1, epochs=1, threads=1).run(tmp_path / "run")
+    file = tmp_path / f"it.{request.param}"
+    about = export_client(open_run(tmp_path / "run"), "south", file, request.param)
+    assert (about.feature_names, about.site, about.class_names) == (("age", "pressure"), "south", ("sick", "well"))
+    return file
+
+
+def test_a_frames_columns_are_found_by_name(of_a_table: Path) -> None:
+    swapped = AGES[["pressure", "age"]].assign(label="well", client="south")
+    expected = predict(of_a_table, AGES.to_numpy())[1]
+    assert torch.equal(predict(of_a_table, swapped)[1], expected)
+    torch.testing.assert_close(load_model(of_a_table)(swapped).softmax(1), expected)
+    for odd, message in (
+        (AGES[["age"]], "the frame: the model's input 'pressure' is missing"),
+        (AGES.rename(columns={"age": "Age"}), "input 'age' is missing; 'Age' is no input of the model"),
+        (AGES.assign(weight=1.0, height=2.0), "'weight', 'height' are no input of the model"),
+    ):
+        for attempt in (lambda odd=odd: predict(of_a_table, odd), lambda odd=odd: load_model(of_a_table)(odd)):
+            with pytest.raises(CoterieError, match=message) as caught:
+                attempt()
+            assert "\n" not in str(caught.value)
+
+
+def test_frames_for_models_without_names_are_refused(tmp_path: Path) -> None:
+    named(rounds=1).run(tmp_path / "run")
+    export_client(open_run(tmp_path / "run"), 0, tmp_path / "it.safetensors")
+    with pytest.raises(CoterieError, match="the model does not say what its inputs are called"):
+        predict(tmp_path / "it.safetensors", AGES)
+
+
+def test_clients_are_named_or_numbered(tmp_path: Path) -> None:
+    data = from_frame(AGES.assign(label=[0, 1] * 30, client=np.tile(["a", "b", "7"], 20)), name="visits")
+    Experiment("local", data, ByClient(), rounds=1, epochs=1, threads=1).run(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    for number, (client, name) in enumerate({"b": "b", "7": "7", "2": "b", 1: "a"}.items()):
+        assert export_client(run, client, tmp_path / f"{number}.safetensors").site == name
+    with pytest.raises(CoterieError, match=r"unknown client 'c' \(allowed: 7, a, b\)"):
+        export_client(run, "c", tmp_path / "c.safetensors")

@@ -151,6 +151,9 @@ def test_the_description_says_what_the_model_is_and_names_no_other_site(tmp_path
         "rounds": 3,
         "finished": True,
         "note": "",
+        "feature_names": [],
+        "norm": None,
+        "plain": False,
         "version": coterie.__version__,
         "format": 1,
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from coterie.cli.options import OUTPUT, file, flag
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,9 @@ def export(
     run: Annotated[Path, Parameter(help="The directory of a run.")],
     /,
     *,
-    client: Annotated[int, Parameter(help="The client whose model is wanted: 0 is the first.", group=OUTPUT)],
+    client: Annotated[
+        str, Parameter(help="The client whose model is wanted: its name, or its number from 0.", group=OUTPUT)
+    ],
     format: Annotated[
         str, Parameter(help="safetensors, pt2 (torch.export) or onnx; 'coterie predict' takes all.", group=OUTPUT)
     ] = "safetensors",
@@ -54,6 +56,17 @@ def predict(
     /,
     *,
     label: Annotated[str, Parameter(help="The column of a table that holds labels, if any.", group=OUTPUT)] = "label",
+    client_column: Annotated[
+        str | None,
+        Parameter(
+            help="The column of a table that says whose a sample is.",
+            show_default="client, if there is one",
+            group=OUTPUT,
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, Parameter(help="Predict only this client's samples.", show_default="everybody's", group=OUTPUT)
+    ] = None,
     out: Annotated[Path | None, file("The .csv file to write.", "a table is printed", OUTPUT)] = None,
     all: Annotated[
         bool, flag("Of data that the model was trained on, predict all samples, not just those held out.", OUTPUT)
@@ -68,7 +81,10 @@ def predict(
 
     module, about = loaded(model)
     classes = Classes(about.classes, about.class_names)
-    samples = read_samples(data, about.shape, classes, label)
+    samples = read_samples(data, about.shape, classes, label, client_column, features=about.feature_names)
+    if client is not None:
+        require(bool(samples.owners), f"client = {client}: {data} does not say whose a sample is; name --client-column")
+        samples = samples.of_client(client)
     held_out = _held_out(about, samples, model)
     if held_out is not None and not all:
         print_result(

@@ -16,5 +16,7 @@ from coterie.registry import on_first_use
 
 if TYPE_CHECKING:
     from coterie.data.arrays import from_arrays as from_arrays
+    from coterie.data.by_index import from_dataset as from_dataset
+    from coterie.data.frames import from_frame as from_frame
 
 __getattr__ = on_first_use(__name__, __file__)

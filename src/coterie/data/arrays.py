@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from coterie.core.pixels import Inputs, Pixels, PixelScale, whole
 from coterie.core.task import Task, as_task
@@ -150,6 +151,7 @@ def from_arrays(
     test: TestSplit | None = None,
     classes: int | Classes | None = None,
     class_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
     name: str = "own",
     task: str | Task = "",
     keep_dtype: bool = False,
@@ -165,7 +167,9 @@ def from_arrays(
       1, 3 or 4 (`[N, H, W, C]`), else the second;
     - integer labels count from 0, and there are `classes` of them (default: one per class name, or the
       largest plus one); labels that are text are numbered in sorted order. Owners, numbers or text, likewise.
-      `Classes` say how labels are numbered where that is settled already;
+      `Classes` say how labels are numbered where that is settled already. One-hot rows `[N, C]` are read as the
+      classes that they mean;
+    - `feature_names` are those of the columns of `x [N, features]`: exported models know their inputs by them;
     - with `task="regression"` labels are numbers, taken as they are; a task of your own (`Classification(loss=...)`)
       may stand there too;
     - `test` is `(x, y)` or `(x, y, owners)` of an official test split.
@@ -175,7 +179,7 @@ def from_arrays(
     ((1, 8, 8), ('cat', 'dog'), ('7', '9'), [0, 1, 0])
     """
     inputs = [_kept(x, name, keep_dtype)]
-    labels = [_one_each(y, "labels", name)]
+    labels = [_labels(y, name)]
     given = [owners]
     if test is not None:
         require(
@@ -183,7 +187,7 @@ def from_arrays(
             f"test = {shown(test)}: must be (x, y) or (x, y, owners) of an official test split",
         )
         inputs.append(_kept(test[0], name, keep_dtype))
-        labels.append(_one_each(test[1], "labels", name))
+        labels.append(_labels(test[1], name))
         given.append(test[2] if len(test) == 3 else None)
         shapes = [tuple(part.shape[1:]) for part in inputs]
         require(shapes[0] == shapes[1], f"data '{name}': training inputs are {shapes[0]}, test inputs {shapes[1]}")
@@ -191,10 +195,15 @@ def from_arrays(
         require(len(part) == len(part_labels), f"data '{name}': {len(part)} inputs but {len(part_labels)} labels")
     learned, owned = as_task(task), _owner_indices(given, name)
     both = inputs[0] if len(inputs) == 1 else _both(*inputs)
+    columns = tuple(feature_names)
+    require(
+        not columns or tuple(both.shape[1:]) == (len(columns),),
+        f"data '{name}': {len(columns)} feature_names for inputs of shape {tuple(both.shape[1:])}; give one per column",
+    )
     if learned.label_dtype.is_floating_point:
         require(classes is None and not class_names, f"data '{name}': the task {learned.name} has no classes")
         numbers = torch.from_numpy(label_numbers(_joined(labels, name), name, learned.name))
-        return Dataset(name, both, numbers, 0, len(labels[0]), *owned, task=learned)
+        return Dataset(name, both, numbers, 0, len(labels[0]), *owned, task=learned, feature_names=columns)
     if isinstance(classes, Classes):
         indices, names, count = classes.number(_joined(labels, name), name), classes.names, classes.count
     else:
@@ -202,7 +211,7 @@ def from_arrays(
         names = names or tuple(class_names)
         count = _class_count(indices, names, classes, name)
     named = names if len(names) == count else ()
-    return Dataset(name, both, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned)
+    return Dataset(name, both, torch.from_numpy(indices), count, len(labels[0]), *owned, named, learned, columns)
 
 
 def load_npz(
@@ -315,6 +324,7 @@ def _channels_first(values: Array, name: str) -> Array:
 
 def _array(values: Values) -> Array:
     require_unmasked(values)
+    require_no_data_set(values)
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError:
@@ -338,13 +348,47 @@ def require_unmasked(values: Values) -> None:
     require(not masked, f"data: {masked} values of an array are masked; fill them (.filled()), or leave samples out")
 
 
+def require_no_data_set(values: object) -> None:
+    """An error if values are a data set or a loader: as an array, one without an end would be read for ever.
+
+    >>> require_no_data_set(torch.utils.data.DataLoader([1, 2]))
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: a DataLoader makes no array: ct.from_dataset takes what it reads (its .dataset)
+    """
+    kinds = {type(part): part for part in values} if isinstance(values, list | tuple) else {type(values): values}
+    for kind, part in kinds.items():
+        require(
+            not isinstance(part, DataLoader),
+            "a DataLoader makes no array: ct.from_dataset takes what it reads (its .dataset)",
+        )
+        array_like = hasattr(kind, "__array__") or hasattr(kind, "__array_interface__")
+        by_index = hasattr(kind, "__getitem__") and not isinstance(
+            part, str | bytes | list | tuple | dict | range | np.generic
+        )
+        require(
+            array_like or not by_index,
+            f"{shown(part)} makes no array: ct.from_dataset takes data sets, or a list of them",
+        )
+
+
+def _labels(values: Values, name: str) -> Array:
+    """Labels `[N]`, of one-hot rows `[N, C]` the class that each means."""
+    array = _array(values)
+    if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "biuf":
+        ones = (array == 1).sum(1) == 1
+        if len(array) > 1 and bool(ones.all()) and bool(((array == 0) | (array == 1)).all()):
+            classes: Array = array.argmax(1)
+            return classes
+    return _one_each(array, "labels", name)
+
+
 def _one_each(values: Values, what: str, name: str) -> Array:
     """Labels or owners `[N]`; a row or a column of them will do, but a table has no order that anybody could know."""
     array = _array(values)
     require(
         sum(size != 1 for size in array.shape) <= 1,
-        f"data '{name}': {what} have the shape {array.shape}; there must be one for each sample, [N] (of one-hot rows, "
-        "take argmax(1))",
+        f"data '{name}': {what} have the shape {array.shape}; there must be one for each sample, [N]",
     )
     return array.reshape(-1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ from coterie.data.dataset import Dataset, Ints
 from coterie.data.images import Decoded, ImageSpec, decode_all, decode_own
 from coterie.errors import CoterieError, require, unknown
 
+log = logging.getLogger("coterie")
+
+Source = Path | str
+"""Where a table comes from, as errors say it: its file, or what it was given as."""
 IMAGE_COLUMNS = ("img", "image")
 TEST_SPLITS = ("test", "valid", "validation", "val")
 ROWS_AT_A_TIME = 2048
@@ -141,7 +146,7 @@ def encoded_images(file: Path, table: pq.ParquetFile, column: str) -> Iterator[t
         yield from _contents(file, (batch.column(0).field(0) for batch in batches))
 
 
-def _contents(file: Path, chunks: Iterable[pa.Array]) -> Iterator[tuple[str, bytes]]:
+def _contents(file: Source, chunks: Iterable[pa.Array]) -> Iterator[tuple[str, bytes]]:
     for row, content in enumerate((content for chunk in chunks for content in chunk), start=1):
         what = f"in row {row} of {file}"
         require(content.is_valid, f"image {what} is missing")
@@ -172,7 +177,11 @@ def declared_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
         return ()
 
 
-TABLE_SUFFIXES = (".csv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+TEXT_SUFFIXES = TABLE_SUFFIXES[:2]
+SEPARATORS = (",", ";", "\t")
+LONGEST_HEADER = 1 << 20
+QUOTED = re.compile('"[^"]*"')
 DEFAULT_CLIENT = "client"
 
 
@@ -205,17 +214,34 @@ def load_table(
     """
     files = [splits.train[0], *splits.test[:1]]
     tables = [read_table(parts) for parts in (splits.train, splits.test) if parts]
+    return data_of(tables, files, label, client, size=size, name=name, progress=progress, classes=classes, task=task)
+
+
+def data_of(
+    tables: Sequence[pa.Table],
+    sources: Sequence[Source],
+    label: str,
+    client: str | None,
+    *,
+    size: tuple[int, int] | None = None,
+    name: str,
+    progress: bool,
+    classes: Classes | None = None,
+    task: str | Task = "",
+) -> Dataset:
+    """The data set that tables are: the training split, and the test split if there is a second one."""
     names = tables[0].column_names
     owner = client or (DEFAULT_CLIENT if DEFAULT_CLIENT in names and label != DEFAULT_CLIENT else None)
     declared = declared_names(tables[0].schema, label)
-    _require_columns(tables, files, [column for column in (label, owner) if column is not None])
-    inputs = feature_arrays(tables, files, (label, owner), size, name, progress)
+    _require_columns(tables, sources, [column for column in (label, owner) if column is not None])
+    inputs, features = feature_arrays(tables, sources, (label, owner), size, name, progress)
     labels = [
-        label_column(table, label, file, declared if classes else ()) for file, table in zip(files, tables, strict=True)
+        label_column(table, label, source, declared if classes else ())
+        for source, table in zip(sources, tables, strict=True)
     ]
-    owners = [_keys(table, owner, file) for file, table in zip(files, tables, strict=True) if owner is not None]
+    owners = [_keys(table, owner, source) for source, table in zip(sources, tables, strict=True) if owner is not None]
     test: TestSplit | None = None
-    if splits.test:
+    if len(tables) > 1:
         test = (inputs[1], labels[1], owners[1]) if owners else (inputs[1], labels[1])
     return from_arrays(
         inputs[0],
@@ -224,33 +250,36 @@ def load_table(
         test=test,
         classes=classes,
         class_names=declared,
+        feature_names=features,
         name=name,
         task=task,
     )
 
 
 def feature_arrays(
-    tables: list[pa.Table],
-    files: list[Path],
+    tables: Sequence[pa.Table],
+    sources: Sequence[Source],
     left_out: tuple[str | None, ...],
     size: tuple[int, int] | None,
     name: str,
     progress: bool,
-) -> list[Array]:
-    """Each table's features: its images if it has any, else all columns but those left out, as numbers."""
+) -> tuple[list[Array], tuple[str, ...]]:
+    """Each table's features and their names: its images, which have none, else all columns but those left out."""
     image = image_column(tables[0].schema)
     if image is not None:
-        _require_columns(tables, files, [image])
-        pixels = decode_own(lambda: _encoded(tables, files, image), size, name, progress)
-        return list(np.split(pixels, [tables[0].num_rows])) if len(tables) > 1 else [pixels]
+        _require_columns(tables, sources, [image])
+        pixels = decode_own(lambda: _encoded(tables, sources, image), size, name, progress)
+        return (list(np.split(pixels, [tables[0].num_rows])) if len(tables) > 1 else [pixels]), ()
     features = [column for column in tables[0].column_names if column not in left_out]
-    require(bool(features), f"{files[0]} has no feature columns besides '{left_out[0]}'")
-    _require_columns(tables, files, features)
-    require(size is None, f"size = {size}: {files[0]} has no images to resize")
-    return [
-        np.stack([_numbers(table, column, file) for column in features], axis=1)
-        for file, table in zip(files, tables, strict=True)
-    ]
+    require(bool(features), f"{sources[0]} has no feature columns besides '{left_out[0]}'")
+    _require_columns(tables, sources, features)
+    require(size is None, f"size = {size}: {sources[0]} has no images to resize")
+    return [numbers_in(table, features, source) for source, table in zip(sources, tables, strict=True)], tuple(features)
+
+
+def numbers_in(table: pa.Table, columns: Sequence[str], source: Source) -> Array:
+    """Columns of a table as numbers `[N, columns]`, in the order in which they are named."""
+    return np.stack([_numbers(table, column, source) for column in columns], axis=1)
 
 
 def image_column(schema: pa.Schema) -> str | None:
@@ -261,34 +290,25 @@ def image_column(schema: pa.Schema) -> str | None:
 def holds_images(splits: TableSplits) -> bool:
     """Whether tables hold encoded images; only their description is read."""
     first = splits.train[0]
-    if first.suffix.lower() == ".csv":
+    if first.suffix.lower() in TEXT_SUFFIXES:
         return False
     with _readable(first):
         return image_column(pq.read_schema(first)) is not None
 
 
-def feature_names(splits: TableSplits, label: str) -> tuple[str, ...]:
-    """The names of a table's features in their order; none if they are images. Only its description is read."""
-    if holds_images(splits):
-        return ()
-    first = splits.train[0]
-    names = pa.csv.open_csv(first).schema.names if first.suffix.lower() == ".csv" else pq.read_schema(first).names
-    return tuple(name for name in names if name not in (label, DEFAULT_CLIENT))
-
-
-def label_column(table: pa.Table, column: str, file: Path, names: tuple[str, ...]) -> Array:
-    """The labels, integers or text; integers as text if the file declares `names` for them."""
-    labels = _keys(table, column, file)
+def label_column(table: pa.Table, column: str, source: Source, names: tuple[str, ...]) -> Array:
+    """The labels, integers or text; integers as text if the source declares `names` for them."""
+    labels = _keys(table, column, source)
     if not names or labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= len(names):
         return labels
     return np.array(names)[labels]
 
 
-def _require_columns(tables: list[pa.Table], files: list[Path], columns: list[str]) -> None:
-    for file, table in zip(files, tables, strict=True):
+def _require_columns(tables: Sequence[pa.Table], sources: Sequence[Source], columns: Sequence[str]) -> None:
+    for source, table in zip(sources, tables, strict=True):
         for column in columns:
             if column not in table.column_names:
-                raise unknown(f"column of {file}", column, table.column_names)
+                raise unknown(f"column of {source}", column, table.column_names)
 
 
 def _split(folder: Path, split: str) -> tuple[Path, ...]:
@@ -301,7 +321,7 @@ def read_table(files: tuple[Path, ...]) -> pa.Table:
     tables = []
     for file in files:
         with _readable(file):
-            tables.append(_read_csv(file) if file.suffix.lower() == ".csv" else pq.read_table(file))
+            tables.append(_read_csv(file) if file.suffix.lower() in TEXT_SUFFIXES else pq.read_table(file))
     try:
         table = pa.concat_tables(tables)
     except pa.ArrowException as error:
@@ -310,7 +330,23 @@ def read_table(files: tuple[Path, ...]) -> pa.Table:
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"{files[0]} has several columns '{', '.join(twice)}'; give each a name of its own")
-    return table
+    return without_index(table, files[0])
+
+
+INDEX = re.compile(r"|Unnamed: 0(\.\d+)?|__index_level_\d+__")
+"""How pandas names the numbers of rows that it writes beside the columns."""
+
+
+def without_index(table: pa.Table, source: Source) -> pa.Table:
+    """The table without a column that pandas wrote of its own accord: the numbers of its rows."""
+    names = [name for name in table.column_names if INDEX.fullmatch(name)]
+    for name in names:
+        log.warning(
+            "%s: column '%s' is left out: pandas numbers rows like that (to_csv(..., index=False) does not)",
+            source,
+            name,
+        )
+    return table.drop_columns(names)
 
 
 def _read_csv(file: Path) -> pa.Table:
@@ -318,7 +354,7 @@ def _read_csv(file: Path) -> pa.Table:
     with file.open("rb") as opened:
         wide = opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     require(not wide, f"{file} is UTF-16; save it as UTF-8")
-    table = pa.csv.read_csv(file)
+    table = pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=_separator(file)))
     try:
         kinds = {field.name: field.type for field in table.schema}
     except UnicodeDecodeError:
@@ -328,7 +364,15 @@ def _read_csv(file: Path) -> pa.Table:
     return table
 
 
-def _numbers(table: pa.Table, column: str, file: Path) -> npt.NDArray[np.float32]:
+def _separator(file: Path) -> str:
+    """What separates the columns of a text table, as its first line tells: a comma, a semicolon or a tab."""
+    with file.open(encoding="utf-8", errors="replace", newline="") as opened:
+        first = opened.readline(LONGEST_HEADER)
+    bare = QUOTED.sub("", first)
+    return max(SEPARATORS, key=bare.count)
+
+
+def _numbers(table: pa.Table, column: str, file: Source) -> npt.NDArray[np.float32]:
     values = table.column(column)
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -345,7 +389,7 @@ def _numbers(table: pa.Table, column: str, file: Path) -> npt.NDArray[np.float32
     return array
 
 
-def _keys(table: pa.Table, column: str, file: Path) -> Array:
+def _keys(table: pa.Table, column: str, file: Source) -> Array:
     """A column of labels or clients: integers or text, without gaps."""
     values = table.column(column)
     if values.null_count:
@@ -359,6 +403,6 @@ def _keys(table: pa.Table, column: str, file: Path) -> Array:
     return array
 
 
-def _encoded(tables: list[pa.Table], files: list[Path], column: str) -> Iterator[tuple[str, bytes]]:
-    for file, table in zip(files, tables, strict=True):
-        yield from _contents(file, (chunk.field("bytes") for chunk in table.column(column).chunks))
+def _encoded(tables: Sequence[pa.Table], sources: Sequence[Source], column: str) -> Iterator[tuple[str, bytes]]:
+    for source, table in zip(sources, tables, strict=True):
+        yield from _contents(source, (chunk.field("bytes") for chunk in table.column(column).chunks))

@@ -157,7 +157,14 @@ class Site:
         if score is not None and self._account is None:
             answer["trained"] = self._told(score)
         state = self._state() | self.assessment.train(seconds, note["rounds_taken"])
-        self.store.save(note["round"], state, note["since"], self.agreement.toml(), self.agreement.checkpoints)
+        self.store.save(
+            note["round"],
+            state,
+            note["since"],
+            self.agreement.toml(),
+            self.agreement.checkpoints,
+            self._data.feature_names,
+        )
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
@@ -178,6 +185,7 @@ class Site:
         self.assessment.begin(task.note["round"], task.note["since"], self._kept, result)
         self.assessment.finish(task.bytes)
         about = {"round": str(task.note["round"]), "agreement": self.agreement.toml(), "trained_on": self._trained_on}
+        about["feature_names"] = json.dumps(self._data.feature_names)
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
         sums = self._told(result) if self._account is None else None

@@ -15,7 +15,7 @@ from coterie.core.pixels import whole
 from coterie.data import Dataset, load_own
 from coterie.data.arrays import Classes
 from coterie.data.loading import DEFAULT_LABEL
-from coterie.data.tables import feature_names, holds_images, table_splits
+from coterie.data.tables import holds_images, table_splits
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.workplace import split_samples
 from coterie.errors import CoterieError, require
@@ -40,9 +40,7 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     inputs = fitted(whole(data.inputs), agreement.shape, data.name, resized=size is not None)
     require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
-    splits = table_splits(path)
-    names = () if splits is None else feature_names(splits, label)
-    return replace(data, inputs=inputs, owners=None, owner_names=(), feature_names=names)
+    return replace(data, inputs=inputs, owners=None, owner_names=())
 
 
 def data_stamp(path: Path) -> str:

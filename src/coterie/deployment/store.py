@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -54,14 +54,23 @@ class Store:
             return None
         return list(tomllib.loads(about["agreement"])["sites"])
 
-    def save(self, round: int, state: dict[str, Tensor], since: int, agreement: str = "", back: int = 1) -> None:
-        """Save the state after a round, and the agreement's TOML.
+    def save(
+        self,
+        round: int,
+        state: dict[str, Tensor],
+        since: int,
+        agreement: str = "",
+        back: int = 1,
+        features: Sequence[str] = (),
+    ) -> None:
+        """Save the state after a round, the agreement's TOML, and what the inputs of the site's models are called.
 
         `since` is the last round that the server counted. What lies between never counted, and what is later than this
         round the server took back. Of the rounds that counted those stay from which the site would go on if the server
         went back, to any of its last `back` rounds.
         """
-        save_tensors(self._file(round), state, self._about | {"round": str(round), "agreement": agreement})
+        about = {"round": str(round), "agreement": agreement, "feature_names": json.dumps(features)}
+        save_tensors(self._file(round), state, self._about | about)
         counted = [other for other in self.rounds() if other <= since]
         needed = [other for other in counted if other > round - back]
         stay = {*needed, *[other for other in counted if other <= round - back][-1:], round}

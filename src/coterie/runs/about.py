@@ -51,6 +51,7 @@ def described_data(prepared: Prepared) -> DataAbout:
         outputs=task.outputs,
         class_names=list(data.class_names or map(str, range(data.classes))),
         fingerprint=None,
+        feature_names=list(data.feature_names),
     )
 
 

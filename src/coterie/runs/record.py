@@ -289,6 +289,7 @@ class DataAbout(Struct, frozen=True):
     outputs: Count
     class_names: list[str]
     fingerprint: dict[str, str] | None
+    feature_names: list[str] = []
 
 
 class ModelAbout(Struct, frozen=True):

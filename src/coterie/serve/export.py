@@ -16,10 +16,11 @@ import torch
 from coterie.core.task import Classification
 from coterie.errors import CoterieError, require, unknown
 from coterie.files import write_whole
+from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.runs.run import Run
-from coterie.serve.model import client_tensors, is_plain
-from coterie.serve.model_file import About, write_model
+from coterie.serve.model import client_tensors
+from coterie.serve.model_file import About, is_plain, write_model
 from coterie.setup.config import method_name
 
 FORMATS = ("safetensors", "pt2", "onnx")
@@ -27,8 +28,10 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 """What the input and the output of a program are called."""
 
 
-def export_client(run: Run, client: int, out: Path, format: str = "safetensors") -> About:
-    """Write a client's model, as received after the last round, into a new file; returns its description.
+def export_client(run: Run, client: int | str, out: Path, format: str = "safetensors") -> About:
+    """Write the model of a client (its number or name), as received after the last round, into a new file.
+
+    Returns its description.
 
     `safetensors` holds tensors by their names. `pt2` is a program for `torch.export.load`, `onnx` one for ONNX runtimes
     (with the extra `onnx`): both take samples `[n, ...]` and give outputs `[n, C]`. `load_model` and `coterie predict`
@@ -41,10 +44,11 @@ def export_client(run: Run, client: int, out: Path, format: str = "safetensors")
     if format == "onnx":
         found = all(find_spec(name) is not None for name in ("onnx", "onnxscript"))
         require(found, 'format = onnx: needs packages that are not installed: pip install "coterie[onnx]"')
+    client = _number_of(run, client)
     about = _about(run, client)
     if format == "safetensors":
         _require_known(run)
-        write_model(out, client_tensors(about.agreement(), run, client), about)
+        write_model(out, client_tensors(about, run, client), about)
         return about
     with _quiet():
         program = _program(run, client, about)
@@ -53,10 +57,21 @@ def export_client(run: Run, client: int, out: Path, format: str = "safetensors")
     return about
 
 
+def _number_of(run: Run, client: int | str) -> int:
+    """A client's number, whether it was named or numbered."""
+    names = [one.name for one in run.about.participants]
+    if client in names:
+        return names.index(str(client))
+    if isinstance(client, str) and not client.isdecimal():
+        raise unknown("client", client, names)
+    number = int(client)
+    require(0 <= number < len(names), f"client = {client}: must lie in 0..{len(names) - 1}")
+    return number
+
+
 def _about(run: Run, client: int) -> About:
     models, data = run.models, run.about.data
-    names = tuple(one.name for one in run.about.participants)
-    require(0 <= client < len(names), f"client = {client}: must lie in 0..{len(names) - 1}")
+    names = [one.name for one in run.about.participants]
     round, rounds = models.federation.round, int(run.config["rounds"])
     notes = [] if run.status == "finished" else [f"the run has not ended: this is the model of round {round}"]
     if scale := run.config.get("scale"):
@@ -78,6 +93,9 @@ def _about(run: Run, client: int) -> About:
         finished=run.status == "finished",
         note="; ".join(notes),
         task=models.prepared.problem_base.task.name,
+        feature_names=tuple(data.feature_names),
+        norm=run.config.get("norm"),
+        plain=is_plain(method),
     )
 
 
@@ -92,6 +110,12 @@ def _require_known(run: Run) -> None:
         model in MODELS,
         f"format = safetensors: holds models by name, and the run's ({model}) is of its own; use pt2, which holds it "
         "whole",
+    )
+    method = run.prepared.method
+    require(
+        is_plain(method) or METHODS.name_of(type(method)) is not None,
+        f"method = {method_name(method)}: predicts with more than its model puts out, so whoever reads the file needs "
+        "it; make it a package with an entry point (docs/plugins.md)",
     )
 
 

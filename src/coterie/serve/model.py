@@ -8,7 +8,9 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,10 +34,15 @@ from coterie.deployment.workplace import SiteFederation
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods.base import Method
 from coterie.models import build
+from coterie.models.layers import with_group_norm
 from coterie.runs.run import Run
-from coterie.serve.model_file import About, read_model, read_tensors, write_model
+from coterie.serve.model_file import About, is_plain, read_model, read_tensors, write_model
 from coterie.serve.programs import read_onnx, read_pt2
+from coterie.serve.samples import named_inputs
 from coterie.typed import typed
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 log = logging.getLogger("coterie")
 
@@ -124,15 +131,20 @@ def export_model(site: Store | Path, out: Path) -> About:
     about = About.of(agreement, blueprint.layout, metadata["site"], round, finished, note)
     if "trained_on" in metadata:
         about = replace(about, trained_on=json.loads(metadata["trained_on"]))
-    alone = about.agreement()
+    if "feature_names" in metadata:
+        about = replace(about, feature_names=tuple(json.loads(metadata["feature_names"])))
+    alone = replace(about, plain=False).agreement()  # the method says which rows the site's file holds
     federation = _federation(alone, blueprint)
     _restore(federation, tensors)
     write_model(Path(out), _named(alone, blueprint, federation), about)
     return about
 
 
-def client_tensors(agreement: Agreement, result: Run, client: int) -> dict[str, Tensor]:
-    """The tensors of the file of a client's model, from a run; `agreement` is of one site alone."""
+def client_tensors(about: About, result: Run, client: int) -> dict[str, Tensor]:
+    """The tensors of the file of a client's model, from a run."""
+    if about.plain:  # the method may be anybody's
+        return {name: tensor.clone() for name, tensor in result.model(client).state_dict().items()}
+    agreement = about.agreement()
     blueprint = agreement.build()
     return _named(agreement, blueprint, _of_client(agreement, blueprint, result, client))
 
@@ -153,7 +165,7 @@ def load_model(path: str | Path) -> nn.Module:
     """A site's or client's model from its file, in evaluation mode: `load_model("a.safetensors")(inputs)` gives scores.
 
     It is the plain module of the registry; for methods that predict with more (FedRoD's second classifier, FedProto's
-    prototypes) a module around it, whose scores are the method's own.
+    prototypes) a module around it, whose scores are the method's own. A pandas table is taken too, its columns by name.
 
     >>> import tempfile
     >>> from coterie.serve.export import export_client
@@ -165,12 +177,29 @@ def load_model(path: str | Path) -> nn.Module:
     ...     load_model(f"{folder}/client-3.safetensors")(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    return loaded(Path(path))[0]
+    module, about = loaded(Path(path))
+    module.register_forward_pre_hook(partial(_frame_as_inputs, about.feature_names))
+    return module
+
+
+def _frame_as_inputs(features: tuple[str, ...], module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a model is called with: a pandas table as inputs `[n, features]`, all else as it is."""
+    return tuple(_of_frame(one, features) if hasattr(one, "iloc") else one for one in given)
+
+
+def _of_frame(frame: Any, features: tuple[str, ...]) -> Tensor:
+    from coterie.data.frames import WHAT, table_of
+
+    require(
+        bool(features),
+        f"{WHAT}: the model does not say what its inputs are called; hand over an array in the order of its training",
+    )
+    return torch.from_numpy(named_inputs(table_of(frame), features, WHAT))
 
 
 def predict(
     model: str | Path | tuple[nn.Module, About],
-    data: Dataset | Tensor | Array,
+    data: Dataset | Tensor | Array | DataFrame,
     batch: int = TEST_BATCH,
     *,
     progress: bool = False,
@@ -178,11 +207,11 @@ def predict(
     """The classes `[n]` that a site's model predicts for data `[n, ...]`, and the probability of each class `[n, C]`.
 
     The model is a file, or what `loaded` made of one. Arrays are taken as `coterie.from_arrays` takes them: uint8 is
-    scaled to [−1, 1], everything else is float32.
+    scaled to [−1, 1], everything else is float32. Of a pandas table the columns are taken by their names.
     """
     require(batch >= 1, f"batch = {batch}: must be at least 1")
     module, about = loaded(Path(model)) if isinstance(model, str | Path) else model
-    inputs = fitted(_inputs(data, about.shape), about.shape, getattr(data, "name", "given"), resized=False)
+    inputs = fitted(_inputs(data, about), about.shape, getattr(data, "name", "given"), resized=False)
     kept = [torch.empty(0, about.classes)]
     with torch.no_grad(), progress_bar("predicting", len(inputs), progress) as advance:
         for part in inputs.split(batch):
@@ -194,11 +223,13 @@ def predict(
     return probabilities.argmax(1), probabilities
 
 
-def _inputs(data: Dataset | Tensor | Array, shape: tuple[int, ...]) -> Tensor:
+def _inputs(data: Dataset | Tensor | Array | DataFrame, about: About) -> Tensor:
+    if hasattr(data, "iloc"):
+        return _of_frame(data, about.feature_names)
     given = whole(data.inputs) if isinstance(data, Dataset) else data
     if isinstance(given, Tensor):
         # What is in shape and made of floats is ready: nothing has to be guessed about its dimensions.
-        if given.is_floating_point() and tuple(given.shape[1:]) == shape:
+        if given.is_floating_point() and tuple(given.shape[1:]) == about.shape:
             return given.detach().float()
         given = given.detach().cpu().numpy()
     require_unmasked(given)
@@ -275,11 +306,6 @@ def _named(agreement: Agreement, blueprint: Blueprint, federation: Federation) -
     return tensors | {f"value.{name}": federation.value_of(name, 0) for name in sorted(model.values_read)}
 
 
-def is_plain(method: Method) -> bool:
-    """Whether the method predicts what its tested module puts out."""
-    return type(method).predict is Method.predict
-
-
 def _entries(layout: Layout, slot: Slot) -> list[str]:
     """The module's tensors that a slot holds."""
     return [entry.name for entry in layout.entries if entry.columns <= slot.columns]
@@ -294,14 +320,14 @@ def loaded(path: Path) -> tuple[nn.Module, About]:
     tensors, about = read_pt2(path) if suffix == ".pt2" else read_model(path)
     # Without weights of its own until the file's are known to fit: a description cannot ask for endless memory.
     with torch.device("meta"):
-        module = build(about.model, about.shape, about.classes)
+        module = _built(about)
     wanted = module.state_dict()
     held = {name: tensors.pop(name) for name in wanted if name in tensors}
     _require_fit(path, held, wanted)
     _require_finite(path, held, about)
     module.load_state_dict(held, assign=True)
     agreement = about.agreement()
-    if is_plain(agreement.kind):
+    if about.plain or is_plain(agreement.kind):
         _require_fit(path, tensors, {})
         return module.eval(), about
     blueprint = agreement.build()
@@ -312,6 +338,12 @@ def loaded(path: Path) -> tuple[nn.Module, About]:
     missing = (model.slots_read | model.values_read) - given
     require(not missing, f"'{path}': lacks {', '.join(sorted(missing))}, which the method predicts with")
     return model, about
+
+
+def _built(about: About) -> nn.Module:
+    """The model that a description names, with any weights."""
+    module = build(about.model, about.shape, about.classes)
+    return with_group_norm(module) if about.norm == "group" else module
 
 
 def _fill_in(federation: Federation, method: Method, module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
@@ -355,7 +387,7 @@ def _require_finite(path: Path, tensors: Mapping[str, Tensor], about: About) -> 
     Values may hold NaN for what nobody knows yet, such as the prototype of a class that nobody has.
     """
     odd = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-    made = build(about.model, about.shape, about.classes).state_dict() if odd else {}
+    made = _built(about).state_dict() if odd else {}
     for name in odd:
         constant = torch.equal(tensors[name].nan_to_num(), made[name].nan_to_num())
         require(constant and not bool(made[name].isfinite().all()), _not_finite(path, name))

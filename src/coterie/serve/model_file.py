@@ -14,6 +14,7 @@ from torch import Tensor
 from coterie.core.layout import Layout
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
+from coterie.methods.base import Method
 from coterie.runs.tensors import load_tensors, save_tensors
 from coterie.setup.config import method_name
 from coterie.version import VERSION
@@ -28,7 +29,8 @@ class About:
 
     `classifier` is a module's path, `set` the method's options. `finished` says whether the federation came to its
     end at the site; if not, `note` says what that means for the model. `trained_on` is the site's `OwnData`, by which
-    its held-out samples are known again.
+    its held-out samples are known again. `feature_names` are those of the inputs, in their order, if they have any.
+    `plain` says that the method predicts what its model puts out, so that nobody needs the method for it.
     """
 
     model: str
@@ -47,6 +49,9 @@ class About:
     note: str = ""
     trained_on: dict[str, Any] | None = None
     task: str = "classification"
+    feature_names: tuple[str, ...] = ()
+    norm: str | None = None
+    plain: bool = False
     version: str = VERSION
     format: int = FORMAT
 
@@ -68,18 +73,26 @@ class About:
             rounds=agreement.rounds,
             finished=finished,
             note=note,
+            norm=agreement.norm,
+            plain=is_plain(agreement.kind),
         )
 
     def agreement(self) -> Agreement:
         """An agreement of this site alone, with what prediction depends on; it names nobody else."""
-        same = ("model", "shape", "classes", "class_names", "classifier", "stats", "method", "set", "rounds")
-        values = {name: getattr(self, name) for name in same}
+        same = ("model", "shape", "classes", "class_names", "classifier", "stats", "norm", "rounds")
+        names = same if self.plain else (*same, "method", "set")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
         # Of names nothing depends; clients of a run may have any.
         return Agreement.parse(values | {"name": "prediction", "sites": ["site"], "least_sites": 1})
 
     def class_name(self, number: int) -> str:
         """What a class is called: its name, or its number."""
         return self.class_names[number] if self.class_names else str(number)
+
+
+def is_plain(method: Method) -> bool:
+    """Whether the method predicts what its tested module puts out."""
+    return type(method).predict is Method.predict
 
 
 def write_model(path: Path, tensors: Mapping[str, Tensor], about: About) -> None:
@@ -109,9 +122,14 @@ def about_from(values: Any, path: Path) -> About:
         known = {item.name for item in fields(About)}
         require(values["format"] <= FORMAT, f"it was written by a newer version of Coterie ({values['version']})")
         told = {name: value for name, value in values.items() if name in known}
-        for name, kind in (("shape", int), ("class_names", str)):
+        told.setdefault("feature_names", ())
+        for name, kind in (("shape", int), ("class_names", str), ("feature_names", str)):
             told[name] = tuple(told[name])
             require(all(isinstance(one, kind) for one in told[name]), f"{name} = {told[name]}: cannot be")
+        columns = told["feature_names"]
+        require(
+            not columns or told["shape"] == (len(columns),), f"feature_names = {columns}: there must be one an input"
+        )
         return About(**told)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _not_a_description(path, error) from None

@@ -67,7 +67,8 @@ class Settings(RunOptions):
         default=RunOptions.method, metadata=_such_as("'fedavg' or ct.FedProx(mu=0.1)")
     )
     data: Dataset | TensorDataset | Arrays | Path | str = field(
-        default=RunOptions.data, metadata=_such_as("'digits' or ct.from_arrays(x, y)")
+        default=RunOptions.data,
+        metadata=_such_as("'digits', ct.from_arrays(x, y), ct.from_frame(frame) or ct.from_dataset(dataset)"),
     )
     partition: Rule | type[Rule] | Partition | Path | str = field(
         default=RunOptions.partition, metadata=_such_as("'iid' or ct.Dirichlet(clients=20, alpha=0.1)")

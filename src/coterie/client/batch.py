@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.views import ClientView
+from coterie.errors import require
 
 
 class Outputs(ABC):
@@ -108,6 +109,13 @@ class Batch(Outputs):
     def value(self, name: str) -> Tensor:
         """A value as this client has it: its own, or the one for everybody."""
         return self._client.value(name)
+
+    @property
+    def own_samples(self) -> tuple[Tensor, Tensor]:
+        """Features `[n, d]` and labels `[n]` of the client's training samples, in evaluation mode, for predictions."""
+        own = self._client.problem.train[self._client.client]
+        require(len(own) > 0, "predictions compare with training samples, of which there are none here; test in a run")
+        return self._client.train_features(self.slot), self._client.problem.labels[own]
 
     def stream(self, purpose: str) -> torch.Generator:
         """The client's random numbers of this round for a purpose; every batch goes on where the last one stopped."""

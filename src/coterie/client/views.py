@@ -69,6 +69,11 @@ class BatchView(Protocol):
         """A value as this client has it: its own, or the one for everybody."""
         ...
 
+    @property
+    def own_samples(self) -> tuple[Tensor, Tensor]:
+        """Features `[n, d]` and labels `[n]` of the client's training samples, in evaluation mode, for predictions."""
+        ...
+
     def stream(self, purpose: str) -> torch.Generator:
         """The client's random numbers of this round for a purpose; every batch goes on where the last one stopped."""
         ...

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from coterie.methods.fedtc import FedTC as FedTC
     from coterie.methods.fesem import FeSEM as FeSEM
     from coterie.methods.ifca import IFCA as IFCA
+    from coterie.methods.knn_per import KNNPer as KNNPer
     from coterie.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from coterie.methods.local import Local as Local
     from coterie.methods.moon import MOON as MOON

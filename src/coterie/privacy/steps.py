@@ -245,6 +245,11 @@ class Example(Outputs):
         """A value as this client has it: its own, or the one for everybody."""
         return self._worker.value(name)
 
+    @property
+    def own_samples(self) -> tuple[Tensor, Tensor]:
+        """Other samples have no part in the gradient of one."""
+        raise RuntimeError("a loss term looks at the client's training samples")
+
     def stream(self, purpose: str) -> torch.Generator:
         """Random numbers of one's own cannot be drawn for all examples at once."""
         raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")

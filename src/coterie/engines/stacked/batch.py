@@ -160,6 +160,11 @@ class OneClient(Outputs):
         """Batches of unequal size are padded here, so their pieces would be other samples: the recipe is declined."""
         raise RuntimeError(f"a loss term splits its batch into {pieces} pieces")
 
+    @property
+    def own_samples(self) -> tuple[Tensor, Tensor]:
+        """Clients have different numbers of them: predictions that look at them are made one client at a time."""
+        raise RuntimeError("predictions look at the client's training samples")
+
     def stream(self, purpose: str) -> torch.Generator:
         """Random numbers of a client's own cannot be drawn for all clients at once: the recipe is declined."""
         raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")

@@ -25,8 +25,7 @@ import numpy as np
 
 import coterie as ct
 from coterie.partition import ByClient
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.runs.experiment import Experiment
 
 COUNTS = (100, 1_000, 10_000, 100_000)

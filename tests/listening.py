@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 
 
 class EachRound(Listener):

@@ -30,9 +30,9 @@ from coterie.registry import (
     subclasses_of,
 )
 from coterie.rounds.judge import JUDGES
-from coterie.rounds.listeners import LISTENERS
 from coterie.rounds.sampler import SAMPLERS
 from coterie.rounds.stages import STAGES
+from coterie.runs.running import LISTENERS
 from plugins import METHOD, install, write_files
 
 

@@ -27,8 +27,7 @@ from coterie.partition import Dirichlet
 from coterie.privacy.stage import clipped
 from coterie.rng import torch_stream
 from coterie.rounds.collect import declared_columns
-from coterie.rounds.listeners import Listener, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport, Start
 from coterie.rounds.stages import Incoming
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import initial_model

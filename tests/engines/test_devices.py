@@ -21,8 +21,7 @@ from coterie.client.model import RepeatableDropout
 from coterie.client.scores import Score
 from coterie.core.pixels import Pixels, PixelScale
 from coterie.errors import CoterieError
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.runs.experiment import Experiment
 from coterie.runs.resume import resume
 from coterie.runs.run import Run

@@ -27,7 +27,7 @@ from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedme import PFedMe
 from coterie.privacy.steps import PrivateSteps
 from coterie.rounds.judge import Judge
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment
 from coterie.testing.toys import ROUNDS, toy_experiment

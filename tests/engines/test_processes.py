@@ -28,7 +28,7 @@ from coterie.engines.worker import Call, Done, Failed
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedAvg, FedPer, Method
 from coterie.partition import Partition
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import seeded, toy_data, toy_partition

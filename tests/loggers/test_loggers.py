@@ -20,8 +20,7 @@ from coterie.loggers.tensorboard import TensorBoard
 from coterie.loggers.wandb import WandB
 from coterie.report.html import light_colours
 from coterie.report.learning import learning_matrix
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.runs.run import Run
 from listening import EachRound, power_cut
 from support import eventually, tiny

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from coterie.methods import Method
 from coterie.partition import Partition
 from coterie.rng import torch_stream
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.rounds.sampler import draw_cohort
 from coterie.runs.run import Run
 from coterie.testing.toys import PlainNet, seeded, toy_data, toy_partition

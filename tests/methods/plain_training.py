@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.engines import make_engine
 from coterie.methods import Method
 from coterie.rng import torch_stream
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.rounds.sampler import draw_cohort
 from coterie.setup.prepared import Prepared
 from coterie.testing.toys import toy_data, toy_partition

@@ -34,7 +34,7 @@ from coterie.models import build
 from coterie.partition import Partition
 from coterie.rng import stream_seed
 from coterie.rounds.delivery import as_delivered
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.rounds.round import Rounds
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.runs.run import Run

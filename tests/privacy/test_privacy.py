@@ -25,8 +25,7 @@ from coterie.privacy.accountant import Release, epsilon_of
 from coterie.privacy.noise import noise_of
 from coterie.privacy.promise import Privacy
 from coterie.privacy.stage import Private, clipped, spent, told_size
-from coterie.rounds.listeners import Listener, StopAfter
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport, StopAfter
 from coterie.rounds.stages import Incoming
 from coterie.runs.record import PRIVACY
 from coterie.runs.run import open_run

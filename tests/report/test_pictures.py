@@ -23,8 +23,7 @@ from coterie.partition import Partition, Pathological
 from coterie.report import Learning, label_order, learning_matrix, picture
 from coterie.report.learning import class_shares, learn_differently
 from coterie.report.pictures import draw
-from coterie.rounds.listeners import Listener, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport, Start
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.setup.prepared import Prepared

@@ -22,8 +22,7 @@ from coterie.engines import Serial, Trained, Work
 from coterie.errors import CoterieError
 from coterie.partition import Dirichlet
 from coterie.robust.quarantine import Quarantine, SetAside, distances, jump
-from coterie.rounds.listeners import StopAfter
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport, StopAfter
 from coterie.rounds.round import Rounds
 from coterie.rounds.stages import Incoming
 from coterie.runs.experiment import Experiment

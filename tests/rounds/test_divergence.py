@@ -25,7 +25,7 @@ from coterie.data import Dataset
 from coterie.methods import FedAvg, FedPer, Method
 from coterie.partition import Partition
 from coterie.rounds.collect import _finite_rows
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.run import Run
 from coterie.testing.toys import toy_data, toy_partition
 from listening import EachRound

@@ -18,7 +18,7 @@ from coterie.core.task.base import Sums
 from coterie.errors import CoterieError
 from coterie.partition import Partition
 from coterie.rounds.evaluate import Evaluation, Finished, over_rounds
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.history import History, as_line
 from coterie.testing.toys import toy_data, toy_partition
 from support import tiny

@@ -17,8 +17,7 @@ from coterie.errors import CoterieError
 from coterie.partition import Iid
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.judge import Judge
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.rounds.round import Rounds
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment

@@ -9,7 +9,7 @@ import pytest
 from tests.listening import EachRound, power_cut
 from tests.support import tiny
 
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.resume import resume
 
 pytestmark = pytest.mark.thorough

@@ -15,7 +15,7 @@ from coterie.core.task import Classification
 from coterie.partition import Partition
 from coterie.report.terminal import summary_lines
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.experiment import Experiment
 from coterie.runs.history import History, as_line
 from coterie.runs.resume import resume

@@ -19,7 +19,7 @@ from coterie.errors import CoterieError
 from coterie.files import write_whole
 from coterie.methods import FedPer, Method
 from coterie.partition import Iid
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.runs.run import Run

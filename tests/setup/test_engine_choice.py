@@ -15,8 +15,7 @@ import torch
 from coterie.client.recipe import phases
 from coterie.methods import METHODS, FedRep
 from coterie.partition import Iid
-from coterie.rounds.listeners import Outcome
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Outcome, RoundReport
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.setup import engine_choice as auto

@@ -14,7 +14,7 @@ from coterie.compare.table import compare
 from coterie.data import load
 from coterie.errors import CoterieError
 from coterie.partition import Dirichlet, Iid, Partition
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.experiment import Experiment
 from listening import EachRound, power_cut
 from support import final_rows, tiny

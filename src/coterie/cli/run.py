@@ -48,8 +48,8 @@ def run(
 ) -> None:
     """Run one method and keep everything about the run in a directory."""
     from coterie.cli.experiments import one_experiment
-    from coterie.rounds.listeners import made_listeners
     from coterie.runs.directory import refuse_existing
+    from coterie.runs.running import made_listeners
 
     experiment = one_experiment(method, config, settings.given(seed=seed), set or [])
     listening = made_listeners(listener or [])

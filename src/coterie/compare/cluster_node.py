@@ -24,8 +24,7 @@ from coterie.compare.workers import Message, Tell, answer, failure, warnings_tol
 from coterie.errors import require
 from coterie.files import PARTIAL, LockedError, at_path, locked
 from coterie.processes import use_one_core
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.runs.store import CHECKPOINT, CONFIG, PREVIOUS, ROUNDS, ROWS, STOPPED, SUMMARY
 from coterie.version import VERSION
 

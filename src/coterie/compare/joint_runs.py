@@ -14,9 +14,9 @@ from coterie.errors import CoterieError, require
 from coterie.files import PARTIAL
 from coterie.processes import CannotStartError, cores
 from coterie.registry import absolute
-from coterie.rounds.listeners import made_listeners
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
+from coterie.runs.running import made_listeners
 from coterie.runs.store import CONFIG
 from coterie.setup.config import Config, complete
 from coterie.setup.engine_choice import as_chosen, choose

@@ -15,11 +15,12 @@ from coterie.errors import require
 from coterie.files import silence
 from coterie.partition import FromFile, Partition
 from coterie.partition.partition import is_partition_file
-from coterie.rounds.listeners import GivenListener, StopAfter
+from coterie.rounds.listeners import StopAfter
 from coterie.runs.directory import RunDirectory, alone, clear_unbegun
 from coterie.runs.experiment import Experiment
 from coterie.runs.models import missing_objects
 from coterie.runs.resume import resume
+from coterie.runs.running import GivenListener
 from coterie.runs.store import CONFIG
 from coterie.setup.config import PLUGINS, Config, complete
 from coterie.setup.identity import HOW, Identity, differences, on_any_machine, spoken

@@ -36,8 +36,7 @@ from coterie.processes import (
     use_one_core,
 )
 from coterie.registry import Registry, reference_to
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.setup.config import complete, to_toml
 

@@ -17,7 +17,7 @@ from coterie.deployment.server import Report, Server
 from coterie.partition import Partition
 from coterie.privacy.stage import Spent
 from coterie.rounds.evaluate import MOMENTS, Evaluation
-from coterie.rounds.report import Note, RoundReport
+from coterie.rounds.listeners import Note, RoundReport
 from coterie.runs.history import History, as_line, numbers, scores_of
 from coterie.runs.reader import FEDERATION
 from coterie.runs.record import (

@@ -39,7 +39,7 @@ from coterie.errors import CoterieError
 from coterie.rounds.collect import Outgoing, declared_columns, sound_measurements
 from coterie.rounds.delivery import Delivery, OpenRound, as_delivered
 from coterie.rounds.evaluate import mean_loss
-from coterie.rounds.report import Note as PartNote
+from coterie.rounds.listeners import Note as PartNote
 from coterie.rounds.stages import Incoming, coding_of, packed, unpacked
 
 log = logging.getLogger("coterie")

@@ -13,8 +13,7 @@ from coterie.report.html import light_colours
 from coterie.report.learning import Floats, label_order, learning_matrix
 from coterie.report.onerun import MOST_CLIENTS
 from coterie.rounds.evaluate import MOMENTS, Evaluation, mean_over_clients
-from coterie.rounds.listeners import Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport, Start
 
 Pixels = npt.NDArray[np.uint8]
 # An image has at least so many pixels on a side, as far as whole pixels a client allow.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import CoterieError, require
 from coterie.loggers.contents import as_image, client_order, matrices, over_clients, scalars
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.setup.config import complete, to_toml
 from coterie.typed import typed
 

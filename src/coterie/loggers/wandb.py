@@ -10,8 +10,7 @@ from typing import Any
 from coterie.errors import CoterieError, require
 from coterie.files import write_whole
 from coterie.loggers.contents import as_image, client_order, matrices, over_clients, scalars
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.setup.config import complete
 from coterie.typed import typed
 

@@ -28,7 +28,7 @@ from coterie.privacy.noise import NoiseSource, noise_of
 from coterie.privacy.promise import Privacy
 from coterie.privacy.steps import PrivateStepping, batches_an_epoch, epochs_on_examples
 from coterie.rounds.collect import declared_columns
-from coterie.rounds.report import Note
+from coterie.rounds.listeners import Note
 from coterie.rounds.stages import Clients, Course, Incoming, Stage
 
 log = logging.getLogger("coterie")

@@ -27,7 +27,7 @@ from coterie.report.learning import (
     most_personal,
 )
 from coterie.report.onerun import ABSENT, PARTS
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.about import described_clients, described_data
 from coterie.runs.reader import Record, record_of
 from coterie.runs.record import ClientAbout, DataAbout

@@ -37,7 +37,7 @@ from torch import Tensor
 from coterie.core.applying import block_width
 from coterie.core.federation import Federation
 from coterie.robust.options import FEWEST, Defence
-from coterie.rounds.report import Note
+from coterie.rounds.listeners import Note
 from coterie.rounds.stages import Clients, Course, Incoming, Stage
 
 LEFT = "quarantine.left"  # value [K]: uploads that must not jump before the client's count again

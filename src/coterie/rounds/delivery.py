@@ -19,7 +19,7 @@ from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.engines.base import PeersOf
 from coterie.methods.base import Method
 from coterie.rounds.collect import Collected, Outgoing, declared_columns, take
-from coterie.rounds.report import Note
+from coterie.rounds.listeners import Note
 from coterie.rounds.stages import Course, Stage
 
 

@@ -18,7 +18,7 @@ from coterie.methods.base import Method
 from coterie.registry import Registry, subclasses_of
 from coterie.rounds.delivery import as_delivered, delivers
 from coterie.rounds.evaluate import Evaluation, mean_loss
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.rounds.sampler import drawn
 
 # Clients whose downloads are made at one time when everybody is to be tested with what they would receive: at least so

@@ -12,8 +12,7 @@ from coterie.core.downloads import owed_bytes, tensor_bytes
 from coterie.core.federation import Federation
 from coterie.engines.base import PeersOf, Trained, Work
 from coterie.methods.base import Method
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.rounds.stages import Coding, packed
 
 

@@ -1,20 +1,79 @@
-"""Whoever wants to know how a run goes: progress, records and byte counts are listeners, and so is what users add."""
+"""What happened in a round, and who is told: progress, records, byte counts, and what users add, are listeners."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
+from coterie.client.effort import Effort
+from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
-from coterie.errors import CoterieError
-from coterie.registry import Registry, subclasses_of
-from coterie.rounds.report import RoundReport
-from coterie.typed import fitting
+from coterie.errors import require
+from coterie.rounds.evaluate import Evaluation, Moment
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a part of a round leaves in its report, and in the record of the run: plain values, which a part adds."""
+
+    def warnings(self) -> Iterator[tuple[int, str]]:
+        """What the log should say of clients."""
+        yield from ()
+
+    @property
+    def shown(self) -> str:
+        """What is shown beside the progress of a run; nothing by default."""
+        return ""
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round."""
+
+    round: int
+    cohort: list[int]
+    received: Evaluation | None = None
+    trained: Evaluation | None = None
+    stored: Evaluation | None = None  # where not everybody took part; otherwise it is what `trained` is
+    everybody: dict[Moment, Evaluation] = field(default_factory=dict)  # in the end, where a sample is tested otherwise
+    cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
+    training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
+    efforts: list[Effort] = field(default_factory=list)  # of the cohort; none where it is not told
+    tuning: tuple[int, int] = (0, 0)  # gradients of all tests in which clients tuned, and how many tests these are
+    mixes: list[Applied] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)  # asked, but no part of the cohort: they did not answer in time
+    diverged: list[int] = field(default_factory=list)
+    tuning_diverged: list[int] = field(default_factory=list)  # tested with the model that was to be tuned
+    seconds: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, Note] = field(default_factory=dict)  # notes of stages, by their names
+    hides_results: bool = False  # whether nobody may learn how good models are
+    stopped: str | None = None
+
+    def stop(self, reason: str, planned: bool = False) -> None:
+        """Let the run end with this round; the first reason given is the one that is recorded.
+
+        Where results are hidden, only what was `planned` beforehand may end it: a run that ends for how well it goes
+        tells something of the data.
+
+        >>> report = RoundReport(3, cohort=[0, 1])
+        >>> report.stop("good enough")
+        >>> report.stop("out of time")
+        >>> report.stopped
+        'good enough'
+        """
+        require(
+            planned or not self.hides_results,
+            f"a listener stops the run ({reason}), which tells of the data and is not accounted for; leave it out, or "
+            "privacy",
+        )
+        if self.stopped is None:
+            self.stopped = reason
 
 
 @dataclass(frozen=True)
@@ -140,39 +199,3 @@ class Listeners(Listener):
                     raise
                 kind = type(another).__name__
                 outcome.error.add_note(f"{type(listener).__name__}.end failed as well ({kind}: {another})")
-
-
-GivenListener = Listener | type[Listener] | str
-"""A listener as it is given: itself, its class, or its name (`LISTENERS`, or `./file.py:Name`)."""
-
-
-def made_listeners(given: Sequence[GivenListener]) -> tuple[Listener, ...]:
-    """The listeners that were given, by name, as classes or as they are.
-
-    >>> class Quiet(Listener):
-    ...     pass
-    >>> [type(one).__name__ for one in made_listeners([Quiet, Quiet()])]
-    ['Quiet', 'Quiet']
-    """
-    return tuple(_made(one) for one in fitting("listeners", given, Sequence[GivenListener]))
-
-
-def _made(given: GivenListener) -> Listener:
-    if isinstance(given, Listener):
-        return given
-    name, found = (given, LISTENERS.find(given)) if isinstance(given, str) else (given.__name__, given)
-    try:
-        return found()
-    except TypeError as error:
-        raise CoterieError(
-            f"listener '{name}': cannot be made without options ({error}); give it as an object"
-        ) from None
-
-
-_OWN: dict[str, type[Listener] | str] = {
-    "tensorboard": "coterie.loggers.tensorboard:TensorBoard",
-    "wandb": "coterie.loggers.wandb:WandB",
-}
-
-LISTENERS: Registry[type[Listener]] = Registry("listener", "coterie.listeners", _OWN, subclasses_of(Listener))
-"""Listeners by name: classes that can be made without options."""

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coterie.core.numbers import ACCURACY, NO_NUMBER, number_text, spoken_bytes
-from coterie.rounds.listeners import Listener, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport, Start
 
 SECONDS_BETWEEN_LINES = 1.0
 # A run that is over sooner leaves nothing on the screen; a round that lasts longer shows its clients.

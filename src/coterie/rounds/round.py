@@ -18,8 +18,7 @@ from coterie.rounds.delivery import OpenRound
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.judge import Judge
 from coterie.rounds.ledger import ByteCounter
-from coterie.rounds.listeners import Listener, Listeners
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Listeners, RoundReport
 from coterie.rounds.sampler import Sampler
 from coterie.rounds.stages import Stage, coding_of
 

@@ -28,7 +28,7 @@ from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
 from coterie.methods.base import Method
 from coterie.registry import Registry, subclasses_of
-from coterie.rounds.report import Note
+from coterie.rounds.listeners import Note
 from coterie.typed import TypedOptions
 
 

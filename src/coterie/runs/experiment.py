@@ -11,9 +11,8 @@ from torch import nn
 
 from coterie.display import Displayed
 from coterie.models import ModelSpec
-from coterie.rounds.listeners import GivenListener
 from coterie.runs.run import Run
-from coterie.runs.running import run
+from coterie.runs.running import GivenListener, run
 from coterie.setup.config import settings_from
 from coterie.setup.prepared import Prepared, prepare
 from coterie.setup.settings import Settings

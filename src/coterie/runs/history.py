@@ -22,7 +22,7 @@ from coterie.rounds.evaluate import (
     mean_over_clients,
     over_rounds,
 )
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import RoundReport
 from coterie.runs.record import (
     PRESENCE,
     PRIVACY,

@@ -14,8 +14,7 @@ from torch import Tensor
 from coterie.client.scores import TUNING_DIVERGED
 from coterie.core.exchange import Applied
 from coterie.partition import Partition
-from coterie.rounds.listeners import Listener, Outcome, Start
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
 from coterie.runs.about import about_run
 from coterie.runs.directory import RunDirectory
 from coterie.runs.history import History, as_line

@@ -10,13 +10,12 @@ from coterie.data.dataset import fingerprint
 from coterie.devices import PROCESSOR
 from coterie.errors import CoterieError, require
 from coterie.partition import Partition
-from coterie.rounds.listeners import GivenListener
 from coterie.runs.about import described_model
 from coterie.runs.directory import RunDirectory, alone
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.runs.record import plain
 from coterie.runs.run import Run
-from coterie.runs.running import finish, watched
+from coterie.runs.running import GivenListener, finish, watched
 from coterie.runs.store import ABOUT
 from coterie.setup.config import complete, differences, method_name
 from coterie.setup.prepared import Prepared

@@ -11,11 +11,12 @@ import torch
 
 from coterie.devices import PROCESSOR, draw_again, drawn_state
 from coterie.engines import ENGINES, Engine
-from coterie.errors import require, said
+from coterie.errors import CoterieError, require, said
 from coterie.files import log_to
 from coterie.methods import METHODS
+from coterie.registry import Registry, subclasses_of
 from coterie.rounds.evaluate import Evaluation, Finished
-from coterie.rounds.listeners import GivenListener, Listener, Listeners, Outcome, Start, made_listeners
+from coterie.rounds.listeners import Listener, Listeners, Outcome, Start
 from coterie.runs.about import about_run, effective, session
 from coterie.runs.directory import RunDirectory, alone, refuse_existing
 from coterie.runs.history import History, plain_number, plain_numbers
@@ -32,6 +33,7 @@ from coterie.setup.memory import ran_out, require_room
 from coterie.setup.prepared import Prepared, prepare
 from coterie.setup.settings import Settings
 from coterie.setup.workload import fitting_threads
+from coterie.typed import fitting
 
 
 def run(
@@ -221,3 +223,39 @@ def _quiet_state(threads: int, device: str) -> Iterator[None]:
     finally:
         draw_again(place, drawn)
         torch.set_num_threads(before)
+
+
+GivenListener = Listener | type[Listener] | str
+"""A listener as it is given: itself, its class, or its name (`LISTENERS`, or `./file.py:Name`)."""
+
+
+def made_listeners(given: Sequence[GivenListener]) -> tuple[Listener, ...]:
+    """The listeners that were given, by name, as classes or as they are.
+
+    >>> class Quiet(Listener):
+    ...     pass
+    >>> [type(one).__name__ for one in made_listeners([Quiet, Quiet()])]
+    ['Quiet', 'Quiet']
+    """
+    return tuple(_made(one) for one in fitting("listeners", given, Sequence[GivenListener]))
+
+
+def _made(given: GivenListener) -> Listener:
+    if isinstance(given, Listener):
+        return given
+    name, found = (given, LISTENERS.find(given)) if isinstance(given, str) else (given.__name__, given)
+    try:
+        return found()
+    except TypeError as error:
+        raise CoterieError(
+            f"listener '{name}': cannot be made without options ({error}); give it as an object"
+        ) from None
+
+
+_OWN: dict[str, type[Listener] | str] = {
+    "tensorboard": "coterie.loggers.tensorboard:TensorBoard",
+    "wandb": "coterie.loggers.wandb:WandB",
+}
+
+LISTENERS: Registry[type[Listener]] = Registry("listener", "coterie.listeners", _OWN, subclasses_of(Listener))
+"""Listeners by name: classes that can be made without options."""

@@ -22,8 +22,7 @@ from coterie.core.machine import machine
 from coterie.data.archives import user_cache
 from coterie.files import write_whole
 from coterie.processes import cores
-from coterie.rounds.listeners import Listener, Outcome
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, Outcome, RoundReport
 from coterie.setup.prepared import Prepared
 from coterie.setup.settings import Settings
 from coterie.setup.workload import Round, Way, expected_seconds, ways_of

@@ -23,8 +23,7 @@ from coterie.files import silence
 from coterie.methods.base import Method
 from coterie.partition import Partition
 from coterie.rounds.delivery import as_delivered
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.runs.directory import RunDirectory
 from coterie.runs.record import Travelled
 from coterie.runs.resume import resume

@@ -19,8 +19,7 @@ from tests.fuzz.targets.settings import SPOKEN, TABLE, spoken_settings, write_ta
 from tests.fuzz.trial import Case, Target, called, contents, must, must_be_one_line, quiet, refused, strict_json
 
 from coterie.partition import Iid
-from coterie.rounds.listeners import Listener
-from coterie.rounds.report import RoundReport
+from coterie.rounds.listeners import Listener, RoundReport
 from coterie.runs.experiment import Experiment
 from coterie.runs.run import open_run
 

@@ -23,6 +23,7 @@ OTHERS = {
     "coterie.method",  # a property of ONNX files
     "system/main.py",  # PFLlib's
     "trainers/mrmtl.py",  # of the code that the page of MR-MTL names
+    "pytorch/pfedgraph_cosine.py",  # of the code that the page of pFedGraph names
     "src/x.py",  # an example
 }
 

@@ -55,7 +55,7 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path: Path) -> None:
         assert [point.step for point in points] == [1, 2, 3]
         assert [point.value for point in points] == pytest.approx(scores(result, moment))
         clients = found.Histograms(f"{moment}/accuracy_of_clients")[-1].histogram_value
-        newest = result.history.newest("received" if moment == "received" else "trained")
+        newest = result.numbers.newest("received" if moment == "received" else "trained")
         assert newest is not None
         assert (clients.num, clients.min, clients.max) == (4, newest.judged.min(), newest.judged.max())
     assert [point.value for point in found.Scalars("bytes/up")] == [line.bytes.up for line in result.lines]

@@ -50,7 +50,7 @@ def test_clients_that_do_not_differ_share_nearly_all() -> None:
 def test_warming_up_all_the_time_is_fedbn(model: str, join: float) -> None:
     ours, fedbn = (tiny(method, model, join=join).run() for method in (FedAP(warm_up=1.0), "fedbn"))
     assert torch.equal(final_rows(ours), final_rows(fedbn))
-    assert ours.history.curves("accuracy") == fedbn.history.curves("accuracy")
+    assert ours.numbers.curves("accuracy") == fedbn.numbers.curves("accuracy")
 
 
 def test_learning_from_oneself_alone_is_local_training() -> None:
@@ -127,7 +127,7 @@ def test_the_received_moment_is_tested_with_the_mix_and_the_trained_one_with_the
     result, _ = run(FedAP(warm_up=0.34), rounds=3)
     stored = final_rows(result)
     mixed = (result.federation.values["mixing"].float() @ stored).unbind(0)
-    received, trained = result.history.last("received"), result.history.last("trained")
+    received, trained = result.numbers.last("received"), result.numbers.last("trained")
     assert received is not None
     assert trained is not None
     for k, index in enumerate(toy_partition(DATA).test):

@@ -87,7 +87,7 @@ def test_scores_do_not_depend_on_how_many_are_served_at_a_time(monkeypatch: pyte
     def losses() -> list[float]:
         options = {"rho": 0.0, "self_weight": 0.1}
         found = tiny(METHODS["pfedsim"](**options), clients=CLIENTS, defence="influence:0.17", rounds=2).run()
-        last = found.history.last("received")
+        last = found.numbers.last("received")
         assert last is not None
         return [float(loss) for loss in last.loss]
 

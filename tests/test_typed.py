@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,13 @@ def test_what_takes_the_place_of_a_method_must_be_one() -> None:
     # A variable of the class, or anything that can be called, is as good as ever.
     named = type("Named", (Method,), {"paper": "mine", "uploads": staticmethod(dict), "extra": 3})
     assert issubclass(named, Method)
+
+
+def test_defaults_are_numbers_like_any_that_is_given() -> None:
+    @dataclass(frozen=True)
+    class Endless(Method):
+        beta: float = math.nan
+
+    with pytest.raises(CoterieError, match=r"beta = nan: must be a number, finite"):
+        Endless()
+    assert Endless(beta=0.5).beta == 0.5

@@ -276,7 +276,17 @@ def _checked_options(cls: TypedOptions, args: Sequence[Any], kwargs: Mapping[str
     except TypeError as error:
         raise _misfit(cls.__name__, cls.__signature__, _hints(cls), kwargs, error) from None
     hints = _hints(cls)
-    return {name: fitting(name, value, hints.get(name, Any), known[name]) for name, value in given.items()}
+    defaults = {name: value for name, value in _endless_defaults(cls).items() if name not in given}
+    return {
+        name: fitting(name, value, hints.get(name, Any), known[name]) for name, value in {**given, **defaults}.items()
+    }
+
+
+def _endless_defaults(cls: type) -> dict[str, float]:
+    """The defaults of a dataclass that are numbers without end, or none: no text that a run keeps could hold them."""
+    made: Any = cls
+    defaults = {item.name: item.default for item in fields(made) if item.init}
+    return {name: value for name, value in defaults.items() if isinstance(value, float) and not math.isfinite(value)}
 
 
 def _misfit(

@@ -24,6 +24,7 @@ from coterie.deployment.resident import SiteSettings
 from coterie.deployment.wire import Parcel, pack
 from coterie.testing.together import SITES, agreed, site_data
 from residents import resident_in_a_thread
+from support import eventually
 
 SITE, NODE = "site-a", 7
 
@@ -75,7 +76,7 @@ def asked(folder: Path, content: Packed, data: Path) -> tuple[list[dict[str, Any
     transport = FlowerTransport(cast(Any, grid), 1000, SITES, Audit(folder / "server.jsonl"))
     assert transport.nodes() == {NODE: SITE}
     transport.send(NODE, "hello", content, 60.0)
-    transport.answers()
+    assert eventually(lambda: bool(transport.answers()))
     return lines(folder / "server.jsonl"), lines(folder / "site.jsonl")
 
 

@@ -17,11 +17,13 @@ from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import note_of
-from coterie.deployment.coordinator import AnswerTimes
+from coterie.deployment.coordinator import UnsentError
 from coterie.deployment.flower.folder import write_app
+from coterie.deployment.messages import Packed, Purpose
 from coterie.deployment.server import Server
 from coterie.deployment.store import Store
 from coterie.deployment.versions import LiveTerms
+from coterie.deployment.waiting import AnswerTimes
 from coterie.errors import CoterieError
 from coterie.runs import directory
 from coterie.runs.record import Line, Seconds, Travelled
@@ -312,3 +314,32 @@ def test_sites_that_are_asked_later_in_a_round_are_owed_the_same(method: str, tm
         found.append(together.server.federation["model"])
     torch.testing.assert_close(found[0].shared, found[1].shared)
     torch.testing.assert_close(found[0].own, found[1].own)
+
+
+def test_whoever_is_waited_for_is_said_within_fifteen_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agreement = agreed("fedper", rounds=2, deadline=300.0, gather=40.0, patience=100.0)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(comes=20.0, slow={1: 50.0}))
+    with caplog.at_level(logging.INFO, logger="coterie"):
+        trial.run()
+    assert "waiting for the sites; not here: site-b" in caplog.text
+    assert "round 1: 2 of 3 are done; at work: site-b (15 s)" in caplog.text
+    assert "round 1: 2 of 3 are done; at work: site-b (45 s)" in caplog.text
+    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 2
+
+
+def test_a_task_that_cannot_be_sent_now_is_sent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(tmp_path, agreed("fedper", rounds=3, deadline=30.0, gather=10.0))
+    send, failed = trial.network.send, list[str]()
+
+    def sometimes(node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
+        name = SITES[node]
+        round = trial.server.federation.round
+        if purpose == "work" and name == "site-b" and round == 2 and len(failed) < 3:
+            failed.append(name)
+            raise UnsentError("not now")
+        send(node, purpose, content, seconds)
+
+    monkeypatch.setattr(trial.network, "send", sometimes)
+    trial.run()
+    assert len(failed) == 3
+    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3

@@ -9,59 +9,26 @@ import errno
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import fault_of
 from coterie.deployment.envelopes import ServerEnvelopes
-from coterie.deployment.logbook import Logbook
+from coterie.deployment.logbook import Logbook, State
 from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.versions import LiveTerms
+from coterie.deployment.waiting import AGAIN, AnswerTimes, News, Pause
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
-
-REMEMBERED = 5  # answers
-SLACK = 3.0  # times the slowest of them
-LEAST = 60.0  # seconds: a site that is gone is noticed in about as many, and below that every hiccup would tell
-
-
-class AnswerTimes:
-    """The seconds from question to answer of every site, late answers included.
-
-    >>> times = AnswerTimes()
-    >>> times.took("a", 30.0)
-    >>> times.deadline(["a"], most=600.0), times.deadline(["a"], most=45.0), times.deadline(["a", "b"], most=600.0)
-    (90.0, 45.0, 600.0)
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, deque[float]] = {}
-
-    def took(self, site: str, seconds: float) -> None:
-        """Take note of an answer, whether it came in time or not."""
-        self._seconds.setdefault(site, deque(maxlen=REMEMBERED)).append(seconds)
-
-    def deadline(self, sites: Iterable[str], most: float) -> float:
-        """How long to wait for the answers of these sites.
-
-        Three times the slowest of a site's last five answers, at least a minute and at the most `most`, which
-        holds for sites that have not answered yet; the slowest site decides.
-        """
-        known = (SLACK * max(self._seconds[site]) if site in self._seconds else most for site in sites)
-        return min(most, max((LEAST, *known)))
-
 
 log = logging.getLogger("coterie")
 
 POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites
-AGAIN = 5.0  # seconds before somebody is asked again; from time to time twice as long
-SELDOM = 320.0  # seconds at most, where it does not help
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 
@@ -76,6 +43,10 @@ class Answer:
     replied: bool = False  # whether the reason is the node's own, which therefore has nothing more to do
 
 
+class UnsentError(CoterieError):
+    """A message that cannot be sent now, and may be later."""
+
+
 class Transport(Protocol):
     """Carries messages to nodes and back. A node has one message at a time."""
 
@@ -83,7 +54,7 @@ class Transport(Protocol):
         """The nodes that are connected and have nothing to do, each with the name it was registered by (or "")."""
 
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
-        """Send a message that is void after so many seconds."""
+        """Send a message that is void after so many seconds; an `UnsentError` if that cannot be done now."""
 
     def answers(self) -> list[Answer]:
         """What has come in since the last call."""
@@ -111,10 +82,11 @@ class Coordinator:
         self._free: dict[int, str] = {}  # idle nodes, with the names they were registered by
         self._names: dict[int, str] = {}  # those names of all nodes ever seen
         self._greeted: set[int] = set()  # nodes that were asked who they are and have not answered
-        self._refused: dict[int, _Pause] = {}  # nodes that are not asked that for a while, or at all
+        self._refused: dict[int, Pause] = {}  # nodes that are not asked that for a while, or at all
         self._waiting: dict[int, str] = {}  # nodes that have not answered the open round, with their sites
         self._at_work: dict[int, tuple[str, float]] = {}  # nodes that train, with their sites and since when
         self._failed: dict[str, str] = {}  # why sites could not do what the open round asks
+        self._unsent: set[str] = set()  # sites whose tasks of the open round could not be sent yet
         self._busy: set[int] = set()  # nodes that owe an answer
         self._doubles: dict[int, int] = {}  # refused nodes, each with the live node whose name it wants
         self._looked = -LISTEN
@@ -154,6 +126,7 @@ class Coordinator:
         A round without them would cost everybody their part in it.
         """
         begin, last = self._clock(), self.server.federation.last_round == self.server.federation.round
+        news = News(begin)
         known = {self.agreement.sites[client] for client in last.nonzero()[:, 0].tolist()}
         self._status("waiting", "waiting for the sites")
         while len(present := self._present()) < len(self.agreement.sites):
@@ -161,6 +134,8 @@ class Coordinator:
             enough = not resumed or known <= present.keys() or waited >= RECONNECT
             if waited >= self.agreement.gather and enough:
                 return
+            if news.due(self._clock()):
+                self._say("waiting", f"waiting for the sites{self._others(list(present))}")
             self._sleep(POLL)
 
     def _ask_anew(self) -> None:
@@ -195,7 +170,11 @@ class Coordinator:
     def _enough(self) -> dict[str, int]:
         """The sites that are here, once they are as many as a round needs."""
         begin = self._clock()
+        news = News(begin)
         while len(present := self._present()) < (least := self.agreement.least_sites):
+            if news.due(self._clock()):
+                others = self._others(list(present))
+                self._say("running", f"waiting for sites: {len(present)} of at least {least} are here{others}")
             if self._clock() >= begin + self.agreement.patience:
                 round, others = self.server.federation.round + 1, self._others(list(present))
                 raise CoterieError(
@@ -208,15 +187,24 @@ class Coordinator:
     def _ask(self, present: dict[str, int]) -> Report:
         """Send the tasks and take answers until the deadline, and longer if too few have come: late ones count then."""
         begin = self._clock()
-        self._failed = {}
+        self._failed, self._unsent, news = {}, set(), News(begin)
         tasks = self.server.open_round(list(present))
         needed = min(self.agreement.least_sites, len(tasks))
         self._status("running", f"round {self.server.federation.round} is under way")
         self._send_tasks(tasks, present)
         asked_at, said_so = begin, False
-        while self._waiting or len(self.server.answered) < needed:
+        while self._waiting or self._unsent or len(self.server.answered) < needed:
             self._listen()
             now = self._clock()
+            if self._unsent and now >= asked_at + AGAIN:
+                asked_at = now
+                self._ask_more(self._unsent)
+            if news.due(now):
+                done = self.server.settled
+                round = self.server.federation.round
+                self._say(
+                    "running", f"round {round}: {len(done)} of {len(self.server.asked)} are done{self._others(done)}"
+                )
             late = now >= begin + self._times.deadline(self.server.asked, self.agreement.deadline)
             if len(self.server.answered) >= needed:
                 if late:
@@ -233,7 +221,7 @@ class Coordinator:
                     self._ask_more()
             self._sleep(POLL)
         late_sites = sorted(self._waiting.values())
-        self._waiting = {}
+        self._waiting, self._unsent = {}, set()
         report = self.server.close_round()
         report.seconds["round"] = self._clock() - begin
         if report.missing:
@@ -244,9 +232,13 @@ class Coordinator:
     def _send_tasks(self, tasks: dict[str, Parcel], present: dict[str, int]) -> None:
         while tasks:  # each is let go once it is sent
             name, task = tasks.popitem()
-            self._waiting[present[name]] = name
-            self._at_work[present[name]] = (name, self._clock())
-            self._send(present[name], "work", pack(task))
+            node = present[name]
+            self._waiting[node] = name
+            self._at_work[node] = (name, self._clock())
+            self._unsent.discard(name)
+            if not self._send(node, "work", pack(task)):
+                del self._waiting[node], self._at_work[node]
+                self._unsent.add(name)
 
     def _wait_on(self, needed: int) -> None:
         """Say that a round cannot go on yet, and why: nothing is done again, and nobody's work is lost."""
@@ -257,10 +249,12 @@ class Coordinator:
         log.warning("%s", message)
         self._status("running", message)
 
-    def _ask_more(self) -> None:
+    def _ask_more(self, only: Collection[str] | None = None) -> None:
         """Ask whoever is here with nothing to do and has not answered: newcomers, and who could not do it before."""
         settled = self.server.settled
         present = {name: node for name, node in self._present().items() if name not in settled}
+        if only is not None:
+            present = {name: node for name, node in present.items() if name in only}
         if present:
             self._send_tasks(self.server.ask_more(list(present)), present)
 
@@ -308,7 +302,8 @@ class Coordinator:
             self._sleep(POLL)
         self._waiting = {node: name for name, node in present.items()}
         for name, task in self.server.farewells(list(present)).items():
-            self._send(present[name], "finish", pack(task))
+            if not self._send(present[name], "finish", pack(task)):
+                del self._waiting[present[name]]
         begin = self._clock()
         while self._waiting and self._clock() < begin + self._farewell_seconds:
             self._listen()
@@ -318,7 +313,8 @@ class Coordinator:
             log.warning("%s did not get the finished model: start the server again to hand it over", ", ".join(absent))
         self.logbook.finish(self.server)
 
-    def _send(self, node: int, purpose: Purpose, content: Packed) -> None:
+    def _send(self, node: int, purpose: Purpose, content: Packed) -> bool:
+        """Send a message; whether that could be done."""
         self._free.pop(node, None)
         self._busy.add(node)
         if self._envelopes is not None:
@@ -329,7 +325,13 @@ class Coordinator:
         # the site takes.
         whole = terms.deadline + 2 * terms.patience
         seconds = {"hello": terms.hello, "work": whole, "finish": self._farewell_seconds}[purpose]
-        self.transport.send(node, purpose, content, seconds)
+        try:
+            self.transport.send(node, purpose, content, seconds)
+        except UnsentError:
+            self._busy.discard(node)
+            self._free[node] = self._names.get(node, "")
+            return False
+        return True
 
     @property
     def _farewell_seconds(self) -> float:
@@ -359,7 +361,9 @@ class Coordinator:
         for node in self._free.keys() - self._sites.keys():
             if node not in self._refused or self._clock() >= self._refused[node].until:
                 self._greeted.add(node)
-                self._send(node, "hello", pack(Parcel()))
+                if not self._send(node, "hello", pack(Parcel())):
+                    self._greeted.discard(node)
+                    self._refused[node] = self._refused.get(node, Pause()).longer(self._clock())
 
     def _handle(self, answer: Answer) -> None:
         self._busy.discard(answer.node)
@@ -397,7 +401,7 @@ class Coordinator:
         self._greeted.discard(answer.node)
         if isinstance(answer.content, str):
             # It may be slow, or its owner may put right what is wrong with its data.
-            pause = self._refused.get(answer.node, _Pause()).longer(self._clock())
+            pause = self._refused.get(answer.node, Pause()).longer(self._clock())
             self._refused[answer.node] = pause
             who, said = self._names.get(answer.node) or "a node", one_line(answer.content)
             accepted = " (has it accepted this version of the agreement?)" if self.agreement.former else ""
@@ -414,7 +418,7 @@ class Coordinator:
             if self._envelopes is not None:
                 self._envelopes.heard(name, note)
         except Exception as error:  # whatever a message does to us is its sender's fault
-            self._refused[answer.node] = _Pause(until=math.inf)
+            self._refused[answer.node] = Pause(until=math.inf)
             log.warning("a site is refused: %s", fault_of(error))
             return
         self._refused.pop(answer.node, None)
@@ -439,24 +443,15 @@ class Coordinator:
             del self._doubles[node]
         return freed
 
-    def _status(self, state: Literal["waiting", "running", "finished", "failed"], message: str = "") -> None:
+    def _say(self, state: State, message: str) -> None:
+        log.info("%s", message)
+        self._status(state, message)
+
+    def _status(self, state: State, message: str = "") -> None:
         here = self._free.keys() | self._waiting.keys()
         present = [site for node, site in self._sites.items() if node in here]
         with suppress(OSError):  # what cannot be written down for those who watch must not end what they watch
             self.logbook.status(state, self.server, present, message)
-
-
-@dataclass(frozen=True)
-class _Pause:
-    """How long somebody is not asked."""
-
-    seconds: float = AGAIN / 2
-    until: float = 0.0
-
-    def longer(self, now: float) -> _Pause:
-        """Twice as long, from now on."""
-        seconds = min(2 * self.seconds, SELDOM)
-        return _Pause(seconds, now + seconds)
 
 
 def _late(sites: list[str]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 try:
     from flwr.app import Context, Message
@@ -16,14 +19,14 @@ except ImportError as error:
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import fault_of
-from coterie.deployment.coordinator import Answer, Coordinator
+from coterie.deployment.coordinator import Answer, Coordinator, UnsentError
 from coterie.deployment.envelopes import PublicKey, ServerEnvelopes, read_private, read_public
 from coterie.deployment.flower.audit import AUDIT, Audit, told_of
 from coterie.deployment.flower.keys import Keys
 from coterie.deployment.flower.records import KIND_OF, as_records, from_records
 from coterie.deployment.flower.wake_up import wake
 from coterie.deployment.logbook import Logbook
-from coterie.deployment.messages import FAULTS, Packed, Purpose, spoken_fault
+from coterie.deployment.messages import FAULTS, Packed, Purpose, one_line, spoken_fault
 from coterie.deployment.server import Server
 from coterie.deployment.versions import LiveTerms, with_own_terms
 from coterie.deployment.wire import most_bytes
@@ -33,6 +36,11 @@ from coterie.runs.store import LOG
 
 # Seconds after which a message may have been lost to a connected node, and how many times its slowest answer that is.
 OVERDUE, SLOWER = 120.0, 4.0
+PULL = 0.05  # seconds between two looks for one answer
+MOST_PULLS = 40.0  # looks a second for all answers together: each is a request to the SuperLink
+AFTER_TROUBLE = 2.0  # seconds before another look if the SuperLink could not answer
+
+log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,10 @@ class FlowerTransport:
     Flower hands a message out once: what a broken line swallows on its way to a node is lost, though the node comes
     back. So one that is here and overdue (by far, and twice as far each time in a row) is taken to be free again. What
     it is sent then takes the place of what it owes.
+
+    Each answer is pulled by a thread of its own: Flower waits for all pieces of an answer, for minutes if the site that
+    sends them is slow or has gone, and nobody else shall wait for that. What the SuperLink cannot do now (its disk is
+    full, the machine too busy) is said once, and tried again.
     """
 
     def __init__(
@@ -68,36 +80,48 @@ class FlowerTransport:
         self._open: dict[str, Sent] = {}  # by the message's number
         self._slowest: dict[int, float] = {}  # seconds that a node has taken for an answer
         self._given_up: dict[int, int] = {}  # messages to a node in a row that were never answered
+        self._pulled: SimpleQueue[Message] = SimpleQueue()
+        self._idle: dict[int, str] = {}
+        self._trouble = ""
 
     def nodes(self) -> dict[int, str]:
         """Connected nodes that owe no answer, with the names that their keys were registered by."""
         busy = {sent.node for sent in self._open.values() if not self._overdue(sent)}
-        idle = {int(info.node_id): str(info.name) for info in self._grid.get_nodes() if info.node_id not in busy}
-        self._names |= idle
+        try:
+            self._idle = {int(info.node_id): str(info.name) for info in self._grid.get_nodes()}
+            self._say("")
+        except Exception as error:  # those who were here are still here, as far as anybody knows
+            self._say(one_line(error) or type(error).__name__)
+        self._names |= self._idle
         # A node whose key has no name of ours is not even asked.
-        return {node: name for node, name in idle.items() if self._sites is None or name in self._sites}
+        known = {node: name for node, name in self._idle.items() if self._sites is None or name in self._sites}
+        return {node: name for node, name in known.items() if node not in busy}
 
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
-        """Push a message."""
+        """Push a message; an `UnsentError` if that cannot be done now."""
         message = Message(as_records(content), dst_node_id=node, message_type=KIND_OF[purpose], ttl=seconds)
-        (number,) = self._grid.push_messages([message])
+        try:
+            (number,) = self._grid.push_messages([message])
+        except Exception as error:
+            self._say(one_line(error) or type(error).__name__)
+            raise UnsentError(f"Flower cannot carry it now ({type(error).__name__})") from None
         if number:
             now, owed = time.monotonic(), [earlier for earlier, sent in self._open.items() if sent.node == node]
             for earlier in owed:
                 del self._open[earlier]
                 self._given_up[node] = self._given_up.get(node, 0) + 1
             self._open[number] = Sent(node, purpose, now, now + seconds)
+            threading.Thread(target=self._pull, args=(number,), name=f"pull {number}", daemon=True).start()
             if self._wake_up is not None:
                 wake(self._wake_up, self._names.get(node, ""))
             self._note("asked", node, purpose, content)
 
     def answers(self) -> list[Answer]:
-        """Pull what is there. Replies are matched by message: an error does not say which node it is about."""
-        if not self._open:
-            return []
+        """What was pulled. Replies are matched by message: an error does not say which node it is about."""
         answers = []
         now = time.monotonic()
-        for reply in self._grid.pull_messages(list(self._open)):
+        while not self._pulled.empty():
+            reply = self._pulled.get()
             sent = self._open.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:  # the carrier says that it replies to what nobody has asked
                 self._note_foreign(reply)
@@ -112,6 +136,29 @@ class FlowerTransport:
             sent = self._open.pop(number)
             answers.append(Answer(sent.node, sent.purpose, "it did not answer in time"))
         return answers
+
+    def _pull(self, number: str) -> None:
+        """Look for the answer to a message until it is there, or nobody waits for it any more."""
+        while number in self._open:
+            pause = max(PULL, len(self._open) / MOST_PULLS)
+            try:
+                replies = list(self._grid.pull_messages([number]))
+            except Exception as error:  # whatever the carrier cannot do, it may be able to do later
+                self._say(one_line(error) or type(error).__name__)
+                replies, pause = [], AFTER_TROUBLE
+            for reply in replies:
+                self._pulled.put(reply)
+            if any(reply.metadata.reply_to_message_id == number for reply in replies):
+                return
+            time.sleep(pause)
+
+    def _say(self, trouble: str) -> None:
+        """Say what the SuperLink cannot do, once as long as it stays the same; nothing: it can again."""
+        before, self._trouble = self._trouble, trouble
+        if trouble and trouble != before:
+            log.error("Flower's SuperLink does not carry messages now (%s); trying on (see superlink.log)", trouble)
+        elif before and not trouble:
+            log.info("Flower's SuperLink carries messages again")
 
     def _overdue(self, sent: Sent) -> bool:
         usual = max(OVERDUE, SLOWER * self._slowest.get(sent.node, 0.0))

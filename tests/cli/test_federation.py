@@ -195,6 +195,7 @@ def test_the_servers_plain_commands(folder: Path, capsys: pytest.CaptureFixture[
     )
     wake_up = folder / "fed" / "server" / ".wake-up.socket"
     assert gateway[-6:-2] == ["--wake-up", str(wake_up), "--keys", str(folder / "fed" / "keys")]
+    assert 128 << 20 < int(gateway[gateway.index("--most-bytes") + 1]) < 1 << 30
     assert run[:3] == ["flwr", "run", str(folder / "fed" / "server" / "app")]
     assert (
         run[-1] == f'directory="{folder}/fed/server" agreement="{folder}/fed/federation.toml" '

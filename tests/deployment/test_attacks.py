@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from test_gateway import signed
+from test_gateway import FOREIGN, signed
 
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.processes import environment, flower_command
@@ -148,3 +148,18 @@ def test_a_node_that_somebody_registered_is_removed_at_the_next_start(ground: Gr
     fresh, gone = ground.link.admit(ground.keys.accepted(ground.data))
     assert (fresh, gone) == ([], [f"node {node}, which nobody here registered,"])
     assert ground.nodes["site-a"].process.code is None, "the site itself stays"
+
+
+@pytest.mark.parametrize("kind", ["as if it were the server", "to what nobody was asked", "that replies to nothing"])
+def test_a_member_cannot_have_others_messages_stored(ground: Ground, kind: str) -> None:
+    """With its own key, past its own software: one such message gave orders to another site, or ended the run."""
+    body, reason = FOREIGN[kind]
+    trust = ssl.create_default_context(cafile=str(ground.keys.authority))
+    connection = http.client.HTTPSConnection("127.0.0.1", ground.link.port, timeout=PATIENCE, context=trust)
+    headers = {name.replace("_", "-"): text for name, text in signed(ground.key("site-c")).items()}
+    connection.request("POST", "/v1/fleet/push-messages", body, headers)
+    assert connection.getresponse().status == 403
+    connection.close()
+    lines = [json.loads(line) for line in ground.link.audit.read_text().splitlines()]
+    assert any(reason in line.get("reason", "") for line in lines)
+    assert ground.link.ended() is None

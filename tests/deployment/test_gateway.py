@@ -30,7 +30,7 @@ from coterie.deployment.flower.audit import BURST, BURST_OF_ALL, SUMMARY, Audit
 from coterie.deployment.flower.fleet import ACTIVATE, NOT_ACTIVATED
 from coterie.deployment.flower.gateway import Gateway, opened
 from coterie.deployment.flower.keys import Keys, accept_key, known_keys, make_keys, make_site_key
-from coterie.deployment.flower.proxy import MOST_BYTES, Gate, Proxy
+from coterie.deployment.flower.proxy import MOST_BYTES, SMALL, Gate, Head, Proxy
 from coterie.deployment.flower.site_processes import clock_problem
 from coterie.deployment.flower.streams import Target
 from coterie.deployment.flower.wake_up import WakeUp, wake
@@ -39,6 +39,7 @@ from support import PATIENCE, eventually, reserved_port
 pytestmark = pytest.mark.processes
 
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
+PASSES = "/v1/fleet/pull-object"
 REGISTER = "/v1/fleet/register-node"
 
 
@@ -162,9 +163,9 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 def test_what_sites_ask_for_passes(setting: Setting) -> None:
     body = os.urandom(300_000)
     headers = {"content_type": "application/x-protobuf", "flwr_timestamp": "now", "cookie": "x", "accept": "a"}
-    assert setting.ask(PUSH, body, **headers) == (200, body)
+    assert setting.ask(PASSES, body, **headers) == (200, body)
     path, passed, size = setting.seen[0]
-    assert (path, size) == (PUSH, len(body))
+    assert (path, size) == (PASSES, len(body))
     assert passed.items() >= {"flwr-timestamp": "now", "content-type": "application/x-protobuf", "accept": "a"}.items()
     assert "cookie" not in passed
     assert setting.lines == []
@@ -173,7 +174,7 @@ def test_what_sites_ask_for_passes(setting: Setting) -> None:
 def test_a_connection_is_used_for_many_requests(setting: Setting) -> None:
     connection = setting.connection()
     for number in range(3):
-        connection.request("POST", PUSH, b"x" * number)
+        connection.request("POST", PASSES, b"x" * number)
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"x" * number)
         assert "set-cookie" not in answer.headers
@@ -187,13 +188,13 @@ def test_a_connection_is_used_for_many_requests(setting: Setting) -> None:
         ("POST", "/v1/control/start-run"),
         ("POST", "/v1/control/register-node"),
         ("POST", "/v1/runtime/pull-task"),
-        ("GET", PUSH),
+        ("GET", PASSES),
         ("GET", "/health"),
         ("GET", "/docs"),
         ("POST", "/v1/fleet/../control/start-run"),
         ("POST", "/v1/fleet/%2e%2e/control/start-run"),
-        ("POST", f"{PUSH}?x=/v1/control/start-run"),
-        ("POST", f"{PUSH}/"),
+        ("POST", f"{PASSES}?x=/v1/control/start-run"),
+        ("POST", f"{PASSES}/"),
         ("POST", "/V1/FLEET/pull-messages"),
         ("POST", "http://127.0.0.1/v1/control/start-run"),
         ("OPTIONS", "*"),
@@ -207,7 +208,7 @@ def test_everything_else_is_not_found(setting: Setting, method: str, path: str) 
 
 
 def test_a_claimed_length_is_refused_before_a_byte_is_read(setting: Setting) -> None:
-    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST_BYTES + 1}\r\n\r\n"
+    head = f"POST {PASSES} HTTP/1.1\r\nhost: x\r\ncontent-length: {MOST_BYTES + 1}\r\n\r\n"
     assert setting.raw(head.encode()).startswith(b"HTTP/1.1 413 ")
     assert setting.seen == []
     assert setting.lines[0]["reason"] == "a body of more than 16,777,216 bytes"
@@ -222,7 +223,7 @@ def test_a_refusal_tells_the_time(setting: Setting, monkeypatch: pytest.MonkeyPa
 
 def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
     """Chunks without end: neither kept nor passed on beyond the limit."""
-    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    head = f"POST {PASSES} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     with socket.create_connection(("127.0.0.1", setting.port), timeout=PATIENCE) as plain:
         plain.sendall(head)
@@ -239,9 +240,11 @@ def test_a_length_that_nobody_claims_is_counted(setting: Setting) -> None:
 
 
 def test_two_lengths_or_two_signatures_are_refused(setting: Setting) -> None:
-    smuggled = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello"
+    smuggled = f"POST {PASSES} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello"
     assert setting.raw(smuggled.encode()).startswith(b"HTTP/1.1 400 ")
-    twice = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\nflwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 0\r\n\r\n"
+    twice = (
+        f"POST {PASSES} HTTP/1.1\r\nhost: x\r\nflwr-public-key: a\r\nflwr-public-key: b\r\ncontent-length: 0\r\n\r\n"
+    )
     assert setting.raw(twice.encode()).startswith(b"HTTP/1.1 400 ")
     assert setting.seen == []
     assert len(setting.lines) == 2
@@ -273,8 +276,8 @@ def test_slow_clients_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with Setting(tmp_path, Gateway(None)).running() as setting:
         assert setting.raw(b"POST /v1/fleet/pull") == b""
         monkeypatch.setattr(limits, "HEAD", PATIENCE)  # this head is whole, however late a busy machine sends it
-        assert setting.raw(f"POST {PUSH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
-        assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PUSH, "too slow")]
+        assert setting.raw(f"POST {PASSES} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc".encode()) == b""
+        assert [(line["path"], line["reason"]) for line in setting.lines] == [("", "too slow"), (PASSES, "too slow")]
 
 
 def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +294,7 @@ def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def _passes(setting: Setting) -> bool:
     try:
-        return setting.ask(PUSH)[0] == 200
+        return setting.ask(PASSES)[0] == 200
     except OSError:
         return False
 
@@ -301,11 +304,11 @@ def test_nobody_behind_it(setting: Setting, capfd: pytest.CaptureFixture[str]) -
     with reserved_port() as port:
         setting.proxy.target = Target("127.0.0.1", port)
         for _ in range(3):
-            assert setting.ask(PUSH)[0] == 502
+            assert setting.ask(PASSES)[0] == 502
     assert setting.lines == [], "nobody was refused"
     assert capfd.readouterr().err.count("no connection to 127.0.0.1:") == 1
     setting.proxy.target = there
-    assert setting.ask(PUSH)[0] == 200
+    assert setting.ask(PASSES)[0] == 200
     assert capfd.readouterr().err == f"{there} answers again\n"
 
 
@@ -315,12 +318,12 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
     accept_key(keys, "site-a", make_site_key(tmp_path / "site-a"))
     make_site_key(tmp_path / "stranger")
     with Setting(tmp_path, Gateway(known_keys(keys)), keys).running() as setting:
-        assert setting.ask(PUSH, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
+        assert setting.ask(PASSES, b"x", **signed(tmp_path / "site-a")) == (200, b"x")
         status, body = setting.ask(ACTIVATE, b"x", **signed(tmp_path / "stranger"))
         assert (status, json.loads(body)["code"]) == (404, NOT_ACTIVATED)
-        assert setting.ask(PUSH, b"x")[0] == 404
+        assert setting.ask(PASSES, b"x")[0] == 404
         false = signed(tmp_path / "site-a") | {"flwr_timestamp": "another"}
-        assert setting.ask(PUSH, b"x", **false)[0] == 404
+        assert setting.ask(PASSES, b"x", **false)[0] == 404
         assert setting.ask(REGISTER, b"x", **signed(tmp_path / "site-a"))[0] == 404
         assert len(setting.seen) == 1
         assert [line["reason"] for line in setting.lines] == [
@@ -335,7 +338,7 @@ def test_only_known_keys_pass_and_what_is_behind_must_prove_itself(tmp_path: Pat
         make_keys(tmp_path / "others")
         other = ssl.create_default_context(cafile=str(Keys(tmp_path / "others").authority))
         setting.proxy.target = Target("127.0.0.1", setting.proxy.target.port, other)
-        assert setting.ask(PUSH, b"x", **signed(tmp_path / "site-a"))[0] == 502
+        assert setting.ask(PASSES, b"x", **signed(tmp_path / "site-a"))[0] == 502
 
 
 class Outbound(BaseHTTPRequestHandler):
@@ -375,12 +378,12 @@ def test_a_proxy_on_the_way_out_is_used(tmp_path: Path, monkeypatch: pytest.Monk
         with Setting(tmp_path, Gateway(None), Keys(tmp_path / "keys")).running() as setting:
             proxy = f"http://me:my%20self@127.0.0.1:{outbound.server_address[1]}"  # not a secret
             monkeypatch.setenv("https_proxy", proxy)
-            assert setting.ask(PUSH, b"x") == (200, b"x")
+            assert setting.ask(PASSES, b"x") == (200, b"x")
             assert asked == [], "not to this machine"
             monkeypatch.setattr(streams, "is_loopback", lambda host: False)
             monkeypatch.delenv("no_proxy", raising=False)
             monkeypatch.delenv("NO_PROXY", raising=False)
-            assert setting.ask(PUSH, body) == (200, body)
+            assert setting.ask(PASSES, body) == (200, body)
             login = base64.b64encode(b"me:my self").decode()
             assert asked == [f"{setting.proxy.target} Basic {login}"]
     finally:
@@ -502,3 +505,92 @@ def test_nothing_is_fetched_for_a_client_that_has_gone(tmp_path: Path, monkeypat
         wake(gateway.wake_up, "")
         assert gateway.connection().connect() is None  # the gateway is still there
         assert len(gateway.seen) == 1
+
+
+NODE, SERVER = 5, 1
+
+
+def push(**about: Any) -> bytes:
+    """A site's request to store a message, honest unless told otherwise."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+    from flwr.proto.node_pb2 import Node
+
+    count = about.pop("count", 1)
+    known = {"src_node_id": NODE, "dst_node_id": SERVER, "message_id": "answer", "reply_to_message_id": "task"}
+    message = Message(metadata=Metadata(**{**known, **about}))
+    tree = ObjectTree(object_id="answer")
+    return bytes(
+        PushMessagesRequest(
+            node=Node(node_id=NODE), messages_list=[message] * count, message_object_trees=[tree] * count
+        ).SerializeToString()
+    )
+
+
+def given(gate: Gateway, *messages: str, node: int = NODE) -> None:
+    """A node was given messages, as the gateway sees that."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    answer = PullMessagesResponse(messages_list=[Message(metadata=Metadata(message_id=name)) for name in messages])
+    request = PullMessagesRequest(node=Node(node_id=node))
+    gate.answered(Head("", "POST", PULL), request.SerializeToString(), answer.SerializeToString())
+
+
+FOREIGN: dict[str, tuple[bytes, str]] = {
+    "as if it were the server": (push(src_node_id=SERVER, dst_node_id=9, reply_to_message_id=""), "from node 1"),
+    "to another site": (push(dst_node_id=9), "is to node 9"),
+    "that replies to nothing": (push(reply_to_message_id=""), "replies to nothing"),
+    "without a number": (push(message_id=""), "replies to nothing"),
+    "to what another site was asked": (push(reply_to_message_id="another's task"), "nobody asked for"),
+    "to what nobody was asked": (push(reply_to_message_id="made up"), "nobody asked for"),
+    "in two": (push(count=2), "is 2 messages"),
+    "empty": (push(count=0), "is 0 messages"),
+    "no message": (b"\xff" * 20, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_message_that_is_no_answer_is_not_stored(kind: str, tmp_path: Path) -> None:
+    """Flower checks whose request it is, and believes the message what it says of its sender and its receiver."""
+    body, reason = FOREIGN[kind]
+    gate = Gateway(None)
+    given(gate, "task")
+    given(gate, "another's task", node=9)
+    with Setting(tmp_path, gate).running() as setting:
+        assert setting.ask(PUSH, body)[0] == 403
+        assert setting.seen == []
+        assert reason in setting.lines[-1]["reason"]
+        assert setting.ask(PUSH, push())[0] == 200, "the honest answer is still taken"
+
+
+def test_each_message_is_answered_once_however_often_that_is_said(tmp_path: Path) -> None:
+    gate = Gateway(None)
+    given(gate, "task", "other")
+    with Setting(tmp_path, gate).running() as setting:
+        for _ in range(2):  # what was answered may not have come through
+            assert setting.ask(PUSH, push())[0] == 200
+        assert setting.ask(PUSH, push(message_id="second"))[0] == 403
+        assert "a second reply" in setting.lines[-1]["reason"]
+        assert setting.ask(PUSH, push(message_id="second", reply_to_message_id="other"))[0] == 200
+        assert setting.ask(PUSH, bytes(SMALL + 1))[0] == 413
+    assert len(setting.seen) == 3
+
+
+def test_no_more_bytes_follow_than_an_answer_has(tmp_path: Path) -> None:
+    """Ten unasked messages once made the SuperLink's database sixty times as large."""
+    keys = Keys(tmp_path / "keys")
+    make_keys(keys.folder)
+    accept_key(keys, "site-a", make_site_key(tmp_path / "own"))
+    gate, piece = Gateway(known_keys(keys), most_bytes=100_000), "/v1/fleet/push-object"
+    given(gate, "task", "next")
+    with Setting(tmp_path, gate, keys).running() as setting:
+        headers = signed(tmp_path / "own")
+        assert setting.ask(piece, bytes(10), **headers)[0] == 403, "nothing was announced"
+        assert setting.ask(PUSH, push(), **headers)[0] == 200
+        assert setting.ask(piece, bytes(60_000), **headers)[0] == 200
+        assert setting.ask(piece, bytes(60_000), **headers)[0] == 403
+        assert "more than an answer has" in setting.lines[-1]["reason"]
+        assert setting.ask(PUSH, push(reply_to_message_id="next"), **headers)[0] == 200
+        assert setting.ask(piece, bytes(90_000), **headers)[0] == 200

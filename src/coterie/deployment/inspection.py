@@ -28,6 +28,7 @@ class FederationFacts:
     device: str = ""  # where a site would train
     privacy: str = ""  # what is promised, in words
     server_key: str = ""  # by which the server signs
+    most_bytes: int = 0  # of a message, where that was asked for
 
 
 def look(
@@ -55,6 +56,7 @@ def look_here(
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import write_app
     from coterie.deployment.site_data import load_site_data
+    from coterie.deployment.wire import most_bytes
     from coterie.devices import named, require_there
     from coterie.setup.config import method_name
 
@@ -62,8 +64,12 @@ def look_here(
     if device:
         require_there(named(device))
     samples = 0 if data is None else len(load_site_data(agreed, data, label or "label"))
+    most = 0
     if app is not None:
         write_app(app, agreed)
+        federation = agreed.federation()
+        agreed.kind.init(federation)
+        most = most_bytes(federation)
     return FederationFacts(
         name=agreed.name,
         sites=list(agreed.sites),
@@ -77,6 +83,7 @@ def look_here(
         device=named(device) if device else "",
         privacy=promised(agreed.promise),
         server_key=agreed.server_key,
+        most_bytes=most,
     )
 
 

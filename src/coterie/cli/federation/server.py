@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from coterie.deployment.flower.server_processes import ServerProcesses
     from coterie.deployment.inspection import FederationFacts
 
+ROOM = 2  # times as many bytes as an answer has may follow one: Flower frames them, and may send some twice
 ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -95,6 +96,7 @@ def _run_version(
             require(keys.task_key.is_file(), f"keys: {keys.task_key}, which signs tasks, is missing; put it back")
             _require_sites(keys, facts, folder)
         link = ServerProcesses(folder / SERVER, keys, host, port)
+        link.most_bytes = ROOM * facts.most_bytes
         _warn_of_network(link, folder)
         config: Values = {
             "directory": str(link.folder),

@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 PREFIX = "/v1/fleet/"
 GET_RUN, GET_APP = f"{PREFIX}get-run", f"{PREFIX}get-fab"
 PULL = f"{PREFIX}pull-messages"  # the answer is empty if there are none
+PUSH, PUSH_OBJECT = f"{PREFIX}push-messages", f"{PREFIX}push-object"
 ACTIVATE = f"{PREFIX}activate-node"
 # What a SuperNode asks for that was registered by its key.
 OF_SITES = {
@@ -27,14 +29,14 @@ OF_SITES = {
     GET_APP,
     ACTIVATE,
     PULL,
+    PUSH,
+    PUSH_OBJECT,
     *(
         f"{PREFIX}{name}"
         for name in (
             "deactivate-node",
             "send-node-heartbeat",
-            "push-messages",
             "pull-object",
-            "push-object",
             "confirm-message-received",
         )
     ),
@@ -43,6 +45,7 @@ OF_SITES = {
 OF_STRANGERS = {f"{PREFIX}register-node", f"{PREFIX}unregister-node"}
 
 KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"
+SERVER_NODE = 1  # the SuperLink's own number
 NOT_ACTIVATED = 2004  # Flower's number for a node that it does not let in
 RUN_IS_OVER = 403  # the status at which a SuperNode drops a message, and goes on
 
@@ -66,6 +69,48 @@ def signer(headers: Mapping[str, str]) -> bytes | None:
 def not_activated(words: str) -> bytes:
     """The body of an answer that a SuperNode takes for its SuperLink's refusal."""
     return json.dumps({"code": NOT_ACTIVATED, "detail": words}).encode()
+
+
+class Reply(NamedTuple):
+    """A node's reply: its own id, that of the message to which it replies, and whose node it is."""
+
+    message: str
+    reply_to: str
+    node: int
+
+
+def given_messages(request: bytes, answer: bytes) -> tuple[int, list[str]]:
+    """Which node was given which messages, by a request to `PULL` and the answer to it."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+
+    asked, given = PullMessagesRequest(), PullMessagesResponse()
+    try:
+        asked.ParseFromString(request)
+        given.ParseFromString(answer)
+    except Exception:  # what protobuf raises has no types
+        return 0, []
+    return int(asked.node.node_id), [str(message.metadata.message_id) for message in given.messages_list]
+
+
+def pushed_reply(request: bytes) -> Reply:
+    """The reply in a request to `PUSH`; a `ValueError` if that is anything else than one message to the server."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+    pushed = PushMessagesRequest()
+    try:
+        pushed.ParseFromString(request)
+    except Exception:  # what protobuf raises has no types
+        raise ValueError("cannot be read") from None
+    if len(pushed.messages_list) != 1 or len(pushed.message_object_trees) != 1:
+        raise ValueError(f"is {len(pushed.messages_list)} messages")
+    about, node = pushed.messages_list[0].metadata, int(pushed.node.node_id)
+    if about.src_node_id != node:
+        raise ValueError(f"says it is from node {about.src_node_id}")
+    if about.dst_node_id != SERVER_NODE:
+        raise ValueError(f"is to node {about.dst_node_id}")
+    if not about.message_id or not about.reply_to_message_id:
+        raise ValueError("replies to nothing")
+    return Reply(str(about.message_id), str(about.reply_to_message_id), node)
 
 
 def app_of_run(content: bytes) -> str:

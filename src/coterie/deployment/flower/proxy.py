@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import h11
 
@@ -52,23 +52,41 @@ class RefusalError(Exception):
         self.status, self.reason, self.body, self.more = status, reason, body, more
 
 
-class Gate(Protocol):
-    """Decides what passes."""
+class Gate:
+    """Decides what passes; what it says nothing about passes as it is."""
 
     def admit(self, head: Head) -> None:
         """Refuse a request by its head, with a `RefusalError`."""
+        raise NotImplementedError
 
     def sees_whole(self, path: str) -> bool:
         """Whether the answer to such a request is shown to `judge` before anything of it is passed on."""
+        return False
 
     def judge(self, path: str, status: int, content: bytes) -> bytes:
         """What is passed on instead of an answer; a `RefusalError` if nothing is."""
+        return content
 
     def takes_time(self, path: str) -> bool:
         """Whether such a request may wait for its answer, and is given up if the client goes away meanwhile."""
+        return False
 
     def awaits(self, head: Head) -> str | None:
         """Until whose wake-up an empty answer is held back; None if it never is."""
+        return None
+
+    def reads(self, path: str) -> bool:
+        """Whether such a request, which must be small then, is shown to `read` before anything of it is passed on."""
+        return False
+
+    def read(self, head: Head, body: bytes) -> None:
+        """Refuse a request by its body, with a `RefusalError`."""
+
+    def answered(self, head: Head, body: bytes, answer: bytes) -> None:
+        """Take note of what was answered to a request that was awaited."""
+
+    def spend(self, head: Head, size: int) -> None:
+        """Take note of so many bytes of a request's body; a `RefusalError` if that is too much."""
 
 
 MOST_BYTES = 16 << 20  # of a body: arrays travel in pieces of 5 MiB, an app has at most 10 MB
@@ -80,7 +98,7 @@ BODY = 300.0  # seconds for a whole body
 ANSWER = 90.0  # seconds until an answer begins
 HOLD = 25.0  # seconds for which an empty answer is held back at the most; a SuperNode waits 30
 LOOK_AGAIN = 10.0  # seconds after which it is asked again, if no wake-up comes
-SMALL = 64 << 10  # bytes of a request whose answer may be held back
+SMALL = 256 << 10  # bytes of a request that is kept: an answer's table of contents is the largest
 FRESH = 2.0  # seconds for which a used connection further on is used again; a SuperLink closes it after 5
 PASSED_ON = (b"content-type", b"accept")  # headers, beside Flower's own
 
@@ -191,9 +209,13 @@ class _Connection:
                 raise _too_large()
             wake_up, awaited = self._proxy.wake_up, self._proxy.gate.awaits(head)
             if wake_up is not None and awaited is not None:
-                await self._hold(request, wake_up, awaited)
+                await self._hold(head, request, wake_up, awaited)
+            elif self._proxy.gate.reads(head.path):
+                body = await self._small_body()
+                self._proxy.gate.read(head, body)
+                await self._pass_back(*await self._asked(request, body))
             else:
-                await self._take(request)
+                await self._take(head, request)
                 await self._answer(head)
         except RefusalError as refusal:
             self._drop_onward()
@@ -211,7 +233,7 @@ class _Connection:
             return False
         return self._stream.ready_again()
 
-    async def _take(self, request: h11.Request) -> None:
+    async def _take(self, head: Head, request: h11.Request) -> None:
         """Pass a request on, piece by piece."""
         onward = await self._reach()
         async with _trouble_further_on(self._proxy):
@@ -224,6 +246,7 @@ class _Connection:
                 total += len(event.data)
                 if total > MOST_BYTES:
                     raise _too_large()
+                self._proxy.gate.spend(head, len(event.data))
                 async with _trouble_further_on(self._proxy):
                     await onward.send(h11.Data(data=event.data))
         if not isinstance(event, h11.EndOfMessage):
@@ -264,7 +287,7 @@ class _Connection:
             raise RefusalError(502, "no answer that could be passed on")
         return answer
 
-    async def _hold(self, request: h11.Request, wake_up: WakeUp, awaited: str) -> None:
+    async def _hold(self, head: Head, request: h11.Request, wake_up: WakeUp, awaited: str) -> None:
         """Ask further on until the answer is not empty: at once, at a wake-up, and from time to time."""
         body, end = await self._small_body(), time.monotonic() + HOLD
         while True:
@@ -276,6 +299,12 @@ class _Connection:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left, LOOK_AGAIN)):
                         await self._while_there(woken.wait())
+        if answer.status_code == 200:
+            self._proxy.gate.answered(head, body, whole)
+        await self._pass_back(answer, whole)
+
+    async def _pass_back(self, answer: h11.Response, whole: bytes) -> None:
+        """Pass a whole answer back."""
         headers = [(name, value) for name, value in answer.headers if _is_passed_on(name)]
         headers.append((b"content-length", str(len(whole)).encode()))
         begin = h11.Response(status_code=answer.status_code, headers=headers)

@@ -21,7 +21,7 @@ from coterie.deployment.flower.audit import Audit
 from coterie.deployment.flower.gateway import opened, served
 from coterie.deployment.flower.keys import Keys, Renewal
 from coterie.deployment.flower.processes import LOOPBACK, environment, flower_command, split_address
-from coterie.deployment.flower.proxy import Head, Proxy, RefusalError
+from coterie.deployment.flower.proxy import Gate, Head, Proxy, RefusalError
 from coterie.deployment.flower.streams import Target
 from coterie.errors import CoterieError
 from coterie.files import private_folder, write_whole
@@ -76,7 +76,7 @@ RENEWED = "the certificate by which this site knows its server was renewed"
 STRANGE_APP = "REFUSED: the server wants to run"
 
 
-class Relay:
+class Relay(Gate):
     """The gate of a site: `folder` holds the apps that it agreed to."""
 
     def __init__(self, folder: Path, server: str) -> None:
@@ -111,10 +111,6 @@ class Relay:
     def takes_time(self, path: str) -> bool:
         """The server holds back that there is nothing to do."""
         return path == fleet.PULL
-
-    def awaits(self, head: Head) -> str | None:
-        """A site is not woken: what the server answers passes at once."""
-        return None
 
     def _refusal(self, what: str, mark: str) -> RefusalError:
         print(f"{STRANGE_APP} {what}", flush=True)

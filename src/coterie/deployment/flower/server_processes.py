@@ -23,7 +23,7 @@ from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.commands import Commands
 from coterie.deployment.flower.forkserver import READY as CALLED
 from coterie.deployment.flower.forkserver import SERVER_APP, forkserver_words, stand_in, surroundings
-from coterie.deployment.flower.gateway import READY, gateway_words
+from coterie.deployment.flower.gateway import MOST_ANSWER, READY, gateway_words
 from coterie.deployment.flower.keys import Keys, make_keys
 from coterie.deployment.flower.processes import (
     LOOPBACK,
@@ -64,6 +64,7 @@ class ServerProcesses:
         self.logs = {name: self.folder / f"{name}.log" for name in ("superlink", "superexec", "gateway")}
         self.logs["forkserver"] = self.logs["superexec"]  # what an app says is found in one place
         self.forkserver, self.scripts = self.folder / ".forkserver.socket", self.folder / ".commands"
+        self.most_bytes = MOST_ANSWER  # of an answer
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
         self._commands: Commands | None = None
@@ -135,8 +136,8 @@ class ServerProcesses:
 
     def gateway_command(self) -> list[str]:
         """The command of the gateway."""
-        words = gateway_words(self.host, self.port, self.superlink, self.keys, self.loopback, self.audit, self.wake_up)
-        return [sys.executable, "-m", *words]
+        around = (self.keys, self.loopback, self.audit, self.wake_up, self.most_bytes)
+        return [sys.executable, "-m", *gateway_words(self.host, self.port, self.superlink, *around)]
 
     def register_command(self, site: str) -> list[str]:
         """The command that lets the holder of a site's key in."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
 
+from coterie.deployment.as_run import note_of
 from coterie.deployment.bounds import bounded_sizes, oversized
 from coterie.deployment.messages import Packed
 from coterie.deployment.wire import Parcel
@@ -63,20 +64,20 @@ def test_numbers_beyond_all_measure_cost_their_site_a_round(
     trial = Trial(tmp_path, site_b=Behaviour(tamper={2: tamper}))
     with caplog.at_level(logging.WARNING, logger="coterie"):
         trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES), OTHERS, list(SITES), list(SITES)]
-    assert reason in trial.lines[1]["refused"]["site-b"]
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES), OTHERS, list(SITES), list(SITES)]
+    assert reason in note_of(trial.lines[1]).refused["site-b"]
     assert all(bool(slot.shared.isfinite().all()) for slot in trial.server.federation.slots.values())
 
 
 def test_an_answer_far_too_large_for_its_round_is_set_aside(tmp_path: Path) -> None:
     trial = Trial(tmp_path, site_b=Behaviour(tamper={2: scaled(30), 3: scaled(1e6)}))
     trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES), OTHERS, OTHERS, list(SITES)]
-    assert "times as large as is usual in the round" in trial.lines[1]["set_aside"]["site-b"]
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES), OTHERS, OTHERS, list(SITES)]
+    assert "times as large as is usual in the round" in note_of(trial.lines[1]).set_aside["site-b"]
     other = Together(trial.agreement, tmp_path / "other")
     other.admit()
     for line in trial.lines:
-        other.round(silent=tuple({*SITES} - {*line["answered"]}))
+        other.round(silent=tuple({*SITES} - {*note_of(line).answered}))
     for slot, ours in trial.server.federation.slots.items():
         assert torch.equal(ours.shared, other.server.federation[slot].shared), "as if it had not answered"
 
@@ -85,7 +86,7 @@ def test_the_screen_can_be_switched_off(tmp_path: Path) -> None:
     agreement = agreed("fedper", rounds=3, norm_limit=0.0)
     trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: scaled(30)}))
     trial.run()
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
 
 
 @pytest.mark.parametrize(

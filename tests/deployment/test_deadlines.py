@@ -25,7 +25,7 @@ from coterie.deployment.store import Store
 from coterie.deployment.versions import LiveTerms
 from coterie.deployment.waiting import AnswerTimes
 from coterie.errors import CoterieError
-from coterie.runs import directory
+from coterie.runs import directory, tensors
 from coterie.runs.record import Line, Seconds, Travelled
 from coterie.testing.together import SITES, Together, agreed
 
@@ -272,7 +272,7 @@ def test_a_full_disk_is_waited_for_and_costs_nothing(
             raise failures.pop()
         write(path, content)
 
-    monkeypatch.setattr(directory, "write_whole", full)
+    monkeypatch.setattr(tensors, "write_whole", full)
     trial.run()
     assert not failures
     assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
@@ -324,7 +324,7 @@ def test_whoever_is_waited_for_is_said_within_fifteen_seconds(tmp_path: Path, ca
     assert "waiting for the sites; not here: site-b" in caplog.text
     assert "round 1: 2 of 3 are done; at work: site-b (15 s)" in caplog.text
     assert "round 1: 2 of 3 are done; at work: site-b (45 s)" in caplog.text
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 2
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 2
 
 
 def test_a_task_that_cannot_be_sent_now_is_sent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,4 +342,4 @@ def test_a_task_that_cannot_be_sent_now_is_sent_later(tmp_path: Path, monkeypatc
     monkeypatch.setattr(trial.network, "send", sometimes)
     trial.run()
     assert len(failed) == 3
-    assert [line["answered"] for line in trial.lines] == [list(SITES)] * 3
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3

@@ -21,7 +21,7 @@ from coterie.deployment.logbook import Logbook, State
 from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
 from coterie.deployment.versions import LiveTerms
-from coterie.deployment.waiting import AGAIN, AnswerTimes, News, Pause
+from coterie.deployment.waiting import AGAIN, AnswerTimes, Pause, WaitingNews
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 
@@ -126,7 +126,7 @@ class Coordinator:
         A round without them would cost everybody their part in it.
         """
         begin, last = self._clock(), self.server.federation.last_round == self.server.federation.round
-        news = News(begin)
+        news = WaitingNews(begin)
         known = {self.agreement.sites[client] for client in last.nonzero()[:, 0].tolist()}
         self._status("waiting", "waiting for the sites")
         while len(present := self._present()) < len(self.agreement.sites):
@@ -170,7 +170,7 @@ class Coordinator:
     def _enough(self) -> dict[str, int]:
         """The sites that are here, once they are as many as a round needs."""
         begin = self._clock()
-        news = News(begin)
+        news = WaitingNews(begin)
         while len(present := self._present()) < (least := self.agreement.least_sites):
             if news.due(self._clock()):
                 others = self._others(list(present))
@@ -187,7 +187,7 @@ class Coordinator:
     def _ask(self, present: dict[str, int]) -> Report:
         """Send the tasks and take answers until the deadline, and longer if too few have come: late ones count then."""
         begin = self._clock()
-        self._failed, self._unsent, news = {}, set(), News(begin)
+        self._failed, self._unsent, news = {}, set(), WaitingNews(begin)
         tasks = self.server.open_round(list(present))
         needed = min(self.agreement.least_sites, len(tasks))
         self._status("running", f"round {self.server.federation.round} is under way")

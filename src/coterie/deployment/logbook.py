@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from coterie.deployment.as_run import (
 )
 from coterie.deployment.bounds import bounded_sizes
 from coterie.deployment.claims import Standing
+from coterie.deployment.intact import DamagedError, load_intact, save_intact
 from coterie.deployment.server import Report, Server
 from coterie.deployment.versions import carry_over
 from coterie.errors import CoterieError, require
@@ -34,7 +36,7 @@ from coterie.runs.about import session
 from coterie.runs.directory import RunDirectory
 from coterie.runs.record import Line, RunAbout
 from coterie.runs.store import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
-from coterie.runs.tensors import load_metadata, load_tensors, save_tensors, sealed
+from coterie.runs.tensors import load_metadata, sealed
 
 log = logging.getLogger("coterie")
 
@@ -67,7 +69,7 @@ class Logbook:
             "standing": json.dumps({name: asdict(standing) for name, standing in server.standing.items()}),
         }
         path = self._kept(server.federation.round)
-        save_tensors(path, dict(server.federation.state()), about)
+        save_intact(path, dict(server.federation.state()), about)
         link_whole(path, self.path / CHECKPOINT)
         counted = [round for round in self.checkpoints() if round <= server.federation.round]
         for round in set(self.checkpoints()) - set(
@@ -107,9 +109,9 @@ class Logbook:
         )
         path = self._kept(round)
         try:
-            _, about = load_tensors(path)
-        except SafetensorError as error:
-            raise CoterieError(f"'{path}' is damaged ({error}); go back to another round") from None
+            _, about = load_intact(path)
+        except DamagedError as error:
+            raise CoterieError(f"{error}; go back to another round") from None
         self._require_same(path, about)
         later = [line.round for line in self._lines() if line.round > round]
         link_whole(path, self.path / CHECKPOINT)
@@ -135,11 +137,11 @@ class Logbook:
         )
 
     def restore(self, server: Server) -> bool:
-        """Bring a server back to the last checkpoint; whether there was one."""
-        path = self.path / CHECKPOINT
-        if not path.is_file():
+        """Bring a server back to the last checkpoint that is as it was written; whether there was any."""
+        path = self._intact_checkpoint()
+        if path is None:
             return False
-        state, about = load_tensors(path)
+        state, about = load_intact(path)
         standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
         server.standing = {name: known for name, known in standing.items() if name in self.agreement.sites}
         if about.get("fingerprint") in self.agreement.former:
@@ -156,6 +158,31 @@ class Logbook:
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
         return True
+
+    def _intact_checkpoint(self) -> Path | None:
+        """The last checkpoint, or the newest one before it that is as it was written; none if there never was one."""
+        last, kept = self.path / CHECKPOINT, [self._kept(round) for round in reversed(self.checkpoints())]
+        # The last one is a second name of one that is kept; whatever is newer was taken back.
+        places = [place for place, path in enumerate(kept) if last.is_file() and path.samefile(last)]
+        tried = [last, *kept[places[0] + 1 :]] if places else [last, *kept]
+        for path in tried:
+            if not path.is_file():
+                continue
+            try:
+                _, about = load_intact(path)
+            except DamagedError as error:
+                log.error("%s", error)
+                continue
+            if path != last:
+                link_whole(path, last)
+                log.error("the server goes on from round %s, the last that is whole on the disk", about["round"])
+            return last
+        require(
+            not any(path.is_file() for path in tried),
+            f"no checkpoint in '{self.path}' is as it was written; bring it back from a back-up, or begin in another "
+            "folder",
+        )
+        return None
 
     def _take_over(self, server: Server, state: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         """Go on from a former version of the agreement; what is kept of it goes, and with it all of sites that left."""
@@ -178,8 +205,9 @@ class Logbook:
     def _remove_former(self) -> None:
         """Remove the checkpoints of former versions: sites that left are in them."""
         for round in self.checkpoints() if self.agreement.former else ():
-            if load_metadata(self._kept(round)).get("fingerprint") in self.agreement.former:
-                self._kept(round).unlink()
+            with suppress(SafetensorError):  # a damaged one is never gone back to
+                if load_metadata(self._kept(round)).get("fingerprint") in self.agreement.former:
+                    self._kept(round).unlink()
 
     def _forget(self) -> None:
         """Delete what numbers sites that have left; the names of who took part in a round stay in its line."""

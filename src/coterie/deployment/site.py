@@ -56,6 +56,7 @@ class Site:
         self._coding = coding_of(self._stages)
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
+        self._rescued: dict[str, Tensor] | None = None  # what to go on from where that is lost
         self.assessment = Assessment(self._place, data, Journal(store.path), device)
 
     def _told_size(self, samples: int) -> int:
@@ -165,6 +166,7 @@ class Site:
             self.agreement.checkpoints,
             self._data.feature_names,
         )
+        self._rescued = None
         tensors = {
             f"slot.{name}": uploads.rows(federation.layout.columns(group), name)[0]
             for name, group in note["uploads"].items()
@@ -236,8 +238,10 @@ class Site:
 
     def _restore(self, since: int) -> bool:
         """The state after the round that the server counted last (0: none); False if it is not on the disk."""
-        saved = self.store.snapshot(since) if since else None
-        if saved is not None and (before := self.store.former_sites(since)) is not None:
+        saved = self.store.snapshot(since) if since else self._rescued
+        if since and saved is None:  # the server is going to send anew all that it has; the rest comes from before
+            self._rescued = self.store.newest(since)
+        if since and saved is not None and (before := self.store.former_sites(since)) is not None:
             saved = carried_snapshot(saved, self._begin, before, self.agreement, self.federation.kinds)
         self._kept = saved
         state: Mapping[str, Tensor] = self._begin if saved is None else saved

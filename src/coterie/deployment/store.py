@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import Tensor
 
+from coterie.deployment.intact import DamagedError, load_intact, save_intact
 from coterie.deployment.messages import Note
 from coterie.errors import CoterieError
 from coterie.files import remove_partial, require_format
-from coterie.runs.tensors import load_metadata, load_tensors, save_tensors
+from coterie.runs.tensors import load_metadata
+
+log = logging.getLogger("coterie")
 
 FINAL = "final.safetensors"
 ANSWER = "answer.safetensors"
+DAMAGED = ".damaged"
 FORMAT = 1
 
 
@@ -43,9 +49,22 @@ class Store:
         self._about = {"format": str(FORMAT), "federation": federation, "site": site, "fingerprint": fingerprint}
 
     def snapshot(self, round: int) -> dict[str, Tensor] | None:
-        """What was saved after a round, if it is still here."""
+        """What was saved after a round, if it is still here and as it was written; what is not is put aside."""
         path = self._file(round)
-        return self._read(path) if path.is_file() else None
+        try:
+            return self._read(path) if path.is_file() else None
+        except DamagedError as error:
+            log.error("%s; it is put aside", error)
+            path.rename(path.with_suffix(DAMAGED))
+            return None
+
+    def newest(self, before: int) -> dict[str, Tensor] | None:
+        """The newest of what was saved before a round that is as it was written."""
+        for round in reversed([other for other in self.rounds() if other < before]):
+            if (saved := self.snapshot(round)) is not None:
+                log.error("what was kept after round %d is whole", round)
+                return saved
+        return None
 
     def former_sites(self, round: int) -> list[str] | None:
         """The sites of the version of the agreement that a snapshot is of; none if that is the present one."""
@@ -70,7 +89,7 @@ class Store:
         went back, to any of its last `back` rounds.
         """
         about = {"round": str(round), "agreement": agreement, "feature_names": json.dumps(features)}
-        save_tensors(self._file(round), state, self._about | about)
+        save_intact(self._file(round), state, self._about | about)
         counted = [other for other in self.rounds() if other <= since]
         needed = [other for other in counted if other > round - back]
         stay = {*needed, *[other for other in counted if other <= round - back][-1:], round}
@@ -81,7 +100,7 @@ class Store:
     def keep_answer(self, round: int, task: str, tensors: Mapping[str, Tensor], note: Note) -> None:
         """Keep what was answered to a task (its digest), in place of any former answer."""
         about = {"round": str(round), "task": task, "note": json.dumps(note, allow_nan=False)}
-        save_tensors(self.path / ANSWER, tensors, self._about | about)
+        save_intact(self.path / ANSWER, tensors, self._about | about)
 
     def answer(self, round: int, task: str) -> tuple[dict[str, Tensor], Note] | None:
         """What was answered to just this task before, if that is still here, and so is what came of it."""
@@ -89,8 +108,8 @@ class Store:
         if not path.is_file() or not self._file(round).is_file():
             return None
         try:
-            tensors, about = load_tensors(path)
-        except (SafetensorError, OSError):
+            tensors, about = load_intact(path)
+        except DamagedError:
             return None  # it is only there to save time
         if any(about.get(key) != self._about[key] for key in ("format", "fingerprint")) or about.get("task") != task:
             return None
@@ -102,7 +121,7 @@ class Store:
 
     def save_final(self, state: dict[str, Tensor], about: dict[str, str]) -> None:
         """Save the state at the federation's end."""
-        save_tensors(self.path / FINAL, state, self._about | about)
+        save_intact(self.path / FINAL, state, self._about | about)
 
     def final(self) -> dict[str, Tensor] | None:
         """The state at the federation's end, if it came to that here."""
@@ -112,8 +131,9 @@ class Store:
         return self.path / f"round-{round:05d}.safetensors"
 
     def _read(self, path: Path) -> dict[str, Tensor]:
-        tensors, about = load_tensors(path)
-        require_readable(path, about)
+        with suppress(SafetensorError):  # what is damaged is of no format
+            require_readable(path, load_metadata(path))
+        tensors, about = load_intact(path)
         if about.get("fingerprint") not in (self._about["fingerprint"], *self._former):
             raise CoterieError(
                 f"'{path}' is of another federation of the same name; give the new one another name, or remove the file"

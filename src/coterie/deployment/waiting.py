@@ -40,7 +40,7 @@ class AnswerTimes:
         return min(most, max((LEAST, *known)))
 
 
-class News:
+class WaitingNews:
     """When it is time to say what is waited for: after 15 seconds, and then each time after twice as long."""
 
     def __init__(self, begin: float) -> None:

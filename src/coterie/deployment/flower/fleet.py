@@ -71,7 +71,7 @@ def not_activated(words: str) -> bytes:
     return json.dumps({"code": NOT_ACTIVATED, "detail": words}).encode()
 
 
-class Reply(NamedTuple):
+class PushedReply(NamedTuple):
     """A node's reply: its own id, that of the message to which it replies, and whose node it is."""
 
     message: str
@@ -92,7 +92,7 @@ def given_messages(request: bytes, answer: bytes) -> tuple[int, list[str]]:
     return int(asked.node.node_id), [str(message.metadata.message_id) for message in given.messages_list]
 
 
-def pushed_reply(request: bytes) -> Reply:
+def pushed_reply(request: bytes) -> PushedReply:
     """The reply in a request to `PUSH`; a `ValueError` if that is anything else than one message to the server."""
     from flwr.proto.fleet_pb2 import PushMessagesRequest
 
@@ -110,7 +110,7 @@ def pushed_reply(request: bytes) -> Reply:
         raise ValueError(f"is to node {about.dst_node_id}")
     if not about.message_id or not about.reply_to_message_id:
         raise ValueError("replies to nothing")
-    return Reply(str(about.message_id), str(about.reply_to_message_id), node)
+    return PushedReply(str(about.message_id), str(about.reply_to_message_id), node)
 
 
 def app_of_run(content: bytes) -> str:

@@ -359,8 +359,17 @@ class ServerProcesses:
             return False
 
     def _registered(self) -> dict[str, dict[str, str]]:
+        """The keys that the SuperLink knows; if that cannot be read, none, and all are registered anew."""
         path = self.folder / REGISTERED
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        try:
+            known = json.loads(path.read_text())
+            return {str(mark): {name: str(about[name]) for name in ("site", "node")} for mark, about in known.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError, KeyError):
+            (self.folder / UNSETTLED).touch()
+            path.unlink()
+            return {}
 
     def _keep(self, known: dict[str, dict[str, str]]) -> None:
         write_whole(self.folder / REGISTERED, json.dumps(known, indent=2).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
@@ -66,14 +67,45 @@ def build(kind: str, name: str, cls: type[T], values: Mapping[str, Any]) -> T:
             raise unknown(f"option of {name}", option, known)
     for option, item in known.items():
         if option not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise CoterieError(f"{kind} '{name}' needs the option '{option}'")
+            raise CoterieError(
+                f"{kind} '{name}' needs the option '{option}'{made_at(cls)}: give it (--set {option}=…), or a default "
+                "in the class"
+            )
     given = {option: coerced(option, value, hints[option]) for option, value in values.items()}
+    missing = _asked_by_hand(cls)
+    if missing:
+        raise CoterieError(
+            f"{kind} '{name}' asks for '{missing}' in its __init__{made_at(cls)}: options are fields of a frozen "
+            f"dataclass, such as {missing}: float = 0.1"
+        )
     try:
         return cls(**given)
     except CoterieError:
         raise
     except (TypeError, ValueError) as error:
         raise CoterieError(f"{kind} '{name}' cannot be made of its options ({error})") from error
+
+
+def _asked_by_hand(cls: type) -> str:
+    """The first argument that an `__init__` of somebody's own needs; empty if there is none."""
+    init = vars(cls).get("__init__")
+    if not inspect.isfunction(init) or init.__code__.co_filename == "<string>":  # the latter: dataclass wrote it
+        return ""
+    asked = list(inspect.signature(init).parameters.values())[1:]
+    usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return next((one.name for one in asked if one.default is one.empty and one.kind in usual), "")
+
+
+def made_at(cls: type) -> str:
+    """Where a class is written, in brackets, for its author; nothing if Python does not know.
+
+    >>> made_at(int)
+    ''
+    """
+    try:
+        return f" ({inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]})"
+    except (OSError, TypeError):
+        return ""
 
 
 def references_in(text: str) -> list[str]:

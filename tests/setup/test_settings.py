@@ -128,9 +128,10 @@ def test_impossible_experiments_are_refused(option: str, value: Any) -> None:
         Experiment(**{option: value})
 
 
-def test_own_models_must_name_their_classifier() -> None:
-    with pytest.raises(CoterieError, match="classifier = 'last'"):
-        tiny("fedavg", classifier="last").prepare()
+def test_the_last_layer_of_own_models_is_found_and_all_layers_are_not() -> None:
+    assert tiny("fedavg", classifier="last").prepare().problem_base.layout.classifier == "classifier"
+    with pytest.raises(CoterieError, match="classifier = 'all'"):
+        tiny("fedavg", classifier="all").prepare()
 
 
 class Net(nn.Module):

@@ -141,6 +141,16 @@ def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation,
     )
 
 
+def _remedy(mix: Mix, to_shared: bool, clients: int, sources: int) -> str:
+    """What to do about weights that do not fit the columns into which they go."""
+    if to_shared:
+        return (
+            f"what is shared is one row for all: give one row of weights [1, {sources}], or make '{mix.group}' "
+            "personal (the class's shared names a group without it, such as 'extractor')"
+        )
+    return f"give a row of weights for each client [{clients}, {sources}], or one for all [1, {sources}]"
+
+
 def _read(mix: Mix, cohort: Tensor, everyone: Tensor) -> Tensor:
     """The clients whose rows a mix is made of, a column of weights each."""
     if mix.source == "upload":
@@ -179,14 +189,19 @@ class _BoundMix:
         rows, sources = mix.weights.shape
         learned_from = _read(mix, uploads.cohort, federation.everyone)
         if sources != len(learned_from):
-            raise CoterieError(f"mix of '{mix.group}': {sources} weights a row for {len(learned_from)} source rows")
+            many = len(learned_from)
+            raise CoterieError(
+                f"mix of '{mix.group}': {sources} weights a row for {many} source rows; make it one weight each, "
+                f"such as torch.full((1, {many}), 1 / {many}) or by_size(uploads)"
+            )
         self.to_shared = self.columns <= self.target.shared_columns
         self.clients = _written(mix.to, uploads.cohort, federation.everyone)
         fits = rows in (1, len(self.clients)) and self.columns <= self.target.own_columns
         if not (fits or (rows == 1 and self.to_shared)):
             raise CoterieError(
                 f"mix of '{mix.group}' into slot '{mix.target}': weights {rows} × {sources} do not fit "
-                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients"
+                f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients; "
+                + _remedy(mix, self.to_shared, len(self.clients), sources)
             )
         self.learned_from = learned_from
         self._bound(mix.weights, f"round {federation.round}: ")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -209,6 +210,17 @@ def actions_of(hook: Callable[..., Iterable[Kind]], *given: Any, kinds: tuple[ty
                 what = f"a {kind} a {type(numbers).__name__} as {name}"
                 raise CoterieError(f"{_place(hook)} gives {what}; make it a tensor with torch.tensor(...)")
     return listed
+
+
+@contextmanager
+def authored(hook: Callable[..., object]) -> Iterator[None]:
+    """Errors about what a method's function said name the place where it stands."""
+    try:
+        yield
+    except CoterieError as error:
+        if str(getattr(hook, "__module__", "")).partition(".")[0] != __name__.partition(".")[0]:
+            error.args = (f"{_place(hook)}: {error}",)
+        raise
 
 
 def _either(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from coterie.core.columns import Columns
 from coterie.core.inventory import held_tensors
 from coterie.core.training import MemoryFormat as MemoryFormat
 from coterie.core.training import StatsPolicy as StatsPolicy
-from coterie.errors import require, unknown
+from coterie.errors import CoterieError, require, unknown
 
 # The class that every batch-norm layer derives from; layers are found by type, never by name.
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -213,6 +213,26 @@ def require_classifier(module: nn.Module, path: str) -> nn.Module:
     if path not in modules:
         raise unknown("classifier module", path, modules)
     return module.get_submodule(path)
+
+
+def last_classifier(module: nn.Module, outputs: int) -> str:
+    """The path of the one fully connected layer that has as many outputs as the model; an error unless there is one.
+
+    >>> last_classifier(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), outputs=2)
+    '2'
+    >>> last_classifier(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2)), outputs=2)
+    Traceback (most recent call last):
+    ...
+    coterie.errors.CoterieError: classifier = 'last': name the module of your model that is its classifier: '0' or '2' \
+may be it
+    """
+    layers = {name: part for name, part in module.named_modules() if name and isinstance(part, nn.Linear)}
+    fitting: list[str] = [name for name, part in layers.items() if part.out_features == outputs]
+    if len(fitting) == 1:
+        return fitting[0]
+    candidates = fitting or [name for name, part in module.named_children() if list(part.parameters())]
+    listed = " or ".join(f"'{name}'" for name in candidates) or "no module"
+    raise CoterieError(f"classifier = 'last': name the module of your model that is its classifier: {listed} may be it")
 
 
 def paths_of(module: nn.Module, part: nn.Module) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.applying import apply, no_share_defined
-from coterie.core.exchange import ACTIONS, DELIVERED, Applied, Mix, Peers, Uploads, actions_of
+from coterie.core.exchange import ACTIONS, DELIVERED, Applied, Mix, Peers, Uploads, actions_of, authored
 from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark, exchange_mark
 from coterie.engines.base import PeersOf
@@ -53,7 +53,8 @@ class Delivery:
         }
         mark = delivery_mark(federation.round + after)
         uploads, only = Uploads(view, learners, {}, {}), clients if spans else None
-        self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only, threads)
+        with authored(method.deliver):
+            self.applied = apply(mixes, federation, uploads, mark, type(method).__name__, only, threads)
 
     def peers(self) -> PeersOf:
         """Whose models each client downloads besides its own."""
@@ -132,7 +133,8 @@ class OpenRound:
             return self.delivery.applied
         name, mark = type(self.method).__name__, exchange_mark(self.federation.round)
         actions = actions_of(self.method.exchange, collected.uploads, kinds=ACTIONS)
-        mixes = apply(actions, self.federation, collected.uploads, mark, name, threads=self.threads)
+        with authored(self.method.exchange):
+            mixes = apply(actions, self.federation, collected.uploads, mark, name, threads=self.threads)
         return self.delivery.applied + mixes
 
     def notes(self, collected: Collected, cohort: Tensor) -> Iterator[tuple[str, Note]]:

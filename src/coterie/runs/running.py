@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from coterie.devices import PROCESSOR, draw_again, drawn_state
 from coterie.engines import ENGINES, Engine
-from coterie.errors import CoterieError, require, said
+from coterie.errors import CoterieError, PassingError, require, said
 from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.registry import Registry, subclasses_of
@@ -27,7 +28,7 @@ from coterie.runs.recorder import Recorder, Remembered
 from coterie.runs.run import Run
 from coterie.runs.store import LOG, ROUNDS
 from coterie.runs.summary import summary_of
-from coterie.setup.config import complete, method_name
+from coterie.setup.config import PLUGINS, Config, complete, method_name
 from coterie.setup.engine_choice import Reconsider, with_choice
 from coterie.setup.memory import ran_out, require_room
 from coterie.setup.prepared import Prepared, prepare
@@ -53,7 +54,7 @@ def run(
         with alone(out):
             config = complete(prepared.experiment)
             directory = RunDirectory.create(out, config, prepared.partition, about_run(prepared))
-            return finish(prepared, directory, told)
+            return finish(prepared, directory, told, new=True)
 
 
 @contextmanager
@@ -69,17 +70,26 @@ def watched(listeners: Sequence[GivenListener], progress: bool) -> Iterator[tupl
         yield shown, *made
 
 
-def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Run:
-    """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file."""
+def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener], new: bool = False) -> Run:
+    """Run the rounds that are left, in a quiet PyTorch, and log to the run's own file.
+
+    A `new` run that breaks off in its first round is taken away if it may be its author's code that has to be mended:
+    it could not be carried on with other code, and would only stand in the way.
+    """
     experiment = prepared.experiment
     threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or fitting_threads(prepared)
-    with _quiet_state(threads, experiment.device), nullcontext() if directory is None else log_to(directory.path / LOG):
-        try:
+    logged = nullcontext() if directory is None else log_to(directory.path / LOG)
+    try:
+        with _quiet_state(threads, experiment.device), logged:
             return _run_rounds(prepared, directory, listeners)
-        except BaseException as error:
-            if directory is not None and not directory.finished:
+    except BaseException as error:
+        if directory is not None and not directory.finished:
+            surroundings = isinstance(error, PassingError | OSError) or not isinstance(error, Exception)
+            if new and not surroundings and not directory.lines() and _has_own_code(complete(experiment)):
+                shutil.rmtree(directory.path, ignore_errors=True)
+            else:
                 error.add_note(_way_on(directory, experiment))
-            raise
+        raise
 
 
 def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: Sequence[Listener]) -> Run:
@@ -177,6 +187,12 @@ def _lines_until(directory: RunDirectory, round: int, experiment: Settings) -> l
 def _first(prepared: Prepared, engine: Engine, validated: bool) -> Evaluation:
     """Everybody's score before the first round."""
     return prepared.rounds(engine, validated=validated).judge.first_stored()
+
+
+def _has_own_code(config: Config) -> bool:
+    """Whether a run is of somebody's files, or of what was made in Python."""
+    given = any(str(config[key]).startswith("given (") for key in ("data", "model", "partition"))
+    return bool(config.get(PLUGINS)) or given or config["method"] not in METHODS
 
 
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:

@@ -17,7 +17,7 @@ from coterie.client.recipe import Recipe, phases
 from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
 from coterie.core.inventory import copied, held_tensors
-from coterie.core.layout import Layout, require_classifier
+from coterie.core.layout import Layout, last_classifier, require_classifier
 from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
@@ -307,7 +307,8 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
             f"model_seed = {seed}: the model is given with its weights; give its class, or leave model_seed out",
         )
         held_tensors(experiment.model)  # a copy no longer shows which of them have memory in common
-        module, classifier = copied(experiment.model), _own_classifier(experiment.classifier)
+        module = copied(experiment.model)
+        classifier = _own_classifier(experiment.classifier, module, data.of_task.outputs)
         log.warning(
             "model = %s: its first weights are those it was given with, not the seed's; give the class to have them "
             "drawn from the seed",
@@ -336,9 +337,19 @@ def initial_model(
         torch.manual_seed(stream_seed(seed, "model"))
         module = build(model, shape, classes)
     known = (MODELS.find(model) if isinstance(model, str) else model).classifiers
-    return module, known[classifier] if classifier in known else _own_classifier(classifier)
+    return module, known[classifier] if classifier in known else _own_classifier(classifier, module, classes)
 
 
-def _own_classifier(path: str) -> str:
-    require(path not in ("last", "all"), f"classifier = '{path}': name the module of your model that is its classifier")
-    return path
+def _own_classifier(path: str, module: nn.Module, outputs: int) -> str:
+    """The path of the classifier of somebody's own model."""
+    require(path != "all", f"classifier = '{path}': name the module of your model that is its classifier")
+    if path != "last":
+        return path
+    found = last_classifier(module, outputs)
+    log.warning(
+        "classifier = '%s': it is the only fully connected layer of %s with %d outputs; name it to be sure",
+        found,
+        type(module).__name__,
+        outputs,
+    )
+    return found

@@ -46,20 +46,20 @@ class Settings(RunOptions):
     function that builds one (from shape and classes, or from nothing), or as an instance. Names may be references to
     files of your own, such as `./my.py:FedAvgM`.
 
-    `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; models of your own need the
-    latter. Data are a name, a path, a `Dataset`, or arrays or tensors `(x, y)`, also as PyTorch's `TensorDataset`,
-    which `from_arrays` then reads. A partition is a rule, by name, as a class or as an instance, a `Partition`, or the
-    path of a file that says who holds what (`FILE.npz`, see `FromFile`). `label` and `client_column` name columns of
-    your own table, `task` what its
-    labels are of (empty: classification, or the known data set's own). `stats` overrides what the method does with
-    batch-norm statistics. `test` and `validation` override the split of the partition rule; `held_out` keeps clients
-    apart for onboarding tests. All of this is drawn from `partition_seed`, and the model's first weights from
-    `model_seed`, where they are given; otherwise from `seed`, like everything else. `scale="published"` scales images
-    as a paper's authors did (`coterie.data.dataset`). `engine="auto"` and `memory="auto"` are chosen before the first
-    round: by trials, except that short runs take `serial`, and other devices than the processor, such as `cuda`, take
-    `stacked`. `device="auto"` is the best one here, which is what the run then records. `workers` counts the processes
-    of engines `processes` and `adaptive` and the actors of engine `ray`; `ray_address` is that of a Ray cluster (empty:
-    a local Ray), `ray_gpus` each actor's GPUs.
+    `classifier` is `"last"`, `"all"` (all fully connected layers) or the path of a module; of a model of your own, the
+    last is its only fully connected layer with an output each class. Data are a name, a path, a `Dataset`, or arrays or
+    tensors `(x, y)`, also as PyTorch's `TensorDataset`, which `from_arrays` then reads. A partition is a rule, by name,
+    as a class or as an instance, a `Partition`, or the path of a file that says who holds what (`FILE.npz`, see
+    `FromFile`). `label` and `client_column` name columns of your own table, `task` what its labels are of (empty:
+    classification, or the known data set's own). `stats` overrides what the method does with batch-norm statistics.
+    `test` and `validation` override the split of the partition rule; `held_out` keeps clients apart for onboarding
+    tests. All of this is drawn from `partition_seed`, and the model's first weights from `model_seed`, where they are
+    given; otherwise from `seed`, like everything else. `scale="published"` scales images as a paper's authors did
+    (`coterie.data.dataset`). `engine="auto"` and `memory="auto"` are chosen before the first round: by trials, except
+    that short runs take `serial`, and other devices than the processor, such as `cuda`, take `stacked`. `device="auto"`
+    is the best one here, which is what the run then records. `workers` counts the processes of engines `processes` and
+    `adaptive` and the actors of engine `ray`; `ray_address` is that of a Ray cluster (empty: a local Ray), `ray_gpus`
+    each actor's GPUs.
     `protocol` names the paper's protocol that the settings come from, for the record alone.
     """
 

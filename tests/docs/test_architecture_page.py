@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.house import walked
 from tools.round_diagram import PICTURE, drawing
 
 ROOT = Path(__file__).parents[2]
@@ -29,3 +30,9 @@ def test_every_path_that_the_page_names_is_there() -> None:
 
 def test_the_diagram_is_what_its_script_draws() -> None:
     assert PICTURE.read_text(encoding="utf-8") == drawing(), "python tools/round_diagram.py draws it anew"
+
+
+def test_its_sections_name_every_file_that_runs_in_a_recorded_round_and_no_other() -> None:
+    sections = PAGE.partition("## 1. ")[2].partition("## The same row at a real site")[0]
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", sections))
+    assert named == set(walked(ROOT / "src", "pfedcs"))

@@ -218,7 +218,7 @@ def test_expressions() -> None:
     assert names(layout, "bn + classifier") == {"bn.weight", "classifier.weight", "classifier.bias"}
 
 
-@pytest.mark.parametrize("group", ["extracter", "all - nrom", "all-norm", "bn.weight", "head"])
+@pytest.mark.parametrize("group", ["extracter", "all - nrom", "all-norm", "bn.wieght", "head"])
 def test_unknown_groups_are_refused(group: str) -> None:
     with pytest.raises(CoterieError, match="unknown group"):
         Layout(seeded(NormNet), "classifier").columns(group)

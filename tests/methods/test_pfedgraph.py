@@ -26,6 +26,13 @@ def test_a_graph_worked_out_by_hand() -> None:
     assert_near(weights, torch.tensor(expected))
 
 
+def test_just_above_nine_tenths_clients_count_as_equal() -> None:
+    shares = torch.tensor([0.5, 0.5]).double()
+    for cosine, expected in ((0.91, [0.5, 0.5]), (0.9, [0.525, 0.475]), (0.85, [0.5375, 0.4625])):
+        weights = PFedGraph(alpha=1.0).graph(torch.tensor([[1.0, cosine], [cosine, 1.0]]).double(), shares)
+        assert_near(weights[0], torch.tensor(expected))
+
+
 def test_the_projection_minimises_the_papers_objective() -> None:
     stream = torch.Generator().manual_seed(1)
     shares, distances = torch.rand(6, generator=stream).double(), torch.rand(6, generator=stream).double()
@@ -99,8 +106,9 @@ def test_a_turn_by_hand() -> None:
     """w = (3, 4), ū = (1, 0): e = (0.6, 0.8), so −λ((1, 0) − 0.6e)/5 = −λ(0.128, −0.096)."""
     found = Towards(10.0).gradient(torch.tensor([3.0, 4.0]), lambda slot: torch.tensor([1.0, 0.0]))
     assert_near(found, torch.tensor([-1.28, 0.96]))
-    two = Towards(10.0).gradient(torch.tensor([[3.0, 4.0]] * 2), lambda slot: torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
-    assert_near(two, torch.tensor([[-1.28, 0.96], [0.0, 0.0]]))
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [6.0, 8.0]])
+    several = Towards(10.0).gradient(rows, lambda slot: torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]]))
+    assert_near(several, torch.tensor([[-1.28, 0.96], [-12.8, 9.6], [0.0, 0.0]]))
 
 
 def test_directions_are_means_of_models_of_length_one() -> None:

@@ -63,15 +63,14 @@ class Entry:
 class Layout:
     """The columns of every tensor of a module: first the parameters, then the float buffers.
 
-    Groups (see `columns`): `classifier`, the parameters of the named module; `extractor`, all others;
-    `norm`, everything that belongs to batch-norm layers; `stats`, the running statistics; `parameters`;
-    `all`, what methods share. The policy for running statistics is explicit: with `stats="mean"` they
-    travel with the parameters of their part of the model (and so with `all`), with `"local"` they
-    belong to no group but `stats` and `norm`, and stay with their client. Any module path is a group too.
-    A tensor that is tied, so that it belongs to two modules, has one place; a group that parts it from one of
-    them is refused. Whole numbers, and buffers that are not finite from the start, are constants: no row has them.
-    With `memory="channels_last"` the weights of convolutions lie in that order in the row, which is faster for
-    some models; it is a matter of speed alone.
+    Groups (see `columns`): `classifier`, the parameters of the named module; `extractor`, all others; `norm`,
+    everything that belongs to batch-norm layers; `stats`, the running statistics; `parameters`; `all`, what methods
+    share. The policy for running statistics is explicit: with `stats="mean"` they travel with the parameters of their
+    part of the model (and so with `all`), with `"local"` they belong to no group but `stats` and `norm`, and stay with
+    their client. Any path of a module or tensor is a group too. A tensor that is tied, so that it belongs to two
+    modules, has one place; a group that parts it from one of them is refused. Whole numbers, and buffers that are not
+    finite from the start, are constants: no row has them. With `memory="channels_last"` the weights of convolutions lie
+    in that order in the row, which is faster for some models; it is a matter of speed alone.
 
     >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), classifier="2")
     >>> layout.width, layout.columns("extractor").size, layout.columns("all - classifier").size
@@ -133,7 +132,7 @@ class Layout:
 
     def _module(self, path: str) -> frozenset[str]:
         every = {name for entry in self.entries for name in entry.names}
-        under = frozenset(name for name in every if name.startswith(f"{path}."))
+        under = frozenset(name for name in every if name == path or name.startswith(f"{path}."))
         if not under:
             raise unknown("group", path, self.groups)
         return under & self.groups["all"]

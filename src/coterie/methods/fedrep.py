@@ -22,13 +22,14 @@ class FedRep(FedPer):
 
     Each of the two trains for the run's epochs unless told otherwise, so that no part of the model has fewer steps
     than under another method; the paper has 10 and 1, a widespread reading 1 and the run's. The classifier trains
-    on features computed once, in evaluation mode.
+    on features computed once, in evaluation mode. With `personal`, as in FedPer, other groups take its place: FedAlt of
+    Pillutla et al. (2022).
 
     Tested: (θ, φ_k). A client that sits a round out keeps φ_k and gets the newest θ; before it first takes part
     φ_k is the common initial classifier.
 
     >>> FedRep(head_epochs=4)
-    FedRep(head_epochs=4, body_epochs=None)
+    FedRep(personal='classifier', head_epochs=4, body_epochs=None)
     """
 
     head_epochs: int | None = None
@@ -54,8 +55,8 @@ class FedRep(FedPer):
         return {"head_epochs": head, "body_epochs": self.body_epochs or run}
 
     def recipe(self, federation: Federation) -> Recipe:
-        """First the classifier, then the extractor."""
-        body = Phase(train="extractor", epochs=self.body_epochs, stream=0)
+        """First what is personal, then what is shared."""
+        body = Phase(train=self.shared, epochs=self.body_epochs, stream=0)
         if self.head_epochs == 0:
             return (body,)
-        return (Phase(train="classifier", epochs=self.head_epochs, stream=1), body)
+        return (Phase(train=self.personal, epochs=self.head_epochs, stream=1), body)

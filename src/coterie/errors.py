@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import difflib
 import shlex
+import unicodedata
 from collections.abc import Iterable
+
+ORDERS = ("Cc", "Cf", "Cs")
+"""The kinds of characters that are no signs: control, format (which turn a line around), halves of pairs."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class CoterieError(ValueError):
@@ -46,6 +51,28 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise CoterieError(message)
+
+
+def printable(text: str) -> str:
+    """A text in which nothing is an order to a terminal: what somebody else wrote may hold any characters.
+
+    >>> printable("class \\x1b[2Ja\\tb\\n")
+    'class �[2Ja\\tb\\n'
+    """
+    return "".join(sign if sign in "\n\t" or unicodedata.category(sign) not in ORDERS else "\ufffd" for sign in text)
+
+
+def spreadsheet_cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula.
+
+    >>> spreadsheet_cell("=HYPERLINK(1)"), spreadsheet_cell("-0.5"), spreadsheet_cell("-a")
+    ("'=HYPERLINK(1)", '-0.5', "'-a")
+    """
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(FORMULA) else text
+    return text
 
 
 def described(error: BaseException) -> str:

@@ -156,6 +156,36 @@ def test_a_site_joins_and_its_key_is_accepted_replaced_and_removed(
     assert "no key of site-b is accepted, which cannot join" in warned.err
 
 
+def test_all_that_is_agreed_on_is_shown_and_nothing_of_it_is_an_order(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A billion epochs once passed unseen, and a class could be named so that the terminal obeyed it."""
+    made(capsys)
+    file = folder / "fed" / "federation.toml"
+    text = file.read_text().replace("epochs = 5", "epochs = 999999999")
+    file.write_text(text.replace("class_names = []", 'class_names = ["a\\u001b[2J", "b", "c"]'))
+    answer = said(capsys, "federation join fed --name site-a --changed")
+    assert answer.code == 0, answer.err
+    shown = " ".join(answer.out.split())
+    assert "*epochs = 999999999" in shown
+    assert " batch = 32," in shown
+    assert "\x1b" not in answer.out + answer.err
+    for item in dataclasses.fields(Agreement):
+        if item.name not in ("set", "privacy", "epsilon", "norm", "stats", "classifier", *WRITTEN):
+            assert f"{item.name} = " in shown
+
+
+def test_an_agreement_of_three_thousand_levels_is_refused_in_a_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(capsys)
+    (folder / "fed" / "federation.toml").write_text("a = " + "[" * 3000 + "]" * 3000)
+    answer = said(capsys, "federation join fed --name site-a")
+    assert answer.code == 2
+    assert "not a TOML file" in answer.err
+    assert "Traceback" not in answer.err
+
+
 def test_a_changed_agreement_is_accepted_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(capsys)
     file = folder / "fed" / "federation.toml"

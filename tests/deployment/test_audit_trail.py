@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 from flwr.app import Context, Message, Metadata, RecordDict
 
 from coterie.deployment.agreement import Agreement
-from coterie.deployment.flower.audit import Audit
+from coterie.deployment.flower.audit import Audit, broken_links
 from coterie.deployment.flower.client import client_app
 from coterie.deployment.flower.server import FlowerTransport
 from coterie.deployment.messages import Packed
@@ -101,3 +102,32 @@ def test_of_an_error_the_code_leaves_and_nothing_else(tmp_path: Path) -> None:
     assert (server[-1]["event"], site[-1]["event"]) == ("answered", "left")
     assert server[-1]["error"] == site[-1]["error"]
     assert "diagnosis" not in json.dumps(server + site)
+
+
+def test_a_line_that_is_changed_or_taken_out_shows(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for number in range(5):
+        Audit(path).note("asked", number=number)  # by one process or another
+    whole = path.read_bytes()
+    assert broken_links(whole) == []
+    lines = whole.splitlines(keepends=True)
+    assert broken_links(b"".join(lines[:2] + lines[3:])) == [3]
+    assert broken_links(whole.replace(b'"number": 1', b'"number": 7')) == [3]
+    assert broken_links(b"".join(lines[1:])) == [1]
+    path.write_bytes(whole + b'{"time": "2026')  # torn by a power cut
+    Audit(path).note("asked", number=5)
+    assert broken_links(path.read_bytes()) == [6], "the torn line itself follows none"
+    path.rename(tmp_path / "audit.jsonl.1")
+    Audit(path).note("asked", number=6)
+    assert broken_links(path.read_bytes()) == []
+
+
+def test_lines_of_several_processes_follow_one_another(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    threads = [Thread(target=lambda: [Audit(path).note("asked", number=n) for n in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lines(path)) == 200
+    assert broken_links(path.read_bytes()) == []

@@ -13,6 +13,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coterie.errors import printable
+
 VARIABLE, JSON = "COTERIE_LOG", "json"
 WARNING = "warning"
 PLAIN = {"±": "+-", "–": "-", "—": "-", "─": "-", "…": "...", "×": "x", "→": "->", "‖": "||", "−": "-", "·": "."}
@@ -27,7 +29,7 @@ def as_json() -> bool:
 def tell(line: str, level: str = "info") -> None:
     """A line on stderr, with the time; what begins with 'warning:' is one."""
     if not as_json():
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=sys.stderr, flush=True)
         return
     if line.startswith(f"{WARNING}: "):
         level, line = WARNING, line.removeprefix(f"{WARNING}: ")
@@ -39,7 +41,7 @@ def complain(line: str) -> None:
     if as_json():
         _print_object("error", line)
     else:
-        print(f"coterie: {line}", file=sys.stderr)
+        print(f"coterie: {printable(line)}", file=sys.stderr)
 
 
 def _print_object(level: str, message: str) -> None:

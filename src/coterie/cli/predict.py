@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from coterie.cli.options import OUTPUT, file, flag
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, printable, require, spreadsheet_cell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def export(
     target = Path(f"{run.stem}-client-{client}.{format}") if out is None else out
     about = export_client(open_run(run), client, target, format)
     if about.note:
-        print(f"coterie: warning: {about.note}", file=sys.stderr)
+        print(f"coterie: warning: {printable(about.note)}", file=sys.stderr)
     where = f"round {about.round} of {about.rounds}"
     print_result(f"The model of client {about.site} ({about.model}, {about.method}, {where}) is in {target}")
 
@@ -104,7 +104,7 @@ def predict(
             print_result(f"… and {len(rows) - SHOWN} more samples (--out FILE.csv writes all)")
     else:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        csv.writer(text, lineterminator="\n").writerows([header, *(map(spreadsheet_cell, row) for row in rows)])
         write_whole(out, text.getvalue().encode())
         print_result(f"The predictions for {len(rows)} samples are in {out}")
     if samples.labels is not None and len(rows):

@@ -17,6 +17,7 @@ from rich.text import Text
 from coterie.client.effort import FORWARD
 from coterie.compare.remarks import effort_text
 from coterie.core.numbers import judged_scale, number_text, spoken_bytes
+from coterie.errors import printable
 from coterie.rounds.progress import ProgressDisplay, received_mean
 from coterie.runs.history import EFFORT
 
@@ -39,7 +40,8 @@ def print_result(*parts: Table | str) -> None:
     console = result_console()
     for part in parts:
         if isinstance(part, str):
-            print(wrapped(part, console.width) if console.is_terminal else part)
+            plain = printable(part)
+            print(wrapped(plain, console.width) if console.is_terminal else plain)
         elif console.is_terminal:
             console.print(part)
         else:
@@ -125,11 +127,18 @@ class ComparisonProgress(ProgressDisplay):
         self._bar.remove_task(self._tasks[name])
 
 
+class _PlainTable(Table):
+    """A table of texts in which nothing is an order to a terminal."""
+
+    def add_row(self, *cells: Any, **style: Any) -> None:
+        super().add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in cells), **style)
+
+
 def plain_table(*headers: str, right: Sequence[int] = ()) -> Table:
     """A table with a line under its header and no further frame; columns in `right` are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = _PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, header in enumerate(headers):
-        table.add_column(Text(header), justify="right" if place in right else "left", overflow="fold")
+        table.add_column(Text(printable(header)), justify="right" if place in right else "left", overflow="fold")
     return table
 
 

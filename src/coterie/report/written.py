@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from coterie.compare.grid import Column, Grid
+from coterie.errors import spreadsheet_cell
 from coterie.report.grids import mean_and_spread
 
 
@@ -45,7 +46,7 @@ def as_csv(grids: Mapping[str, Grid]) -> str:
         for row, runs in grid.rows.items():
             numbers = [grid.number(row, key) for key in columns]
             cells = [part for number in numbers for part in (_exact(number.mean), _exact(number.std))]
-            writer.writerow([title, row, len(runs), *cells])
+            writer.writerow([spreadsheet_cell(title), spreadsheet_cell(row), len(runs), *cells])
     return out.getvalue().rstrip("\n")
 
 

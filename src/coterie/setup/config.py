@@ -150,7 +150,7 @@ def read_toml(path: Path) -> Config:
     require(path.is_file(), f"config = {path}: there is no such file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # besides what is no TOML: no text, or numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # besides what is no TOML: no text, or thousands of levels or digits
         raise CoterieError(f"config = {path}: not a TOML file ({error})") from None
 
 

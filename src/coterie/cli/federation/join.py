@@ -7,7 +7,9 @@ import hashlib
 import os
 import tempfile
 import tomllib
+from dataclasses import fields
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -29,6 +31,7 @@ from coterie.errors import CoterieError, require, unknown
 
 FRESH = "Whoever runs the server needs the public one"
 KNOWN = "It is the one from before; if the public one is not accepted yet"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 IMPLIED = ("former", "numbers")  # terms that follow from the others
 
 
@@ -95,6 +98,9 @@ def join(
         f"What the server asks for and what leaves this site: docs/what-leaves-a-site.md, {facts.method}.",
         f"Privacy: {facts.privacy}.",
         "",
+        "All that is agreed on; what is marked with * is not as usual:",
+        *_terms(path),
+        "",
         "Only one app will run here, built from the agreement in",
         f"  {own / AGREEMENT}",
         "Its hash, which the server shows too:",
@@ -104,6 +110,24 @@ def join(
         f"  coterie federation keys DIR --accept {name}='{public}'",
         f"and may compare it with you, over the telephone: {fingerprint(public)}",
     )
+
+
+def _terms(path: Path) -> list[str]:
+    """Every term of an agreement, several to a line; those that differ from the usual are marked."""
+    from coterie.deployment.agreement_terms import WRITTEN, FederationTerms
+
+    usual = {item.name: item.default for item in fields(FederationTerms)}
+    given = {"name", "sites", "shape", "classes", "class_names", "least_sites", *WRITTEN}
+    terms = tomllib.loads(path.read_text(encoding="utf-8"))
+    options = terms.pop("set", {})
+    words = [
+        f"{'*' if name not in given and value != usual.get(name, value) else ''}{name} = {value}"
+        for name, value in {**terms, **options}.items()
+        if name not in WRITTEN
+    ]
+    whole = ", ".join(word.replace(" ", NO_BREAK) for word in words)
+    lines = wrap(whole, 116, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def _differences(kept: Path, offered: Path) -> list[str]:

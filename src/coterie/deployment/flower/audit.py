@@ -1,7 +1,13 @@
-"""Who joined, what was asked, what left and what was refused: a JSON object a line, in a file only ever added to."""
+"""Who joined, what was asked, what left and what was refused: a JSON object a line, in a file only ever added to.
+
+Each line carries a hash of the line before, so that one that was changed or taken out later shows. Run as `python -m
+coterie.deployment.flower.audit FILE` it says where.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -14,7 +20,10 @@ from coterie.deployment.messages import Packed
 
 AUDIT = "audit.jsonl"
 REFUSED = "refused"
+AFTER = "after"
+"""What a line calls the hash of the line before."""
 LONGEST = 200  # letters of any one value
+LONGEST_LINE = 64 << 10  # bytes: more than any line has
 BURST = 20  # lines at once about one peer; after that one every PAUSE seconds
 PAUSE = 10.0
 BURST_OF_ALL, PAUSE_OF_ALL = 500, 1.0  # the same for all peers together
@@ -104,15 +113,52 @@ class Audit:
 
     def _write(self, values: dict[str, str | int]) -> None:
         short = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}
-        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **short})
+        values = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **short}
         try:
             # Opened for each line: few are written, and the file may have been moved away in between.
             descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed: no other line comes in between
                 size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a power cut
-                os.write(descriptor, b"\n" * torn + line.encode("ascii") + b"\n")
+                end = os.pread(descriptor, LONGEST_LINE, max(0, size - LONGEST_LINE))
+                torn = size > 0 and not end.endswith(b"\n")  # by a full disk, or a power cut
+                values[AFTER] = mark_of(end.removesuffix(b"\n").rpartition(b"\n")[2])
+                os.write(descriptor, b"\n" * torn + json.dumps(values).encode("ascii") + b"\n")
             finally:
                 os.close(descriptor)
         except OSError as error:
+            line = json.dumps(values)
             print(f"{self.path} cannot be written ({error.strerror}): {line}", file=sys.stderr, flush=True)
+
+
+def mark_of(line: bytes) -> str:
+    """What the next line says of a line; nothing of none."""
+    return hashlib.sha256(line).hexdigest()[:32] if line else ""
+
+
+def broken_links(content: bytes) -> list[int]:
+    """The numbers of the lines, counted from 1, before which something was changed or taken out.
+
+    A file that was begun anew, when the one before was moved away, begins with a line that follows none.
+    """
+    lines, broken = content.splitlines(), []
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)[AFTER]
+        except (ValueError, TypeError, KeyError):
+            said = None
+        if said != (mark_of(lines[number - 2]) if number > 1 else ""):
+            broken.append(number)
+    return broken
+
+
+def main() -> int:
+    """Say of a file whether all its lines follow one another."""
+    broken = broken_links(Path(sys.argv[1]).read_bytes())
+    for number in broken:
+        print(f"line {number}: something before it was changed or taken out")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

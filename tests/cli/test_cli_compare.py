@@ -116,7 +116,7 @@ def test_json_and_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
 
 CONSTRUCTED: dict[str, tuple[dict[str, list[float]], str | None]] = {
     "a clear lead": ({"a": [0.79, 0.80, 0.81], "b": [0.75, 0.77, 0.79]}, "a"),
-    "seeds spread more than the lead, but together": ({"a": [0.5, 0.7, 0.9], "b": [0.49, 0.69, 0.88]}, "a"),
+    "seeds spread more than the lead, but together": ({"a": [0.5, 0.7, 0.9], "b": [0.49, 0.69, 0.888]}, "a"),
     "two seeds, tied on one": ({"a": [0.700, 0.696], "b": [0.697, 0.696]}, None),
     "two seeds, however clear": ({"a": [0.9, 0.9], "b": [0.1, 0.1]}, None),
     "three seeds, tied on one": ({"a": [0.8, 0.8, 0.7], "b": [0.7, 0.7, 0.7]}, None),

@@ -46,6 +46,9 @@ class Method(metaclass=TypedOptions):
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
     learns_from_validation: ClassVar[bool] = False  # choosing a round by validation is then no independent choice
+    predicts_with_samples: ClassVar[bool] = (
+        False  # a client's own training samples are then a part of what it predicts with
+    )
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""

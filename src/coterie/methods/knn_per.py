@@ -41,6 +41,7 @@ class KNNPer(FedAvg):
     scale: float = 1.0
 
     paper: ClassVar[str] = "Marfoq et al., ICML 2022"
+    predicts_with_samples: ClassVar[bool] = True
     extra_cost: ClassVar[str] = "before each test a pass over the training data, and distances to all of its samples"
 
     def __post_init__(self) -> None:

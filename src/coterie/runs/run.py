@@ -406,8 +406,8 @@ class Run(Displayed):
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise CoterieError(f"run = {self.path}: its rows are damaged, or not this run's ({reason})") from None
-        if prepared.method.tune(federation):
-            # Clients tune on their own samples: here the data themselves are needed.
+        if prepared.method.tune(federation) or prepared.method.predicts_with_samples:
+            # Clients tune on their own samples, or predict with them: here the data themselves are needed.
             self._require_described("data")
             with silence():
                 prepared = prepare(settings_of_run(config, self.partition, self._experiment, with_data=True))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import get_args, get_type_hints
 
 import pytest
@@ -88,12 +89,27 @@ def test_version(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> No
     assert (answer.code, answer.out.strip()) == (0, coterie.__version__)
 
 
-def test_lists_name_everything_with_its_description(capsys: pytest.CaptureFixture[str]) -> None:
-    methods = call(capsys, "methods").out
+def test_the_list_of_methods_trains_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.engines.serial.Serial.train", None)
+    assert call(capsys, "methods").code == 0
+    assert call(capsys, "methods", "fedper").code == 0
+
+
+def test_lists_name_everything_with_its_description(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = call(capsys, "methods").out.splitlines()
+    assert max(map(len, narrow)) <= 150
+    with monkeypatch.context() as terminal:
+        terminal.setattr(sys.stdout, "isatty", lambda: True)
+        terminal.setenv("COLUMNS", "500")
+        terminal.setenv("TERM", "xterm")
+        methods = call(capsys, "methods").out
     for name, cls in METHODS.items():
         line = next(line for line in methods.splitlines() if line.startswith(f"{name} "))
         assert (cls.__doc__ or "").splitlines()[0] in line
         assert cls.extra_cost in line
+        assert any(line.startswith(f"{name} ") and (cls.__doc__ or "").splitlines()[0] in line for line in narrow)
     assert re.search(r"^pfedcs .* model; later extractor +extractor \+ teacher  ", methods, re.MULTILINE)
     assert re.search(r"^pfedsim .* model +model; later extractor  ", methods, re.MULTILINE)
     about = call(capsys, "methods", "fedprox").out

@@ -20,6 +20,7 @@ from coterie.engines import ENGINES
 from coterie.methods import METHODS
 from coterie.options import option_fields
 from coterie.partition import PARTITIONS
+from coterie.report.facts import facts, kept_facts
 from coterie.setup.config import Config
 from coterie.setup.settings import Settings
 
@@ -272,7 +273,13 @@ def test_a_methods_page_has_a_picture_of_its_w(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_methods_page_says_what_the_code_says_of_its_traffic(name: str) -> None:
     text = (METHOD_PAGES / f"{name}.md").read_text(encoding="utf-8")
-    assert with_facts(text, name) == text, "run 'python -m tools.method_facts'"
+    told = facts(METHODS[name]())
+    assert with_facts(text, name, told) == text, "run 'python -m tools.method_facts'"
+    assert kept_facts()[name] == told, "run 'python -m tools.method_facts'"
+
+
+def test_the_facts_of_every_method_are_kept() -> None:
+    assert list(kept_facts()) == sorted(METHODS), "run 'python -m tools.method_facts'"
 
 
 @pytest.mark.slow

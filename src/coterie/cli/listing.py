@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from coterie.registry import Registry
+    from coterie.report.facts import MethodFacts
 
 
 def methods(
@@ -28,22 +29,18 @@ def methods(
     from rich.text import Text
 
     from coterie.methods import METHODS
-    from coterie.report.facts import MethodFacts, facts
-    from coterie.report.terminal import plain_table
+    from coterie.report.terminal import plain_table, result_console
 
     if name is not None:
         print(_method_details(name))
         return
-    table = plain_table("method", "personal", "up", "down", "server sees", "extra cost", "what it is")
+    whole = result_console().is_terminal  # it folds what is too long; elsewhere lines stay short
+    titles = ("method", "personal", "up", "down", "server sees", "extra cost", "what it is")
+    table = plain_table(*(titles if whole else (titles[0], titles[1], titles[-1])))
     for name, cls in METHODS.items():
-        try:
-            about = facts(cls())
-        except Exception as error:  # whatever somebody's method may raise
-            if METHODS.origin(name) is None:
-                raise
-            about = MethodFacts("?", "?", " ".join(f"cannot be told ({type(error).__name__}: {error})".split()))
-        words = (name, about.personal, about.up, about.down, about.sees, cls.extra_cost, first_line(cls))
-        table.add_row(*map(Text, words))
+        about = _facts_of(name)
+        words = (about.up, about.down, about.sees, cls.extra_cost) if whole else ()
+        table.add_row(*map(Text, (name, about.personal, *words, first_line(cls))))
     _print(table, METHODS)
 
 
@@ -120,6 +117,19 @@ def _print(table: Table, registry: Registry[Any]) -> None:
         print(f"coterie: warning: {problem}", file=sys.stderr)
 
 
+def _facts_of(name: str) -> MethodFacts:
+    """The facts of a method: those that are kept; of a plug-in, what is read off it now."""
+    from coterie.methods import METHODS
+    from coterie.report.facts import MethodFacts, facts, kept_facts
+
+    if METHODS.origin(name) is None and name in kept_facts():
+        return kept_facts()[name]
+    try:
+        return facts(METHODS[name]())
+    except Exception as error:  # whatever somebody's method may raise
+        return MethodFacts(" ".join(f"cannot be told ({type(error).__name__}: {error})".split()), "?", "?")
+
+
 def _method_details(name: str) -> str:
     """All about one method: its docstring, and its options with their defaults."""
     from coterie.methods import METHODS
@@ -128,7 +138,7 @@ def _method_details(name: str) -> str:
     name = METHODS.spelt(name)
     cls = METHODS.find(name)
     text = inspect.cleandoc(cls.__doc__ or "").partition("\n\n>>> ")[0]  # its example is for Python
-    about = facts(cls())
+    about = _facts_of(name) if name in METHODS else facts(cls())
     lines = [
         f"Paper: {cls.paper or 'none'}",
         f"Options (--set NAME=VALUE): {spoken_options(cls) or 'none'}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -44,6 +47,20 @@ class MethodFacts:
     up: str
     down: str
     sees: str = "?"
+
+
+KEPT = Path(__file__).parent / "assets" / "methods.toml"
+"""The facts of Coterie's own methods, which `python -m tools.method_facts` writes."""
+
+
+@cache
+def kept_facts() -> dict[str, MethodFacts]:
+    """The facts of Coterie's own methods by name, as they were read off when each was last changed.
+
+    >>> kept_facts()["fedper"].up
+    'extractor'
+    """
+    return {name: MethodFacts(**words) for name, words in tomllib.loads(KEPT.read_text(encoding="utf-8")).items()}
 
 
 def facts(method: Method) -> MethodFacts:

@@ -22,7 +22,18 @@ from support import without_times
 
 pytestmark = pytest.mark.thorough
 
-NEED_CLASSES = {"feddistill", "fedgen", "fedgh", "fedpac", "fedproto", "fedrema", "fedrod", "pfedcs"}
+NEED_CLASSES = {
+    "fedas",
+    "feddistill",
+    "fedgen",
+    "fedgh",
+    "fedpac",
+    "fedproto",
+    "fedrema",
+    "fedrod",
+    "knn-per",
+    "pfedcs",
+}
 QUICK: dict[str, Any] = {"data": "diabetes", "rounds": 3, "epochs": 1, "threads": 1}
 
 

@@ -18,6 +18,7 @@ from coterie.client.problem import Problem
 from coterie.client.trainer import tune
 from coterie.client.worker import Worker
 from coterie.core.federation import Federation
+from coterie.core.pixels import whole
 from coterie.core.task import Classification, Task, as_task
 from coterie.data import Dataset
 from coterie.data.arrays import require_unmasked
@@ -69,13 +70,16 @@ class Models:
 
     def scores(self, client: int, inputs: Inputs) -> Tensor:
         """The method's outputs for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
-        inputs = fitting_inputs(inputs, self.prepared.data)
+        inputs, method = fitting_inputs(inputs, self.prepared.data), self.prepared.method
         labels = torch.zeros(len(inputs), dtype=self.prepared.problem_base.task.label_dtype)
-        problem = replace(self.prepared.problem(), inputs=inputs, labels=labels)
-        with self._seated(client, self.prepared.problem()) as worker, torch.no_grad():
+        known = problem = self.prepared.problem()
+        first = len(problem.labels) if method.predicts_with_samples else 0
+        if first:  # the samples to predict stand behind those that it is done with
+            inputs, labels = torch.cat([whole(problem.inputs), inputs]), torch.cat([problem.labels, labels])
+        problem = replace(problem, inputs=inputs, labels=labels)
+        with self._seated(client, known) as worker, torch.no_grad():
             worker.problem = problem
-            parts = torch.arange(len(inputs)).split(problem.test_batch)
-            method = self.prepared.method
+            parts = torch.arange(first, len(inputs)).split(problem.test_batch)
             return torch.cat([method.predict(Batch(worker, method.tested, part)) for part in parts])
 
     @contextmanager

@@ -1,0 +1,1 @@
+"""A package, so that no other of this name that something installed brings along is taken for it."""

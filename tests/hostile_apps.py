@@ -97,7 +97,7 @@ def main(grid, context):
                 told = [reply.error.code, reply.error.reason] if reply.has_error() else ["an answer", ""]
                 found.setdefault(site, []).append(told)
             time.sleep(0.05)
-    (path / "rounds.jsonl").write_text(json.dumps(found))
+    (path / "answers.json").write_text(json.dumps(found))
     (path / "status.json").write_text(json.dumps({"state": "finished"}))
 """
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from coterie.errors import CoterieError
@@ -42,7 +43,7 @@ class Packed:
         """The length of all buffers."""
         return sum(map(len, self.buffers.values()))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the content: the text, then the buffers in the order of their kinds."""
         mark = hashlib.sha256(self.text.encode())

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 from tests.fuzz.bases import damaged, damages, odd_texts, spoilt_json
 from tests.fuzz.trial import Case, Target, must, quiet, refused
 
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.envelopes import TASK, Envelope, PrivateKey, opened, sealed
 from coterie.deployment.flower.records import from_records
 from coterie.deployment.messages import Packed, read_text
 from coterie.deployment.server import Server
@@ -203,6 +206,34 @@ def check_task(case: Case, folder: Path) -> None:
     refused(work)
 
 
+@cache
+def signing() -> tuple[PrivateKey, Packed]:
+    """A key, and a message that it signed."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    message = Packed({"float32": bytes(8)}, '{"tensors": [], "note": {}}')
+    about = {"kind": TASK, "purpose": "work", "federation": "trial", "agreement": "0" * 64, "site": "site-a"}
+    envelope = Envelope(**cast(Any, about), round=3, number=7, nonce="n", content=message.digest)
+    return key, sealed(message, envelope, key)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> Case:
+    """Envelopes in which something is not as it was signed."""
+    return {"seal": draw(st.one_of(odd_texts, spoilt_json(json.loads(signing()[1].seal)).map(json.dumps)))}
+
+
+def check_envelope(case: Case, folder: Path) -> None:
+    """An envelope is refused, or says just what was signed."""
+    key, message = signing()
+    whole = {name: value for name, value in json.loads(message.seal).items() if name != "signature"}
+
+    def read() -> None:
+        found = opened(replace(message, seal=case["seal"]), key.public_key(), {})
+        must(asdict(found) == whole, "an envelope that nobody signed")
+
+    refused(read)
+
+
 @st.composite
 def records(draw: st.DrawFn) -> Case:
     """Flower's records with arrays that say odd things of themselves."""
@@ -249,6 +280,7 @@ TARGETS = (
     Target("answers", answers(), check_answer, 110),
     Target("hellos", hellos(), check_hello, 30),
     Target("tasks", tasks(), check_task, 60),
+    Target("envelopes", envelopes(), check_envelope, 50),
     Target("records", records(), check_records, 50),
     Target("agreements", agreements(), check_agreement, 60),
 )

@@ -39,9 +39,10 @@ def test_what_was_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer.code == 0
     assert answer.err == (
         "coterie: warning: run = nowhere: holds no run (config.toml is missing)\n"
-        "coterie: warning: it: line 3 of rounds.jsonl is damaged and was skipped\n"
+        "coterie: warning: it: line 3 of rounds.jsonl was skipped (it is no JSON: JSON is malformed: invalid character "
+        "(byte 0))\n"
     )
-    assert "line 3 of rounds.jsonl is damaged" in Path("report.html").read_text(encoding="utf-8")
+    assert "line 3 of rounds.jsonl was skipped" in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

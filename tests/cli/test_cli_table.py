@@ -90,7 +90,7 @@ def test_damaged_unfinished_and_repeated_runs_are_named_and_left_out(
     said = answer.err.splitlines()
     assert len(said) == 4
     assert "run = all/empty: " in said[1]
-    assert "all/cut: summary.json is damaged (JSONDecodeError" in said[0]
+    assert "all/cut: summary.json is damaged (it is no JSON" in said[0]
     assert "all/open is not finished (2 of 2 rounds)" in said[2]
     assert said[3].startswith("coterie: left out: all/again repeats ")
     assert [line.split()[0] for line in answer.out.splitlines() if "kB" in line or " B" in line] == ["local"]

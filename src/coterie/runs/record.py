@@ -459,8 +459,9 @@ def read_lines(content: bytes) -> Iterator[tuple[int, Line | Skipped]]:
         try:
             yield number, decoder.decode(text)
         except UNREADABLE as error:
-            # Whoever was killed while a line was written left a part of it, which is no JSON.
-            part = number == texts[-1][0] and not isinstance(error, msgspec.ValidationError)
+            # Whoever was killed while a line was written left a part of it: no JSON, and without the end of a line.
+            last = number == texts[-1][0] and not content.endswith(b"\n")
+            part = last and not isinstance(error, msgspec.ValidationError)
             yield number, Skipped(number, fault_of(error), cut_off=part)
 
 

@@ -128,6 +128,22 @@ def test_keys_say_what_comes_next(folder: Path, capsys: pytest.CaptureFixture[st
     assert signs == read_public("", Agreement.read(folder / "fed" / "federation.toml").server_key)
 
 
+def test_another_signing_key_is_a_new_version_that_all_accept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the page about security says, for one that was stolen."""
+    made(capsys)
+    file = folder / "fed" / "federation.toml"
+    before = Agreement.read(file)
+    key = make_task_key(folder / "fed" / "keys" / "new.key")
+    answer = call(capsys, "federation", "extend", "fed", "--term", f"server_key={key}")
+    assert answer.code == 0, answer.err
+    after = Agreement.read(file)
+    assert (after.version, after.server_key, after.former) == (2, key, (before.fingerprint,))
+    assert read_private(folder / "fed" / "keys" / "new.key").public_key() == read_public("", after.server_key)
+    refused = said(capsys, "federation join fed --name site-a")
+    assert (refused.code, "server_key: " in refused.err) == (2, True)
+    assert said(capsys, "federation join fed --name site-a --changed").code == 0
+
+
 def test_nobody_joins_where_no_key_of_the_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(capsys, keys=False)
     answer = said(capsys, "federation join fed --name site-a")

@@ -18,7 +18,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-demo: setup
+# What the demo needs and no more, unless everything is set up.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo]"
+	@touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 lint: setup

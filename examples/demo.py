@@ -12,7 +12,7 @@ from pathlib import Path
 from coterie.cli import main
 from coterie.cli.run import next_free
 from coterie.errors import CoterieError
-from coterie.report.charts import require_plots
+from coterie.report.figures import require_plots
 
 METHODS = "local fedavg fedper pfedcs fedrema fedcac pfedsim fedtc"
 # A client holds two of the ten digits, and three others hold the same two. A quarter of its samples is for

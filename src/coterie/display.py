@@ -26,7 +26,7 @@ class Displayed:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a report (`coterie.report.charts`): notebooks show it, `save` writes it into a file.
+    """A figure of a report (`coterie.report.figures`): notebooks show it, `save` writes it into a file.
 
     >>> figure = Figure('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
     >>> figure

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from coterie.cli import main
 from coterie.compare.grid import Grid
-from coterie.report.grids import fitting_tables
+from coterie.report.tables import fitting_tables
 from coterie.setup.config import read_toml
 from support import PATIENCE
 

@@ -12,9 +12,8 @@ from coterie.compare.remarks import edge_remark, effort_remark, rising_remark
 from coterie.compare.table import compare
 from coterie.core.numbers import ACCURACY, Scale
 from coterie.methods.ditto import Ditto
-from coterie.report.grids import grid_lines
+from coterie.report.tables import as_markdown, grid_lines
 from coterie.report.terminal import summary_lines
-from coterie.report.written import as_markdown
 from coterie.runs.run import Run
 from support import tiny
 

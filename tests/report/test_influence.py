@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coterie.partition import Dirichlet
-from coterie.report.charts import run_figures
+from coterie.report.figures import run_figures
 from coterie.report.html import light_colours
 from coterie.report.learning import influence, learning_matrix
 from coterie.report.onerun import run_content

@@ -21,8 +21,8 @@ from coterie.errors import CoterieError
 from coterie.methods import METHODS
 from coterie.partition import Partition, Pathological
 from coterie.report import Learning, label_order, learning_matrix, picture
+from coterie.report.figures import draw
 from coterie.report.learning import class_shares, learn_differently
-from coterie.report.pictures import draw
 from coterie.rounds.listeners import Listener, RoundReport, Start
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment

@@ -14,7 +14,7 @@ from tests.compare.test_one_run import Watch
 from coterie.compare.sweep import sweep
 from coterie.partition import Iid, Partition, Pathological
 from coterie.report import report
-from coterie.report.onerun import PARTS
+from coterie.report.learning import PARTS
 from coterie.runs.experiment import Experiment
 
 pytestmark = [

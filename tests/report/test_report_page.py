@@ -21,10 +21,8 @@ from coterie.core.exchange import Applied
 from coterie.data import load
 from coterie.partition import Partition, Pathological
 from coterie.report import report
-from coterie.report.learning import learning_matrix
-from coterie.report.onerun import ABSENT, PARTS
+from coterie.report.learning import ABSENT, PARTS, agreement, label_overlap, learning_matrix
 from coterie.report.page import page, report_content
-from coterie.report.resemblance import agreement, label_overlap
 from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment
 from coterie.runs.record import Line

@@ -17,10 +17,10 @@ from scipy.stats import spearmanr
 
 from coterie.errors import CoterieError
 from coterie.partition import Iid
+from coterie.report.learning import agreement, label_overlap
 from coterie.report.onerun import run_content
 from coterie.report.page import page, report_content
 from coterie.report.reading import read_run, run_folders
-from coterie.report.resemblance import agreement, label_overlap
 from coterie.setup.config import FORMAT
 from listening import power_cut
 

@@ -175,7 +175,7 @@ def _how_to_carry_on(progress: ComparisonProgress) -> str:
 
 def print_comparison(comparison: Comparison, out: Path | None, json: bool, protocol: str = "") -> None:
     """The table (or JSON) on stdout; after a paper's protocol, also which column shows the paper's number."""
-    from coterie.report.grids import print_grid
+    from coterie.report.tables import print_grid
 
     if json:
         print(json_format.dumps(comparison.as_dict(), indent=2))

@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write one run or several as an HTML page that opens offline: curves, clients, who learns from whom, costs."""
     from coterie.files import write_whole
-    from coterie.report.charts import require_plots, write_figures
+    from coterie.report.figures import require_plots, write_figures
     from coterie.report.page import page, report_content
     from coterie.report.terminal import print_result
 
@@ -57,8 +57,7 @@ def picture(
     ] = None,
 ) -> None:
     """Draw who learned from whom in a round of a run, as a heat map (needs the extra 'plots')."""
-    from coterie.report.charts import require_plots
-    from coterie.report.pictures import Learning, picture
+    from coterie.report.figures import Learning, picture, require_plots
     from coterie.report.terminal import print_result
 
     require_plots()

@@ -185,8 +185,8 @@ def table(
     """Print a table of any runs that are kept, by run, compare or reproduce; a row for each configuration."""
     from coterie.compare.grid import Grid
     from coterie.compare.kept import kept_tables, keys_of
+    from coterie.report.tables import as_csv
     from coterie.report.terminal import print_result
-    from coterie.report.written import as_csv
 
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
@@ -210,9 +210,8 @@ def table(
 
 def _print_table(title: str, grid: Grid, table: KeptTable, format: str) -> None:
     from coterie.compare.remarks import settings_note
-    from coterie.report.grids import grid_lines, print_grid
+    from coterie.report.tables import as_latex, as_markdown, grid_lines, print_grid
     from coterie.report.terminal import print_result
-    from coterie.report.written import as_latex, as_markdown
 
     different = settings_note(table.configs)
     if format == "text":

@@ -52,7 +52,7 @@ MOST_NAMED = 6
 TUNING = "tuning"
 """The folder of a comparison that holds the runs by which its settings were chosen."""
 
-plot_comparison: Callable[..., Figure] = later("coterie.report.charts:plot_comparison")
+plot_comparison: Callable[..., Figure] = later("coterie.report.figures:plot_comparison")
 
 
 @dataclass(frozen=True, repr=False)

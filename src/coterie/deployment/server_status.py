@@ -16,8 +16,7 @@ from coterie.deployment.inspection import FederationFacts
 from coterie.deployment.logbook import STATUS
 from coterie.deployment.status import Gauge
 from coterie.errors import CoterieError
-from coterie.report.learning import learning_matrix, most_personal
-from coterie.report.onerun import whole_numbers
+from coterie.report.learning import learning_matrix, most_personal, whole_numbers
 from coterie.runs.directory import RunDirectory
 from coterie.runs.record import Line, Scores, lines_in_order, plain
 from coterie.runs.store import ABOUT, CONFIG, LOG, ROUNDS

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coterie.core.exchange import Applied
 from coterie.report.html import light_colours
-from coterie.report.learning import Floats, label_order, learning_matrix
-from coterie.report.onerun import MOST_CLIENTS
+from coterie.report.learning import MOST_CLIENTS, Floats, by_target, label_order, learning_matrix
 from coterie.rounds.evaluate import MOMENTS, Evaluation, mean_over_clients
 from coterie.rounds.listeners import RoundReport, Start
 
@@ -58,10 +56,10 @@ def matrices(report: RoundReport, clients: int) -> dict[str, Floats]:
     """Who learned from whom, `[K, K]` for each group and target, by name; none where there are too many to be seen."""
     if clients > MOST_CLIENTS:
         return {}
-    groups: dict[str, list[Applied]] = {}
-    for mix in report.mixes:
-        groups.setdefault(f"mixing/{mix.group}_into_{mix.target}", []).append(mix)
-    return {name: learning_matrix(own, clients) for name, own in groups.items()}
+    return {
+        f"mixing/{group}_into_{target}": learning_matrix(mixes, clients)
+        for (group, target), mixes in by_target(report.mixes).items()
+    }
 
 
 def client_order(start: Start) -> list[int]:

@@ -5,27 +5,15 @@ Public names are loaded when they are first used: launchers that run for days ta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from coterie.registry import on_first_use
 
 if TYPE_CHECKING:
-    from coterie.report.learning import label_order, learning_matrix
-    from coterie.report.page import report
-    from coterie.report.pictures import Learning, picture
+    from coterie.report.figures import Learning as Learning
+    from coterie.report.figures import picture as picture
+    from coterie.report.learning import label_order as label_order
+    from coterie.report.learning import learning_matrix as learning_matrix
+    from coterie.report.page import report as report
 
-__all__ = ["Learning", "label_order", "learning_matrix", "picture", "report"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("label_order", "learning_matrix"):
-        from coterie.report import learning
-
-        return getattr(learning, name)
-    if name in ("Learning", "picture"):
-        from coterie.report import pictures
-
-        return getattr(pictures, name)
-    if name == "report":
-        from coterie.report.page import report
-
-        return report
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, __file__)

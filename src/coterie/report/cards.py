@@ -17,7 +17,7 @@ from coterie.data import Dataset
 from coterie.errors import CoterieError
 from coterie.partition import Partition
 from coterie.registry import short_name
-from coterie.report.grids import mean_and_spread
+from coterie.report.tables import mean_and_spread
 from coterie.runs.experiment import WHAT, Experiment
 from coterie.runs.run import Run
 

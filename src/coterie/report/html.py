@@ -1,4 +1,4 @@
-"""A content as one HTML page that needs nothing else: no network, no other file. Free of PyTorch."""
+"""A content as one HTML page that needs nothing else: no network, no other file. Free of PyTorch and NumPy."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from string import Template
 from typing import Any
 
+Content = dict[str, Any]
+"""What a page shows, as plain values."""
+
 ASSETS = files("coterie.report") / "assets"
-
-
 # In the order in which they need each other.
 CHARTS = ("kit.js", "curves.js", "clients.js", "quality.js", "learning.js", "graph.js", "several.js", "search.js")
 """The scripts that draw figures; pages and files have them in common."""
+
+
+def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
+    """Numbers short enough for a page; none for what is not finite.
+
+    >>> rounded([0.123456789, float("nan")])
+    [0.12346, None]
+    """
+    return [round(float(value), digits) if math.isfinite(value) else None for value in values]
 
 
 def html_page(content: Mapping[str, Any], scripts: Sequence[str], more_policy: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Who learned from whom in a round, as one matrix: clients × clients."""
+"""Who learned from whom in a round, as one matrix, clients × clients; how well that follows whose classes overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.spatial.distance import pdist
+from scipy.spatial.distance import pdist, squareform
 
 from coterie.core.exchange import Applied
 from coterie.errors import require
@@ -16,6 +16,20 @@ from coterie.errors import require
 Floats = npt.NDArray[np.float64]
 # Not smaller: SciPy orders the leaves in single precision.
 TIE_BREAKER = 1e-3
+# Weights that differ by less are rounding errors of each other.
+DIGITS = 6
+# On a page, weights are whole numbers of this many parts, which halves it; who took no part is ABSENT.
+PARTS, ABSENT = 10_000, -1
+# With more clients, a browser would be busy with cells that nobody can see.
+MOST_CLIENTS = 200
+
+
+def by_target(mixes: Sequence[Applied]) -> dict[tuple[str, str], list[Applied]]:
+    """The mixes of a round by their group and the slot that they go into."""
+    targets: dict[tuple[str, str], list[Applied]] = {}
+    for mix in mixes:
+        targets.setdefault((mix.group, mix.target), []).append(mix)
+    return targets
 
 
 def most_personal(mixes: Sequence[Applied]) -> Applied:
@@ -112,3 +126,56 @@ def label_order(counts: npt.NDArray[Any]) -> list[int]:
     # An order and its reverse are equally good.
     half = clients // 2
     return order[::-1] if place[order[:half]].mean() > place[order[-half:]].mean() else order
+
+
+def label_overlap(counts: npt.NDArray[Any]) -> Floats:
+    """The overlap Σ_c min(p_c, q_c) of the class shares of every two clients, from the counts `[K, C]`: `[K, K]`.
+
+    It is 1 for clients with the same mix of classes and 0 for those that share none.
+
+    >>> label_overlap(np.array([[4, 0], [3, 1], [0, 9]]))
+    array([[1.  , 0.75, 0.  ],
+           [0.75, 1.  , 0.25],
+           [0.  , 0.25, 1.  ]])
+    """
+    # For distributions, half the city-block distance is one minus the overlap.
+    overlap: Floats = 1 - squareform(pdist(class_shares(counts), "cityblock")) / 2
+    return overlap
+
+
+def agreement(weights: Floats, overlap: Floats) -> float:
+    """Spearman's rank correlation of `weights [K, K]` with the clients' overlap, off the diagonal.
+
+    1: whoever overlaps more is learned from more; 0: learning has nothing to do with it. What is NaN does not count.
+    NaN where the weights or the overlaps that count are all equal, or fewer than three.
+
+    >>> overlap = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
+    >>> round(agreement(overlap**2, overlap), 6), round(agreement(1 - overlap, overlap), 6)
+    (1.0, -1.0)
+    >>> agreement(np.full((3, 3), 1 / 3), overlap)
+    nan
+    """
+    counted = ~np.eye(len(weights), dtype=bool) & ~np.isnan(weights)
+    ours, theirs = (_ranks(np.round(matrix[counted], DIGITS)) for matrix in (weights, overlap))
+    if len(ours) < 3 or not np.ptp(ours) or not np.ptp(theirs):
+        return float("nan")
+    return float(np.corrcoef(ours, theirs)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    """The ranks of values, from 1; equal ones share the mean of theirs.
+
+    >>> _ranks(np.array([0.5, 0.1, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
+    return ranks
+
+
+def whole_numbers(matrix: Floats) -> list[int]:
+    """A matrix row by row, in PARTS; one row alone where all are alike."""
+    parts = np.where(np.isnan(matrix), ABSENT, np.round(np.nan_to_num(matrix) * PARTS)).astype(int)
+    alike = len(parts) > 1 and bool((parts == parts[:1]).all())
+    numbers: list[int] = (parts[0] if alike else parts.reshape(-1)).tolist()
+    return numbers

@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie.compare.remarks import effort_text
-from coterie.core.exchange import Applied
-from coterie.errors import CoterieError, said
+from coterie.core.numbers import Scale
+from coterie.core.task.quality import BINS, calibration_errors, fits, recalls, reliability
+from coterie.errors import CoterieError, require, said
 from coterie.methods import METHODS
 from coterie.registry import short_name
-from coterie.report.classes import ClassCounts, class_counts
-from coterie.report.learning import Floats, influence, label_order, learn_differently, learning_matrix
-from coterie.report.origin import origin
-from coterie.report.quality import quality_content
+from coterie.report.html import Content, rounded
+from coterie.report.learning import (
+    MOST_CLIENTS,
+    Floats,
+    agreement,
+    by_target,
+    influence,
+    label_order,
+    label_overlap,
+    learn_differently,
+    learning_matrix,
+    whole_numbers,
+)
 from coterie.report.reading import ReportedRun
-from coterie.report.resemblance import agreement, label_overlap
-from coterie.report.rounding import Content, rounded
 from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
 from coterie.runs.history import ACTIVITIES
 from coterie.runs.reader import FEDERATION
+from coterie.runs.record import Session
 from coterie.runs.summary import hostile_rows
 
 QUANTILES = {"q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9}
-# Weights are whole numbers of this many parts, which halves the page; who took no part is ABSENT.
-PARTS, ABSENT = 10_000, -1
 # Entries of all matrices on a page: some 4 bytes each.
 MOST_ENTRIES = 600_000
-# With more clients, a browser would be busy with cells that nobody can see.
-MOST_CLIENTS = 200
 # With more clients, some stand for all wherever each has a line, a bar or a bubble of its own.
 MOST_DRAWN = 500
+# Digits of a checksum that are shown: enough to tell two apart.
+SHOWN = 16
+
+Counts = Mapping[str, npt.NDArray[Any]]
+WIDTHS = {"bin_samples": BINS, "bin_hits": BINS, "bin_confidence": BINS}
+
+
+@dataclass(frozen=True, eq=False)
+class ClassCounts:
+    """The training samples of each class at every client that takes part: `counts [K, C]`, and the classes' names."""
+
+    counts: npt.NDArray[np.int64]
+    names: list[str]
+
+
+def class_counts(run: ReportedRun) -> ClassCounts:
+    """The class counts of a run, as it wrote them down; an error says why there are none."""
+    about = run.record.about()
+    names, counts = about.data.class_names, [client.classes for client in about.participants]
+    unknown = any(None in classes for classes in counts)
+    require(not unknown, "a federation's server is not told which classes its sites have, unless the method needs that")
+    require(bool(names), f"data '{about.data.name}' has no classes")
+    whole = len(counts) == len(run.names) and all(len(classes) == len(names) for classes in counts)
+    require(whole, "what the run says of its classes does not fit its clients")
+    return ClassCounts(np.array(counts, np.int64), names)
 
 
 def run_content(run: ReportedRun, entries: int = MOST_ENTRIES) -> Content:
@@ -48,18 +80,18 @@ def run_content(run: ReportedRun, entries: int = MOST_ENTRIES) -> Content:
     drawn = drawn_clients(run)
     return {
         **basic_content(run),
-        "options": [[key, _spoken(value)] for key, value in run.config.get("set", {}).items()],
-        "seed": run.config["seed"],
+        "options": [[key, _spoken(value)] for key, value in run.config["set"].items()],
+        "seed": run.seed,
         "state": run.state,
         "sizes": [run.sizes[client] for client in drawn] if run.sizes else [],
         **_class_content(run, classes, why_no_classes),
-        "training": training_curve(run),
+        "training": _training_curve(run),
         "final": {moment: rounded(run.last_scores(moment)[drawn]) for moment in MOMENTS if run.rounds(moment)},
-        "quality": quality_content(run, classes.names if classes else None, MOST_CLIENTS, drawn),
+        "quality": _quality_content(run, classes.names if classes else ()),
         "learning": learning,
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
-        "origin": origin(run),
+        "origin": _origin(run),
         "notes": list(run.partition.notes) if run.partition else [],
         "tested": _sampled(run),
         "wrong": [*problems, *_went_wrong(run)],
@@ -73,13 +105,18 @@ def basic_content(run: ReportedRun) -> Content:
         "name": run.name,
         "method": spoken_method(run),
         "data": short_name(str(run.config["data"])),
-        "metric": {"name": run.scale.name, "share": run.scale.share, "higher": run.scale.higher_is_better},
+        "metric": metric_content(run.scale),
         "clients": [run.names[client] for client in drawn],
         "everybody": len(run.names),
         "hostile": [place for place, client in enumerate(drawn) if client in hostile],
-        "curves": curves(run),
+        "curves": _curves(run),
         "cost": _cost(run),
     }
+
+
+def metric_content(scale: Scale) -> Content:
+    """What figures need to know of a metric."""
+    return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
 
 
 def drawn_clients(run: ReportedRun) -> list[int]:
@@ -89,10 +126,10 @@ def drawn_clients(run: ReportedRun) -> list[int]:
 
 def _sampled(run: ReportedRun) -> list[str]:
     """That a sample of the clients was tested in each round, if so, and how far off its means may be."""
-    told, drawn = run.history.sampled(), len(drawn_clients(run))
+    sample, drawn = run.history.sampled(), len(drawn_clients(run))
+    lines = [" ".join(line.strip() for line in sampled_lines(sample))] if sample else []
     few = f"of {len(run.names):,} clients, {drawn} are drawn one by one, evenly spread; means and curves are of all"
-    said = [" ".join(line.strip() for line in sampled_lines(told))] if told else []
-    return [*said, few] if drawn < len(run.names) else said
+    return [*lines, few] if drawn < len(run.names) else lines
 
 
 def _hostile(run: ReportedRun) -> list[int]:
@@ -109,35 +146,35 @@ def spoken_method(run: ReportedRun) -> str:
     return METHODS[name].__name__ if name in METHODS else short_name(name)
 
 
-def curves(run: ReportedRun) -> Content:
+def _curves(run: ReportedRun) -> Content:
     """By moment: the rounds, the mean over clients, the worst decile, quantiles over clients, and the best mean."""
-    found: Content = {}
+    by_moment: Content = {}
     for moment in MOMENTS:
         tests = run.evaluations(moment)
         if not tests:
             continue
         means = [test.mean for test in tests]
         bands = zip(*(_quantiles(test.judged) for test in tests), strict=True)
-        found[moment] = {
+        by_moment[moment] = {
             "rounds": run.rounds(moment),
             "mean": rounded(means),
             "worst": rounded([test.worst_decile for test in tests]),
             **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
             "best": rounded([over_rounds(run.scale, means)["best"]])[0],
         }
-    return found
+    return by_moment
 
 
-def training_curve(run: ReportedRun) -> Content | None:
+def _training_curve(run: ReportedRun) -> Content | None:
     """The loss on training samples by round: its mean over the clients that trained, its quantiles, the test loss."""
-    found = run.training_losses()
-    if not found:
+    losses = run.training_losses()
+    if not losses:
         return None
-    bands = zip(*(_quantiles(values) for _, values, _ in found), strict=True)
+    bands = zip(*(_quantiles(trained) for _, trained, _ in losses), strict=True)
     return {
-        "rounds": [round for round, _, _ in found],
-        "mean": rounded([mean_over_clients(values) for _, values, _ in found]),
-        "tested": rounded([mean_over_clients(tested) for _, _, tested in found]),
+        "rounds": [round for round, _, _ in losses],
+        "mean": rounded([mean_over_clients(trained) for _, trained, _ in losses]),
+        "tested": rounded([mean_over_clients(tested) for _, _, tested in losses]),
         **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
     }
 
@@ -152,7 +189,7 @@ def _class_content(run: ReportedRun, classes: ClassCounts | None, why_not: str) 
     if classes is None:
         return {"classes": None, "counts": None, "overlap": None, "order": [*range(len(drawn))], "why": why_not}
     return {
-        "classes": list(classes.names),
+        "classes": classes.names,
         "counts": classes.counts[drawn].tolist(),
         "overlap": [rounded(row, 4) for row in label_overlap(classes.counts)] if _can_be_drawn(run) else None,
         "order": label_order(classes.counts[drawn]),
@@ -171,7 +208,7 @@ class _Track:
     chosen: list[int] = field(default_factory=list)
 
     def content(self, overlap: Floats | None, most: int) -> Content:
-        rounds = list(self.matrices)
+        rounds, matrices = list(self.matrices), list(self.matrices.values())
         # The last round in which clients chose whom to learn from; else the last.
         first_shown = (self.chosen or rounds)[-1]
         shown = sorted({*_spread(rounds, most), first_shown})
@@ -184,10 +221,10 @@ class _Track:
             "recorded": len(rounds),
             "start": shown.index(first_shown),
             "weights": [whole_numbers(self.matrices[round]) for round in shown],
-            "influence": rounded(np.mean([influence(one) for one in self.matrices.values()], axis=0), 5),
+            "influence": rounded(np.mean([influence(matrix) for matrix in matrices], axis=0), 5),
             "agreement": None
             if overlap is None
-            else {"rounds": rounds, "values": rounded([agreement(one, overlap) for one in self.matrices.values()], 4)},
+            else {"rounds": rounds, "values": rounded([agreement(matrix, overlap) for matrix in matrices], 4)},
         }
 
 
@@ -202,20 +239,19 @@ def _learning(run: ReportedRun, classes: ClassCounts | None, entries: int, probl
         if isinstance(mixes, str):
             problems.append(mixes)
             continue
-        for (group, target), own in _by_target(mixes).items():
+        for (group, target), steps in by_target(mixes).items():
             try:
-                matrix = learning_matrix(own, clients)
+                matrix = learning_matrix(steps, clients)
             except (IndexError, ValueError):
                 problems.append(f"{run.name}: the mixes of round {round} are not of its {clients} clients")
                 continue
             track = tracks.setdefault((group, target), _Track(group, target))
             track.matrices[round] = matrix
-            track.gated |= any(mix.gated for mix in own)
-            if learn_differently(own):
+            track.gated |= any(mix.gated for mix in steps)
+            if learn_differently(steps):
                 track.chosen.append(round)
     most = max(entries // max(len(tracks) * clients**2, 1), 2)
-    found = sorted(tracks.values(), key=lambda track: not track.chosen)
-    return [track.content(overlap, most) for track in found]
+    return [track.content(overlap, most) for track in sorted(tracks.values(), key=lambda track: not track.chosen)]
 
 
 def _can_be_drawn(run: ReportedRun) -> bool:
@@ -229,13 +265,6 @@ def _why_no_learning(run: ReportedRun) -> str:
     return "nobody learned from others" if recorded else "it was not recorded (record_every = 0)"
 
 
-def _by_target(mixes: Sequence[Applied]) -> dict[tuple[str, str], list[Applied]]:
-    found: dict[tuple[str, str], list[Applied]] = {}
-    for mix in mixes:
-        found.setdefault((mix.group, mix.target), []).append(mix)
-    return found
-
-
 def _spread(rounds: Sequence[int], most: int) -> list[int]:
     """At most so many of the rounds, evenly spread, the first and the last among them.
 
@@ -247,12 +276,64 @@ def _spread(rounds: Sequence[int], most: int) -> list[int]:
     return [rounds[round(place)] for place in np.linspace(0, len(rounds) - 1, most).tolist()]
 
 
-def whole_numbers(matrix: Floats) -> list[int]:
-    """A matrix row by row, in PARTS; one row alone where all are alike."""
-    parts = np.where(np.isnan(matrix), ABSENT, np.round(np.nan_to_num(matrix) * PARTS)).astype(int)
-    alike = len(parts) > 1 and bool((parts == parts[:1]).all())
-    found: list[int] = (parts[0] if alike else parts.reshape(-1)).tolist()
-    return found
+def run_quality(run: ReportedRun) -> Counts:
+    """What the run kept of its clients' finished models; an error says why there is nothing, or what cannot be read."""
+    kept = {name: values.numpy() for name, values in run.record.quality().items()}
+    require(  # a task of one's own may keep other things
+        {"hits", "support", "auc", "macro_f1", *WIDTHS} <= kept.keys(),
+        "the run kept nothing of its finished models: it has not ended, or its task has no classes",
+    )
+    classes = (*kept["support"].shape, 0)[1]
+    require(fits(kept, len(run.names), classes), "what the run says of its finished models does not fit its clients")
+    return kept
+
+
+def _quality_content(run: ReportedRun, classes: Sequence[str]) -> Content:
+    """Per-class recall, AUC and calibration by client; or in words why there is none."""
+    try:
+        kept = run_quality(run)
+    except CoterieError as error:
+        return {"why": str(error)}
+    each, drawn = _can_be_drawn(run), drawn_clients(run)
+    by_client = ({name: kept[name][client] for name in WIDTHS} for client in range(len(run.names)))
+    return {
+        "why": "",
+        "classes": class_titles(classes, kept),
+        "recall": [rounded(row, 4) for row in recalls(kept)] if each else None,
+        "support": kept["support"].tolist() if each else None,
+        "auc": rounded(kept["auc"][drawn], 4),
+        "ece": rounded(calibration_errors(kept)[drawn], 4),
+        "together": calibration_curve(merged([kept])),
+        "clients": [calibration_curve(bins) for bins in by_client] if each else None,
+    }
+
+
+def class_titles(names: Sequence[str], counts: Counts) -> list[str]:
+    """The names of the classes that are counted, or their numbers where names are of others."""
+    width = counts["support"].shape[-1]
+    return list(names) if len(names) == width else [*map(str, range(width))]
+
+
+def merged(parts: Sequence[Counts]) -> Counts:
+    """Counts and sums over all clients of several runs, as if their test samples were one client's.
+
+    >>> bins = {name: np.ones((2, BINS)) for name in WIDTHS}
+    >>> kept = {"hits": np.array([[1, 0], [2, 1]]), "support": np.array([[1, 1], [2, 2]]), **bins}
+    >>> merged([kept])["hits"]
+    array([3, 1])
+    """
+    return {name: np.sum([part[name].sum(0) for part in parts], axis=0) for name in ("hits", "support", *WIDTHS)}
+
+
+def calibration_curve(counts: Counts) -> Content:
+    """How often a model is right, by how sure it is."""
+    confidence, accuracy = reliability(counts)
+    return {
+        "samples": counts["bin_samples"].tolist(),
+        "confidence": rounded(confidence, 4),
+        "accuracy": rounded(accuracy, 4),
+        "error": rounded([float(calibration_errors(counts))], 4)[0],
+    }
 
 
 def _cost(run: ReportedRun) -> Content:
@@ -299,5 +380,36 @@ def _spoken_rounds(rounds: Sequence[int]) -> str:
 
 def _spoken(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} = {_spoken(one)}" for key, one in value.items())
+        return ", ".join(f"{key} = {_spoken(item)}" for key, item in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
+
+
+def _origin(run: ReportedRun) -> list[list[str]]:
+    """When and by what the run was made, on which data: a line each with a title; nothing where that cannot be read."""
+    try:
+        about = run.record.about()
+    except CoterieError:
+        return []
+    data = about.data
+    marks = "; ".join(f"{part} {mark[:SHOWN]}…" for part, mark in (data.fingerprint or {}).items())
+    lines = [["session", _spoken_session(session)] for session in about.sessions]
+    lines.append(["data", f"{data.name}, {data.samples} samples of shape {tuple(data.shape)}; {marks}"])
+    lines.append(["model", f"{run.config['model']}, {about.model.parameters} parameters"])
+    if about.protocol:
+        lines.append(["protocol", about.protocol])
+    if run.partition is not None:
+        lines.append(["partition", f"{run.config['partition']}; {run.partition.hash[:SHOWN]}…"])
+    return lines
+
+
+def _spoken_session(session: Session) -> str:
+    """
+    >>> _spoken_session(Session("2026-01-02T03:04:05Z", 0, "1", "2", "3", "P", "AVX2", cores=2, threads=1))
+    '2026-01-02 03:04:05 UTC, from the start: Coterie 1, PyTorch 2, Python 3, P (AVX2), 2 cores, 1 thread'
+    """
+    begun = session.begun.replace("T", " ").replace("Z", " UTC")
+    since = f"after round {session.after_round}" if session.after_round else "from the start"
+    counts = {"cores": session.cores, "threads": session.threads}
+    counted = ", ".join(f"{count} {what if count != 1 else what[:-1]}" for what, count in counts.items())
+    made = f"Coterie {session.coterie}, PyTorch {session.torch}, Python {session.python}"
+    return f"{begun}, {since}: {made}, {session.processor} ({session.capability}), {counted}"

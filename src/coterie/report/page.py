@@ -7,12 +7,10 @@ from pathlib import Path
 
 from coterie.errors import CoterieError
 from coterie.files import write_whole
-from coterie.report.html import CHARTS, html_page
+from coterie.report.html import CHARTS, Content, html_page
 from coterie.report.onerun import MOST_ENTRIES, run_content
 from coterie.report.reading import ReportedRun, read_run, run_folders
-from coterie.report.rounding import Content
-from coterie.report.searching import search_content
-from coterie.report.severalruns import several_content
+from coterie.report.severalruns import search_content, several_content
 from coterie.typed import typed
 from coterie.version import VERSION
 
@@ -33,25 +31,25 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
 
 def report_content(paths: Sequence[Path]) -> Content:
     """All that a page shows, as plain values; `notes` name what is not shown. An error if nothing can be."""
-    found: list[ReportedRun] = []
+    reported: list[ReportedRun] = []
     notes: list[str] = []
     for path in dict.fromkeys(_folders(paths, notes)):
         try:
-            found.append(read_run(path))
+            reported.append(read_run(path))
         except (CoterieError, OSError) as error:
             notes.append(str(error))
-    if not found:
+    if not reported:
         raise CoterieError("; ".join(notes) or "run: name at least one run directory")
-    contents = [run_content(run, MOST_ENTRIES // len(found)) for run in found]
-    notes += [note for run in found for note in run.skipped]
-    comparison, left_out = several_content(found) if len(found) > 1 else (None, [])
-    search, unread = search_content(paths[0], found) if len(paths) == 1 else (None, [])
+    contents = [run_content(run, MOST_ENTRIES // len(reported)) for run in reported]
+    notes += [note for run in reported for note in run.skipped]
+    comparison, left_out = several_content(reported) if len(reported) > 1 else (None, [])
+    search, unread = search_content(paths[0], reported) if len(paths) == 1 else (None, [])
     first = contents[0]
-    one, several = f"{first['method']} on {first['data']}", f"{len(found)} runs on {first['data']}"
+    one, several = f"{first['method']} on {first['data']}", f"{len(reported)} runs on {first['data']}"
     if search is not None:
         one = several = f"{one}: {len(search['candidates'])} settings tried"
     return {
-        "title": several if len(found) > 1 else one,
+        "title": several if len(reported) > 1 else one,
         "version": VERSION,
         "runs": contents,
         "search": search,

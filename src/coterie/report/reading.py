@@ -55,6 +55,11 @@ class ReportedRun:
         return self.record.path.resolve().name
 
     @property
+    def seed(self) -> int:
+        """The seed of all that is drawn in it."""
+        return int(self.config["seed"])
+
+    @property
     def lines(self) -> list[Line]:
         """What every round left, as far as that is whole."""
         return self.history.lines

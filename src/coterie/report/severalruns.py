@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from coterie.compare.grid import Grid
 from coterie.compare.one_run import Summary
 from coterie.compare.remarks import settings_note
-from coterie.core.numbers import Scale
+from coterie.compare.sweep import SWEEP
+from coterie.compare.table import run_folder
+from coterie.core.task.quality import calibration_errors, recalls
 from coterie.errors import CoterieError
-from coterie.report.classes import class_counts
-from coterie.report.grids import cell_text
-from coterie.report.onerun import spoken_method
-from coterie.report.quality import methods_quality
+from coterie.report.html import Content, rounded
+from coterie.report.onerun import (
+    Counts,
+    calibration_curve,
+    class_counts,
+    class_titles,
+    merged,
+    metric_content,
+    run_quality,
+    spoken_method,
+)
 from coterie.report.reading import ReportedRun
-from coterie.report.rounding import Content, rounded
+from coterie.report.tables import cell_text
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
 from coterie.runs.history import EFFORT
+from coterie.runs.record import decoded
 from coterie.setup.config import PLUGINS
 from coterie.setup.identity import HOW
 
@@ -41,7 +55,7 @@ class Contender:
     @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds of its runs."""
-        return tuple(int(run.config["seed"]) for run in self.runs)
+        return tuple(run.seed for run in self.runs)
 
 
 def comparable(runs: Sequence[ReportedRun]) -> tuple[list[ReportedRun], list[str]]:
@@ -58,7 +72,7 @@ def comparable(runs: Sequence[ReportedRun]) -> tuple[list[ReportedRun], list[str
         elif run.scale != tested[0].scale:
             judged = tested[0].scale.name
             left_out.append(f"{run.name}: left out of the comparison: it is judged by {run.scale.name}, not {judged}")
-        elif any(_same_settings(run) == _same_settings(one) and _seed(run) == _seed(one) for one in kept):
+        elif any(_same_settings(run) == _same_settings(other) and run.seed == other.seed for other in kept):
             left_out.append(f"{run.name}: left out of the comparison: another run has the same settings and seed")
         else:
             kept.append(run)
@@ -70,8 +84,9 @@ def contenders(runs: Sequence[ReportedRun]) -> list[Contender]:
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(_same_settings(run), []).append(run)
-    by_seed = [tuple(sorted(group, key=_seed)) for group in groups.values()]
-    return [Contender(_title(own[0], [other[0] for other in by_seed]), own) for own in by_seed]
+    by_seed = [tuple(sorted(group, key=lambda run: run.seed)) for group in groups.values()]
+    firsts = [group[0] for group in by_seed]
+    return [Contender(_title(group[0], firsts), group) for group in by_seed]
 
 
 def several_content(runs: Sequence[ReportedRun]) -> tuple[Content | None, list[str]]:
@@ -79,47 +94,68 @@ def several_content(runs: Sequence[ReportedRun]) -> tuple[Content | None, list[s
     kept, notes = comparable(runs)
     if len(kept) < 2:
         return None, [*notes, "there are no two runs to compare"]
-    found = contenders(kept)
-    for seed, partitions in _partitions(kept).items():
+    partitions_of: dict[int, set[str]] = {}
+    for run in kept:
+        if run.partition is not None:
+            partitions_of.setdefault(run.seed, set()).add(run.partition.whole().hash)
+    for seed, partitions in partitions_of.items():
         if len(partitions) > 1:
             notes.append(
                 f"the runs with seed {seed} are on {len(partitions)} different partitions: their differences are not "
                 "the methods' alone"
             )
-    return contenders_content(found, notes), notes
+    return contenders_content(contenders(kept), notes), notes
 
 
-def contenders_content(found: Sequence[Contender], notes: list[str]) -> Content:
+def contenders_content(methods: Sequence[Contender], notes: list[str]) -> Content:
     """The content of a comparison of some methods; what is to be minded is added to the notes."""
     return {
-        "metric": metric_content(found[0].runs[0].scale),
-        "methods": [_method(one, notes) for one in found],
-        "table": _table(found),
-        "gains": _gains(found),
-        "quality": methods_quality({one.title: one.runs for one in found}, _class_names(found[0].runs[0])),
+        "metric": metric_content(methods[0].runs[0].scale),
+        "methods": [_method(method, notes) for method in methods],
+        "table": _table(methods),
+        "gains": _gains(methods),
+        "quality": _methods_quality(methods),
     }
 
 
-def metric_content(scale: Scale) -> Content:
-    """What figures need to know of a metric."""
-    return {"name": scale.name, "share": scale.share, "higher": scale.higher_is_better}
+def _methods_quality(methods: Sequence[Contender]) -> Content:
+    """What several methods are worth beyond their score: clients of all seeds are counted together."""
+    contents: list[Content] = []
+    classes: list[str] = []
+    for method in methods:
+        kept: list[tuple[ReportedRun, Counts]] = []
+        for run in method.runs:
+            with suppress(CoterieError):  # the run's own part of the page says so
+                kept.append((run, run_quality(run)))
+        if not kept or len(classes) not in (0, kept[0][1]["support"].shape[-1]):
+            continue
+        together = merged([counts for _, counts in kept])
+        classes = classes or class_titles(_class_names(methods[0].runs[0]), together)
+        dots = [
+            {"client": name, "seed": run.seed, "auc": auc, "ece": ece}
+            for run, counts in kept
+            for name, auc, ece in zip(
+                run.names, rounded(counts["auc"], 4), rounded(calibration_errors(counts), 4), strict=True
+            )
+        ]
+        recall = rounded(recalls(together), 4)
+        contents.append({"title": method.title, "recall": recall, "dots": dots, **calibration_curve(together)})
+    if not contents:
+        return {"why": "no run kept anything of its finished models", "methods": []}
+    return {"why": "", "classes": classes, "methods": contents}
 
 
-def _class_names(run: ReportedRun) -> Sequence[str] | None:
+def _class_names(run: ReportedRun) -> Sequence[str]:
     try:
         return class_counts(run).names
     except CoterieError:
-        return None
-
-
-def _seed(run: ReportedRun) -> int:
-    return int(run.config["seed"])
+        return ()
 
 
 def _settings(run: ReportedRun) -> dict[str, Any]:
     """What makes a run's result, but for the seed; methods' options among the settings."""
     kept = {key: value for key, value in run.config.items() if key not in HOW | {"seed", "set", PLUGINS}}
-    return {**kept, **run.config.get("set", {})}
+    return {**kept, **run.config["set"]}
 
 
 def _same_settings(run: ReportedRun) -> str:
@@ -129,37 +165,33 @@ def _same_settings(run: ReportedRun) -> str:
 def _title(run: ReportedRun, others: Sequence[ReportedRun]) -> str:
     """The method's name, and the settings by which it differs from others of that name."""
     ours = _settings(run)
-    rivals = [_settings(one) for one in others if one.config["method"] == run.config["method"]]
-    differing = [key for key in ours if any(key not in one or one[key] != ours[key] for one in rivals)]
-    told = ", ".join(f"{key}={ours[key]}" for key in differing)
-    return spoken_method(run) + (f" ({told})" if told else "")
+    rivals = [_settings(other) for other in others if other.config["method"] == run.config["method"]]
+    differing = [key for key in ours if any(key not in rival or rival[key] != ours[key] for rival in rivals)]
+    words = ", ".join(f"{key}={ours[key]}" for key in differing)
+    return spoken_method(run) + (f" ({words})" if words else "")
 
 
-def _partitions(runs: Sequence[ReportedRun]) -> dict[int, set[str]]:
-    found: dict[int, set[str]] = {}
-    for run in runs:
-        if run.partition is not None:
-            found.setdefault(_seed(run), set()).add(run.partition.whole().hash)
-    return found
-
-
-def _method(one: Contender, notes: list[str]) -> Content:
+def _method(method: Contender, notes: list[str]) -> Content:
     """A method's curves over its seeds, and what it had cost at each tested round."""
-    return {
-        "title": one.title,
-        "seeds": list(one.seeds),
-        "curves": {moment: _curve(one, moment, notes) for moment in MOMENTS if all(r.rounds(moment) for r in one.runs)},
-    }
+    moments = [moment for moment in MOMENTS if all(run.rounds(moment) for run in method.runs)]
+    curves = {moment: _curve(method, moment, notes) for moment in moments}
+    return {"title": method.title, "seeds": list(method.seeds), "curves": curves}
 
 
-def _curve(one: Contender, moment: Moment, notes: list[str]) -> Content:
+def _curve(method: Contender, moment: Moment, notes: list[str]) -> Content:
     """The mean over seeds of the mean over clients, in the rounds in which all of the seeds were tested."""
-    shared = sorted(set.intersection(*(set(run.rounds(moment)) for run in one.runs)))
-    if any(len(run.rounds(moment)) > len(shared) for run in one.runs) and moment == "received":
-        notes.append(f"{one.title}: its seeds were not tested in the same rounds; curves show the {len(shared)} shared")
-    means = [dict(zip(run.rounds(moment), (e.mean for e in run.evaluations(moment)), strict=True)) for run in one.runs]
+    rounds = [run.rounds(moment) for run in method.runs]
+    shared = sorted(set.intersection(*map(set, rounds)))
+    if any(len(tested) > len(shared) for tested in rounds) and moment == "received":
+        notes.append(
+            f"{method.title}: its seeds were not tested in the same rounds; curves show the {len(shared)} shared"
+        )
+    means = [
+        dict(zip(tested, (evaluation.mean for evaluation in run.evaluations(moment)), strict=True))
+        for tested, run in zip(rounds, method.runs, strict=True)
+    ]
     by_round = [[mean[round] for mean in means] for round in shared]
-    spent = {what: [_spent(run, what) for run in one.runs] for what in ("bytes", "seconds")}
+    spent = {what: [_spent(run, what) for run in method.runs] for what in ("bytes", "seconds")}
     return {
         "rounds": shared,
         "mean": rounded([fmean(values) for values in by_round]),
@@ -194,52 +226,52 @@ def _summary(run: ReportedRun) -> Summary:
     }
 
 
-def _table(found: Sequence[Contender]) -> Content:
+def _table(methods: Sequence[Contender]) -> Content:
     """The comparison's table, as `coterie compare` prints it; methods are compared by the seeds they share."""
-    grid = Grid(
-        {one.title: {seed: _summary(run) for seed, run in zip(one.seeds, one.runs, strict=True)} for one in found}
-    )
+    grid = Grid({method.title: {run.seed: _summary(run) for run in method.runs} for method in methods})
     rows = [
         {
-            "method": one.title,
-            "seeds": ", ".join(map(str, one.seeds)),
-            "cells": [cell_text(grid, one.title, column).strip() for column in grid.columns.values()],
+            "method": method.title,
+            "seeds": ", ".join(map(str, method.seeds)),
+            "cells": [cell_text(grid, method.title, column).strip() for column in grid.columns.values()],
         }
-        for one in found
+        for method in methods
     ]
     units = {"share": ", %", "bytes": "", "number": "", "count": "", "seconds": ", s"}
     return {
         "columns": [column.title + units[column.unit] for column in grid.columns.values()],
         "rows": rows,
         "note": " ".join([grid.note(), *grid.remarks()]),
-        "settings": settings_note({one.title: one.runs[0].config for one in found}),
+        "settings": settings_note({method.title: method.runs[0].config for method in methods}),
     }
 
 
-def _gains(found: Sequence[Contender]) -> Content:
+def _gains(methods: Sequence[Contender]) -> Content:
     """How much better each client fares than by training alone, for runs beside which there is such a run."""
-    alone = {
-        (_seed(run), run.partition.whole().hash): run
-        for one in found
-        for run in one.runs
+    local_runs = {
+        (run.seed, run.partition.whole().hash): run
+        for method in methods
+        for run in method.runs
         if run.config["method"] == LOCAL and run.partition is not None
     }
-    if not alone:
+    if not local_runs:
         return {"moments": {}, "why": "no run of local training (coterie run local) is among the runs"}
-    moments = {moment: [row for one in found if (row := _gain_row(one, alone, moment))] for moment in MOMENTS}
+    moments = {
+        moment: [row for method in methods if (row := _gain_row(method, local_runs, moment))] for moment in MOMENTS
+    }
     if not any(moments.values()):
         return {"moments": {}, "why": "no run shares its seed and partition with a run of local training"}
     return {"moments": moments, "why": ""}
 
 
-def _gain_row(one: Contender, alone: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> Content | None:
-    if one.runs[0].config["method"] == LOCAL:
+def _gain_row(method: Contender, local_runs: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> Content | None:
+    if method.runs[0].config["method"] == LOCAL:
         return None
-    gains = [gain for run in one.runs for gain in _client_gains(run, alone, moment)]
+    gains = [gain for run in method.runs for gain in _client_gains(run, local_runs, moment)]
     if not gains:
         return None
     return {
-        "method": one.title,
+        "method": method.title,
         "gains": gains,
         "gained": sum(gain["gain"] > SAME for gain in gains),
         "lost": sum(gain["gain"] < -SAME for gain in gains),
@@ -247,16 +279,70 @@ def _gain_row(one: Contender, alone: Mapping[tuple[int, str], ReportedRun], mome
     }
 
 
-def _client_gains(run: ReportedRun, alone: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> list[Content]:
+def _client_gains(run: ReportedRun, local_runs: Mapping[tuple[int, str], ReportedRun], moment: Moment) -> list[Content]:
     if run.partition is None:
         return []
-    local = alone.get((_seed(run), run.partition.whole().hash))
+    local = local_runs.get((run.seed, run.partition.whole().hash))
     if local is None or local.names != run.names or not (run.rounds(moment) and local.rounds(moment)):
         return []
-    ours, theirs = run.last_scores(moment), local.last_scores(moment)
-    gain = ours - theirs if run.scale.higher_is_better else theirs - ours
-    return [
-        {"client": name, "seed": _seed(run), "gain": round(float(value), 5)}
-        for name, value in zip(run.names, gain, strict=True)
-        if np.isfinite(value)
+    scores = zip(run.names, run.last_scores(moment).tolist(), local.last_scores(moment).tolist(), strict=True)
+    gains = ((name, run.scale.lead(score, alone)) for name, score, alone in scores)
+    return [{"client": name, "seed": run.seed, "gain": round(gain, 5)} for name, gain in gains if math.isfinite(gain)]
+
+
+class KeptCandidate(Struct, frozen=True):
+    """Settings that were tried, and what validation made of them."""
+
+    name: str
+    rounds: int
+    score: float | None
+
+
+class KeptSearch(Struct, frozen=True):
+    """What the file of a search says of it."""
+
+    candidates: list[KeptCandidate]
+    best: str | None = None
+
+
+def search_content(folder: Path, runs: Sequence[ReportedRun]) -> tuple[Content | None, list[str]]:
+    """The search for settings that a folder keeps, if it keeps one, and in words what of it cannot be read.
+
+    Options are those in which the candidates differ, with their values.
+    """
+    if not (folder / SWEEP).is_file():
+        return None, []
+    by_name = {run.record.path.name: run for run in runs}
+    try:
+        search = decoded((folder / SWEEP).read_bytes(), KeptSearch, f"{SWEEP} of {folder} cannot be read")
+    except (CoterieError, OSError) as error:
+        return None, [str(error)]
+    tried = [(kept, run) for kept in search.candidates if (run := _run_of(kept.name, by_name)) is not None]
+    lost = len(search.candidates) - len(tried)
+    notes = [f"{lost} settings of the search are not shown, since their runs are gone"] if lost else []
+    if not tried:
+        return None, notes
+    settings = [_settings(run) for _, run in tried]
+    options = [key for key in settings[0] if any(other.get(key) != settings[0][key] for other in settings)]
+    candidates = [
+        {
+            "name": kept.name,
+            "rounds": kept.rounds,
+            "score": kept.score,
+            "values": [_number_or_text(values.get(key)) for key in options],
+        }
+        for (kept, _), values in zip(tried, settings, strict=True)
     ]
+    scale = tried[0][1].scale
+    content = {"metric": metric_content(scale), "options": options, "best": search.best, "candidates": candidates}
+    return content, notes
+
+
+def _number_or_text(value: object) -> float | str | None:
+    return value if value is None or isinstance(value, int | float | str) else str(value)
+
+
+def _run_of(name: str, runs: Mapping[str, ReportedRun]) -> ReportedRun | None:
+    """A run of a candidate, whatever its seed."""
+    start = run_folder(name, 0).removesuffix("0")
+    return next((run for folder, run in runs.items() if folder.startswith(start)), None)

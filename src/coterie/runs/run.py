@@ -72,8 +72,8 @@ class AtMoments:
         return shown if self.stored.mean == self.trained.mean else f"{shown}\n  stored: {self.stored}"
 
 
-plot_run: Callable[..., Figure] = later("coterie.report.charts:plot_run")
-plot_mixing: Callable[..., Figure] = later("coterie.report.pictures:plot_mixing")
+plot_run: Callable[..., Figure] = later("coterie.report.figures:plot_run")
+plot_mixing: Callable[..., Figure] = later("coterie.report.figures:plot_mixing")
 
 
 @typed

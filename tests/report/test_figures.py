@@ -14,11 +14,10 @@ from report_tools import small_run
 
 from coterie.display import Figure
 from coterie.errors import CoterieError
-from coterie.report.charts import OF_A_RUN, OF_SEVERAL, OF_WEIGHTS, drawn, run_figures, write_figures
-from coterie.report.html import light_colours
-from coterie.report.onerun import ABSENT, PARTS
+from coterie.report.figures import OF_A_RUN, OF_SEVERAL, OF_WEIGHTS, drawn, run_figures, write_figures
+from coterie.report.html import Content, light_colours
+from coterie.report.learning import ABSENT, PARTS
 from coterie.report.page import report_content
-from coterie.report.rounding import Content
 
 pytestmark = pytest.mark.thorough
 

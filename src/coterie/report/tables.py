@@ -1,10 +1,12 @@
-"""Tables of runs for people: a row for each method, numbers that are never broken in two."""
+"""Tables of runs: for people, with numbers that are never broken in two, and as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,6 +15,7 @@ from rich.text import Text
 
 from coterie.compare.grid import Column, Grid
 from coterie.core.numbers import NO_NUMBER, Number, number_text, spoken_bytes
+from coterie.errors import spreadsheet_cell
 from coterie.report.terminal import plain_table, print_result, result_console
 
 
@@ -95,3 +98,62 @@ def mean_and_spread(number: Number, column: Column, sign: str = "±") -> str:
     if column.unit == "share":
         return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f}{sign}{100 * std:.1f}"
     return number_text(mean) if std is None else f"{number_text(mean)}{sign}{number_text(std)}"
+
+
+def as_markdown(grid: Grid) -> str:
+    """A table in Markdown; winners are bold."""
+    titles = [_title_in_a_line(column) for column in grid.columns.values()]
+    rows = (f"| {row.replace('|', chr(92) + '|')} | {' | '.join(_cells(grid, row, '**{}**'))} |" for row in grid.rows)
+    return "\n".join([f"| method | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}", *rows])
+
+
+def as_latex(grid: Grid) -> str:
+    """A `tabular` of LaTeX, which needs no package; winners are bold."""
+    titles = [_in_latex(_title_in_a_line(column)) for column in grid.columns.values()]
+    head = f"method & {' & '.join(titles)} \\\\"
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(titles)}}}", "\\hline", head, "\\hline"]
+    for row in grid.rows:
+        cells = _cells(grid, row, r"\textbf{{{}}}", _in_latex)
+        lines.append(f"{_in_latex(row)} & {' & '.join(cells)} \\\\")
+    return "\n".join([*lines, "\\hline", "\\end{tabular}"])
+
+
+def as_csv(grids: Mapping[str, Grid]) -> str:
+    """Tables by title as one CSV, numbers to the last digit: mean and deviation of each column, and how many seeds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = next(iter(grids.values())).columns
+    writer.writerow(["table", "method", "seeds", *(part for key in columns for part in (key, f"{key}_std"))])
+    for title, grid in grids.items():
+        for row, runs in grid.rows.items():
+            numbers = [grid.number(row, key) for key in columns]
+            cells = [_exact(part) for number in numbers for part in (number.mean, number.std)]
+            writer.writerow([spreadsheet_cell(title), spreadsheet_cell(row), len(runs), *cells])
+    return out.getvalue().rstrip("\n")
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else repr(value)
+
+
+def _title_in_a_line(column: Column) -> str:
+    return f"{column.title} (%)" if column.unit == "share" else column.title
+
+
+def _cells(grid: Grid, row: str, winning: str, escaped: Callable[[str], str] = str) -> Iterator[str]:
+    """A row's numbers as texts; `winning` is the look of the best in a column."""
+    for column in grid.columns.values():
+        text = escaped(mean_and_spread(grid.number(row, column.key), column))
+        yield winning.format(text) if grid.winner(column.key) == row else text
+
+
+LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", **{mark: f"\\{mark}" for mark in "%_&#${}"}}
+
+
+def _in_latex(text: str) -> str:
+    """A text as LaTeX.
+
+    >>> print(_in_latex("96.1±0.6"), _in_latex("pfedcs:tune_epochs=1"))
+    96.1$\\pm$0.6 pfedcs:tune\\_epochs=1
+    """
+    return "".join(LATEX.get(mark, mark) for mark in text)

@@ -6,7 +6,7 @@ import csv
 from typing import Any
 
 from coterie.compare.grid import Grid
-from coterie.report.written import as_csv, as_latex, as_markdown
+from coterie.report.tables import as_csv, as_latex, as_markdown
 
 COLUMNS = ("received.mean.best", "bytes")
 

@@ -74,7 +74,7 @@ def test_a_federation_can_be_watched_at_both_ends(town: Town) -> None:
     of_server = page_of(town, "server")
     content = dict(json.loads(got(of_server, "status")[1]))
     assert content["status"]["state"] == "finished", content["status"]
-    assert [note_of(line).answered for line in content["lines"]] == [list(SITES)] * 2
+    assert [line["answered"] for line in content["lines"]] == [list(SITES)] * 2
     assert content["run"]["learning"]["rounds"] == [2]
     assert got(of_server, "health") == (200, '{"status": "ok"}')
     assert 'coterie_federation_state{state="finished"} 1' in got(of_server, "metrics")[1]

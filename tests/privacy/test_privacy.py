@@ -158,6 +158,7 @@ REFUSED = {
         "fedas": "measures 'class_means'",
         "fedcac": "measures 'critical'",
         "feddistill": "measures 'class_logits'",
+        "fedem": "measures 'model_shares'",
         "fedfomo": "validation",
         "fedgen": "samples of each class",
         "fedgh": "measures 'class_means'",

@@ -17,6 +17,18 @@ Term = Callable[[BatchView], Tensor]
 RECEIVED = "received"  # the anchor that means: the model as it was downloaded
 
 
+def received_of(slot: str) -> str:
+    """Under which name a batch shows the model of any slot as it was before training here.
+
+    A term that looks at others than `model`'s names them in an attribute `received`, so that it can be computed for
+    many clients at once.
+
+    >>> received_of("model"), received_of("model2")
+    ('received', 'received model2')
+    """
+    return RECEIVED if slot == "model" else f"{RECEIVED} {slot}"
+
+
 class RowTerm(Protocol):
     """A part of the objective that depends on the row alone, given by its gradient.
 

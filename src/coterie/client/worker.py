@@ -93,7 +93,7 @@ class Worker:
         return model
 
     def _slot(self, name: str) -> Slot:
-        return self.federation["model" if name == RECEIVED else name]
+        return self.federation["model" if name == RECEIVED else name.removeprefix(f"{RECEIVED} ")]
 
     def trunk(self, slot: str) -> nn.Module:
         """The extractor of a slot; slots that hold a classifier alone use the model's."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from coterie.methods.fedcac import FedCAC as FedCAC
     from coterie.methods.feddistill import FedDistill as FedDistill
     from coterie.methods.feddyn import FedDyn as FedDyn
+    from coterie.methods.fedem import FedEM as FedEM
     from coterie.methods.fedfomo import FedFomo as FedFomo
     from coterie.methods.fedgen import FedGen as FedGen
     from coterie.methods.fedgh import FedGH as FedGH

@@ -82,7 +82,8 @@ class StackedBatch:
     def per_client(self, function: Callable[[Any], Tensor]) -> Tensor:
         """A loss term or a prediction, written for one client's batch, for all clients: `[k, ...]`."""
         net, federation = self.stack.ground.net, self.stack.federation
-        slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in (*federation.slots, RECEIVED)}
+        named = (*federation.slots, RECEIVED, *getattr(function, "received", ()))
+        slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in named}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
         taken = self.stack.rounds_taken[self.part]
 
@@ -149,6 +150,8 @@ class OneClient(Outputs):
 
     def under(self, slot: str) -> OneClient:
         """The same samples seen by the model in another slot."""
+        if slot not in self._slots:
+            raise RuntimeError(f"a loss term looks at '{slot}', which it does not name in `received`")
         shown = (self.labels, self.inputs, self._slots, self.rounds_taken, self._values)
         return OneClient(self._stack, slot, self._net, *shown, training=self._training)
 

@@ -116,7 +116,7 @@ class Stack:
     def received(self, slot: str) -> Tensor:
         """The rows as they were before training here: `[m, P]`."""
         if slot not in self._received:
-            self._received[slot] = self._copy("model" if slot == RECEIVED else slot)
+            self._received[slot] = self._copy("model" if slot == RECEIVED else slot.removeprefix(f"{RECEIVED} "))
         return self._received[slot]
 
     def rows(self, slot: str) -> Tensor:
@@ -157,4 +157,4 @@ class Stack:
         if slot == RECEIVED:
             return slot
         extractor = self.federation.layout.columns("extractor")
-        return slot if extractor <= self.federation[slot].columns else "model"
+        return slot if extractor <= self.federation[slot.removeprefix(f"{RECEIVED} ")].columns else "model"

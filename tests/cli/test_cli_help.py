@@ -20,7 +20,26 @@ from coterie.runs.experiment import Experiment
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["run", "--alhpa", "1"]])
+def test_the_help_of_run_is_short_and_all_of_it_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    brief = call(capsys, "run", "--help").out.splitlines()
+    assert 20 <= len(brief) <= 28
+    assert len([line for line in brief if line.startswith("  coterie run ")]) == 3
+    whole = call(capsys, "run", "--help-all").out
+    for option in ("--lr", "--label", "--presence", "--checkpoint-every"):
+        assert option in whole
+    assert "--presence" not in "\n".join(brief)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("--learning-rate", "--lr"), ("--num_clients", "--clients"), ("--local-epochs", "--epochs")]
+)
+def test_options_as_others_call_them_lead_to_ours(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = call(capsys, "run", "fedavg", given, "1")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert f"did you mean '{meant}'?" in answer.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["run", "--help"], ["run", "--alhpa", "1"]])
 def test_help_and_typing_errors_load_no_pytorch(arguments: list[str]) -> None:
     after = "print([name for name in ('torch', 'sklearn', 'pyarrow', 'scipy', 'numpy') if name in sys.modules])"
     answer = finish(start(*arguments, after=after))

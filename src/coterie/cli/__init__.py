@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import CycloptsError
 
 from coterie.cli.app import app
+from coterie.cli.brief import ALL, brief_help
 from coterie.cli.errors import UNHEARD, FailureError, InterruptionError, code_of, one_line
 from coterie.cli.output import complain, mend_surroundings, speak_plainly
 from coterie.errors import CoterieError
@@ -23,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     speak_plainly()
     try:
         _load_what_is_listed(tokens)
+        if (brief := brief_help(tokens)) is not None:
+            print(brief)
+            return 0
+        tokens = ["--help" if token == ALL else token for token in tokens]
         app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except BrokenPipeError:

@@ -25,6 +25,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from coterie.cli.brief import ALL, BRIEF
 from coterie.errors import CoterieError, PassingError, UnwelcomeError, unknown
 
 
@@ -121,7 +122,9 @@ def one_line(error: Exception, words: Sequence[str] = ()) -> str:
 
 def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
     command = " ".join(error.command_chain or ())
-    manual = f"'coterie {command} --help' lists them" if command else "see 'coterie --help'"
+    manual = (
+        f"'coterie {command} {ALL if command in BRIEF else '--help'}' lists them" if command else "see 'coterie --help'"
+    )
     match error:
         case CoercionError(__cause__=CoterieError() as cause):
             return str(cause)
@@ -141,6 +144,20 @@ def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
             return f"{token.keyword} is given twice"
     error.verbose = False
     return str(error)
+
+
+ELSEWHERE = {
+    "--batch-size": "--batch",
+    "--dataset": "--data",
+    "--learning-rate": "--lr",
+    "--local-epochs": "--epochs",
+    "--local-learning-rate": "--lr",
+    "--num-clients": "--clients",
+    "--num-rounds": "--rounds",
+    "--output": "--out",
+    "--global-rounds": "--rounds",
+}
+"""What options of other programs are called here."""
 
 
 def _option_of_a_method(given: str, words: Sequence[str]) -> str | None:
@@ -174,7 +191,8 @@ def _value_of(given: str, words: Sequence[str]) -> str:
 def _unknown_option(given: str, error: UnknownOptionError, manual: str) -> str:
     name = given.split("=")[0]
     allowed = [option for argument in error.argument_collection for option in argument.names]
-    near = difflib.get_close_matches(name.replace("_", "-"), allowed, n=1, cutoff=0.6)
+    meant = ELSEWHERE.get(name.replace("_", "-"))
+    near = [meant] if meant in allowed else difflib.get_close_matches(name.replace("_", "-"), allowed, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"unknown option '{name}'; {hint}({manual})"
 

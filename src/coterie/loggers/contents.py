@@ -23,19 +23,19 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
     What is not finite is left out, and so is what was not measured in this round.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for moment, at in _tested(report):
         for metric, values in at.values.items():
-            found[f"{moment}/{metric}"] = mean_over_clients(values)
+            numbers[f"{moment}/{metric}"] = mean_over_clients(values)
         judged = at.scale.name
         spread = {"weighted": at.weighted, "worst_decile": at.worst_decile, "std": at.std}
-        found |= {f"{moment}/{judged}_{name}": number for name, number in spread.items()}
+        numbers |= {f"{moment}/{judged}_{name}": number for name, number in spread.items()}
         if at.validation is not None:
-            found[f"{moment}/validation_{judged}"] = at.validation.mean
-    found |= {f"bytes/{way}": count for way, count in report.bytes.items()}
-    found |= {f"seconds/{activity}": seconds for activity, seconds in report.seconds.items()}
-    found["clients/diverged"] = len(report.diverged)
-    return {name: float(number) for name, number in found.items() if math.isfinite(number)}
+            numbers[f"{moment}/validation_{judged}"] = at.validation.mean
+    numbers |= {f"bytes/{way}": count for way, count in report.bytes.items()}
+    numbers |= {f"seconds/{activity}": seconds for activity, seconds in report.seconds.items()}
+    numbers["clients/diverged"] = len(report.diverged)
+    return {name: float(number) for name, number in numbers.items() if math.isfinite(number)}
 
 
 def over_clients(report: RoundReport) -> dict[str, Floats]:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from coterie.errors import CoterieError, require
 from coterie.files import write_whole
 from coterie.loggers.contents import as_image, client_order, matrices, over_clients, scalars
 from coterie.rounds.listeners import Listener, Outcome, RoundReport, Start
+from coterie.runs.record import UNREADABLE
 from coterie.setup.config import complete
 from coterie.typed import typed
 
 STATE = "wandb.json"
 """In a run's directory: its id at Weights & Biases, and the last round that was sent."""
 FAILED = 1
+
+
+class KnownRun(Struct, frozen=True):
+    """What Weights & Biases knows of a run: under which id, and up to which round."""
+
+    id: str
+    told: int
 
 
 class WandB(Listener):
@@ -50,15 +60,15 @@ class WandB(Listener):
             **{
                 "project": self._project or os.environ.get("WANDB_PROJECT") or "coterie",
                 "reinit": "create_new",  # whoever has a run of their own keeps it
-                "id": known.get("id"),
-                "resume": "allow" if known else None,
+                "id": None if known is None else known.id,
+                "resume": None if known is None else "allow",
                 "name": name,
                 "config": config,
                 "dir": None if start.directory is None else str(start.directory),
                 **self._options,
             }
         )
-        self._told = int(known.get("told", 0))
+        self._told = 0 if known is None else known.told
         self._clients, self._rounds, self._order = len(start.clients), start.rounds, client_order(start)
         self._note()
 
@@ -70,8 +80,8 @@ class WandB(Listener):
         what |= {name: self._wandb.Histogram(values) for name, values in over_clients(report).items()}
         every, last = self._images_every, report.round == self._rounds or report.stopped is not None
         if every and (last or report.round % every == 0):
-            found = matrices(report, self._clients).items()
-            what |= {name: self._wandb.Image(as_image(matrix, self._order)) for name, matrix in found}
+            images = {name: as_image(matrix, self._order) for name, matrix in matrices(report, self._clients).items()}
+            what |= {name: self._wandb.Image(pixels) for name, pixels in images.items()}
         self._run.log(what, step=report.round)
         self._told = report.round
         self._note()
@@ -84,16 +94,12 @@ class WandB(Listener):
 
     def _note(self) -> None:
         if self._state is not None:
-            write_whole(self._state, json.dumps({"id": self._run.id, "told": self._told}).encode())
+            write_whole(self._state, msgspec.json.encode(KnownRun(self._run.id, self._told)))
 
 
-def _read(path: Path | None) -> dict[str, Any]:
+def _read(path: Path | None) -> KnownRun | None:
     """What was noted when the run was told of before; nothing of a damaged note."""
-    if path is None or not path.is_file():
-        return {}
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        return {}
-    whole = isinstance(found, dict) and isinstance(found.get("id"), str) and isinstance(found.get("told"), int)
-    return found if whole else {}
+        return None if path is None else msgspec.json.decode(path.read_bytes(), type=KnownRun)
+    except (FileNotFoundError, *UNREADABLE):
+        return None

@@ -72,13 +72,13 @@ def _of_run(run: Run) -> str:
     rows: list[list[str]] = []
     lines: list[Curve] = []
     for moment, colour in COLOURS.items():
-        own = history[history["moment"] == moment].dropna(subset=["mean"])
-        if len(own):
-            last, means = own.iloc[-1], own["mean"].tolist()
+        tests = history[history["moment"] == moment].dropna(subset=["mean"])
+        if len(tests):
+            last, means = tests.iloc[-1], tests["mean"].tolist()
             numbers = [last["mean"], better(means), last["worst_decile"], last["std"]]
             name = Html(f'<span style="color:{colour}">■</span> {moment}')
             rows.append([name, *(number_text(float(number)) for number in numbers)])
-            lines.append((colour, (own["round"].tolist(), means)))
+            lines.append((colour, (tests["round"].tolist(), means)))
     if not rows:
         return _card(title, _line("no round was tested so far"))
     heads = [run.judged_by, "mean, last", "mean, best", "worst tenth", "deviation"]
@@ -133,10 +133,10 @@ def _of_data(data: Dataset) -> str:
 
 def _of_partition(partition: Partition) -> str:
     sizes = partition.sizes
-    told = f"{sizes.sum()}; a client has {sizes.min()} to {sizes.max()}, half of them at least {np.median(sizes):g}"
+    samples = f"{sizes.sum()}; a client has {sizes.min()} to {sizes.max()}, half of them at least {np.median(sizes):g}"
     rows = [
         ["clients", f"{partition.clients}" + (f", {len(partition.held_out)} held out" if partition.held_out else "")],
-        ["training samples", told],
+        ["training samples", samples],
         ["test samples", str(sum(map(len, partition.test)))],
     ]
     if held := sum(map(len, partition.validation)):
@@ -199,8 +199,8 @@ def _escaped(text: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    told = ", ".join(names[:MOST_LISTED])
-    return told if len(names) <= MOST_LISTED else f"{told}, …"
+    listed = ", ".join(names[:MOST_LISTED])
+    return listed if len(names) <= MOST_LISTED else f"{listed}, …"
 
 
 def _shortened(text: str, most: int = 120) -> str:
@@ -227,7 +227,7 @@ def curves(lines: Sequence[Curve]) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         drawn.append(f'<circle cx="{at[-1][0]:.1f}" cy="{at[-1][1]:.1f}" r="2.6" fill="{colour}"/>' if at else "")
-    return _svg("".join(drawn), _told(low), _told(high))
+    return _svg("".join(drawn), _number(low), _number(high))
 
 
 def bars(values: Sequence[float], colour: str) -> str:
@@ -247,10 +247,10 @@ def bars(values: Sequence[float], colour: str) -> str:
             )
             x, wide = 4 + step * place, max(step * 0.78, 0.8)
             drawn.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{max(foot - top, 0.8):.1f}"/>')
-    return _svg(f'<g fill="{colour}">{"".join(drawn)}</g>', _told(low), _told(high))
+    return _svg(f'<g fill="{colour}">{"".join(drawn)}</g>', _number(low), _number(high))
 
 
-def _told(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:g}" if float(value).is_integer() else number_text(value)
 
 
@@ -263,5 +263,5 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def _svg(inside: str, low: str, high: str) -> str:
     ground = f'<path d="M4 {HEIGHT - BELOW + 1}H{WIDTH - 4}" stroke="currentColor" opacity=".3"/>'
     look = f'x="{WIDTH + 2}" font-size="10" fill="currentColor" opacity=".68" font-family="system-ui,sans-serif"'
-    told = f'<text y="11" {look}>{high}</text><text y="{HEIGHT - 4}" {look}>{low}</text>'
-    return f'<svg width="{WIDTH + 50}" height="{HEIGHT}" role="img" style="display:block">{ground}{inside}{told}</svg>'
+    ends = f'<text y="11" {look}>{high}</text><text y="{HEIGHT - 4}" {look}>{low}</text>'
+    return f'<svg width="{WIDTH + 50}" height="{HEIGHT}" role="img" style="display:block">{ground}{inside}{ends}</svg>'

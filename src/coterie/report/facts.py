@@ -151,11 +151,11 @@ def spoken_columns(layout: Layout, columns: Columns) -> str:
 
 
 def _personal(federation: Federation) -> str:
-    own, layout = federation["model"].own_columns, federation.layout
-    words = [group for group in ("extractor", "classifier", "norm") if layout.columns(group) <= own]
-    if "norm" not in words and layout.columns("stats") <= own:
+    personal, layout = federation["model"].own_columns, federation.layout
+    words = [group for group in ("extractor", "classifier", "norm") if layout.columns(group) <= personal]
+    if "norm" not in words and layout.columns("stats") <= personal:
         words.append("stats")
-    if layout.columns("parameters") <= own:
+    if layout.columns("parameters") <= personal:
         words = ["everything"]
     others = {name: slot for name, slot in federation.slots.items() if name != "model" and slot.held_by != "server"}
     words += [name.replace("_", " ") for name, slot in others.items() if slot.own_columns]

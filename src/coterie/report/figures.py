@@ -246,7 +246,7 @@ def _recorded_round(directory: Record, config: Config, round: int | None) -> int
         reason = "record_every = 0" if config["record_every"] == 0 else "nobody has learned from others"
         raise CoterieError(f"run = {directory.path}: there is nothing to draw ({reason})")
     if round is None:
-        chose = (one for one in reversed(recorded) if learn_differently(directory.mixes(one)))
+        chose = (past for past in reversed(recorded) if learn_differently(directory.mixes(past)))
         return next(chose, recorded[-1])
     require(
         round in recorded,

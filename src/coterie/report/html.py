@@ -36,10 +36,10 @@ def html_page(content: Mapping[str, Any], scripts: Sequence[str], more_policy: s
     """The page of a content. Its own style and scripts are the only ones that a browser will run."""
     style = asset("style.css")
     script = "'use strict';\n(() => {\n" + "\n".join(map(asset, scripts)) + "})();\n"
-    own = f"script-src {_digest(script)}; style-src {_digest(style)}"
+    ours = f"script-src {_digest(script)}; style-src {_digest(style)}"
     return Template(asset("page.html")).substitute(
         title=html.escape(f"{content['title']} – Coterie"),
-        policy=f"default-src 'none'; {own}{more_policy}",
+        policy=f"default-src 'none'; {ours}{more_policy}",
         style=style,
         script=script,
         data=embedded(content),

@@ -32,7 +32,7 @@ from coterie.report.learning import (
 from coterie.report.reading import ReportedRun
 from coterie.report.terminal import missing_lines, sampled_lines
 from coterie.rounds.evaluate import MOMENTS, mean_over_clients, over_rounds
-from coterie.runs.history import ACTIVITIES
+from coterie.runs.history import ACTIVITIES, numbers
 from coterie.runs.reader import FEDERATION
 from coterie.runs.record import Session
 from coterie.runs.summary import hostile_rows
@@ -150,15 +150,15 @@ def _curves(run: ReportedRun) -> Content:
     """By moment: the rounds, the mean over clients, the worst decile, quantiles over clients, and the best mean."""
     by_moment: Content = {}
     for moment in MOMENTS:
-        tests = run.evaluations(moment)
+        tests = run.tests(moment)
         if not tests:
             continue
-        means = [test.mean for test in tests]
-        bands = zip(*(_quantiles(test.judged) for test in tests), strict=True)
+        means = numbers([scores.mean for scores in tests]).tolist()
+        bands = zip(*(_quantiles(numbers(scores.values[run.scale.name])) for scores in tests), strict=True)
         by_moment[moment] = {
             "rounds": run.rounds(moment),
             "mean": rounded(means),
-            "worst": rounded([test.worst_decile for test in tests]),
+            "worst": rounded(numbers([scores.worst_decile for scores in tests])),
             **{name: rounded(values) for name, values in zip(QUANTILES, bands, strict=True)},
             "best": rounded([over_rounds(run.scale, means)["best"]])[0],
         }

@@ -45,11 +45,13 @@ def report_content(paths: Sequence[Path]) -> Content:
     comparison, left_out = several_content(reported) if len(reported) > 1 else (None, [])
     search, unread = search_content(paths[0], reported) if len(paths) == 1 else (None, [])
     first = contents[0]
-    one, several = f"{first['method']} on {first['data']}", f"{len(reported)} runs on {first['data']}"
+    title = f"{first['method']} on {first['data']}"
     if search is not None:
-        one = several = f"{one}: {len(search['candidates'])} settings tried"
+        title = f"{title}: {len(search['candidates'])} settings tried"
+    elif len(reported) > 1:
+        title = f"{len(reported)} runs on {first['data']}"
     return {
-        "title": several if len(reported) > 1 else one,
+        "title": title,
         "version": VERSION,
         "runs": contents,
         "search": search,

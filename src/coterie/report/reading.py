@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 from safetensors import SafetensorError
 
 from coterie.core.exchange import Applied
@@ -18,12 +17,14 @@ from coterie.core.task import TASKS, Classification
 from coterie.core.task.base import LOSS
 from coterie.errors import CoterieError, require
 from coterie.partition import Partition
-from coterie.rounds.evaluate import MOMENTS, Evaluation, Floats, Moment
-from coterie.runs.history import History, by_client, numbers, tested_sample
+from coterie.rounds.evaluate import MOMENTS, Floats, Moment
+from coterie.runs.history import History, by_client, numbers
 from coterie.runs.reader import Record, record_of
 from coterie.runs.record import Line, Scores, Skipped
 from coterie.runs.store import CONFIG, ROUNDS, runs_in
 from coterie.setup.config import Config
+
+T = TypeVar("T")
 
 WARNING = re.compile(r"^\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)$")
 # What the lines of the rounds tell better.
@@ -66,24 +67,18 @@ class ReportedRun:
 
     def rounds(self, moment: Moment) -> list[int]:
         """The rounds in which clients were tested at a moment."""
-        return [round for round, _ in self._told(moment)]
+        return [round for round, _ in self._tested(moment)]
 
-    def _told(self, moment: Moment) -> list[tuple[int, Scores]]:
-        """The rounds that tell of a moment, and what they tell of it."""
+    def tests(self, moment: Moment) -> list[Scores]:
+        """What was written down of a moment, round by round."""
+        return [scores for _, scores in self._tested(moment)]
+
+    def _tested(self, moment: Moment) -> list[tuple[int, Scores]]:
         return [(line.round, scores) for line in self.lines if (scores := line.told(moment)) is not None]
 
     def last_scores(self, moment: Moment) -> Floats:
         """What the run is judged by, at a moment of the last round that tells of it: `[K]`; NaN for the untested."""
-        return by_client(self._told(moment)[-1][1], self.scale.name, len(self.names))
-
-    def evaluations(self, moment: Moment) -> list[Evaluation]:
-        """What the run is judged by, at a moment, round by round."""
-        sizes, judged, evaluations = np.array(self.history.test_sizes, np.int64), self.scale.name, []
-        for _, scores in self._told(moment):
-            sample = tested_sample(scores, len(self.names))
-            own = sizes if sample is None else sizes[sample.clients]
-            evaluations.append(Evaluation(self.scale, {judged: numbers(scores.values[judged])}, own, sample=sample))
-        return evaluations
+        return by_client(self.tests(moment)[-1], self.scale.name, len(self.names))
 
     def training_losses(self) -> list[tuple[int, Floats, Floats]]:
         """By round: the cohort's losses on the samples it trained on, and those on its test samples right after."""
@@ -129,25 +124,29 @@ def read_run(run: Path | Record) -> ReportedRun:
     kinds = {"rounds": int, "seed": int, "set": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(config.setdefault(key, kind()), kind)]
     require(not wrong, f"run = {path}: in its {CONFIG}, {', '.join(wrong)} cannot be read")
-    try:
-        partition = record.partition()
-    except CoterieError as error:
-        partition = None
-        skipped.append(f"{name}: its partition cannot be read ({error}); clients have numbers for names")
-    try:
-        about = record.about()
-    except CoterieError as error:
-        skipped.append(
-            f"{name}: what describes it cannot be read ({error}); it may have been begun with other settings"
-        )
-    else:
+
+    def if_whole(read: Callable[[], T | None], skip: str) -> T | None:
+        try:
+            return read()
+        except CoterieError as error:
+            skipped.append(f"{name}: {skip.format(error)}")
+            return None
+
+    partition = if_whole(record.partition, "its partition cannot be read ({}); clients have numbers for names")
+    about = if_whole(record.about, "what describes it cannot be read ({}); it may have been begun with other settings")
+    if about is not None:
         record.require_as_begun(about)
-    try:
-        summary = (record.summary() if record.finished or record.stopped else None) or {}
-    except CoterieError as error:
-        summary = {}
-        skipped.append(f"{name}: its summary cannot be read ({error}); the numbers are those of its rounds")
-    lines = dict(_readable(record, name, skipped))
+    summary: dict[str, Any] = {}
+    if record.finished or record.stopped:
+        summary = if_whole(record.summary, "its summary cannot be read ({}); the numbers are those of its rounds") or {}
+    lines: dict[int, Line] = {}
+    for number, line in if_whole(record.readable_lines, "there are no rounds to show ({})") or ():
+        if not isinstance(line, Skipped):
+            lines[number] = line
+        elif line.cut_off:
+            skipped.append(f"{name}: {ROUNDS} ends within line {number}: the run was killed while it wrote")
+        else:
+            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({line.why})")
     scale = _scale(summary, list(lines.values()))
     everybody, held_out = (partition.clients, partition.held_out) if partition else (_clients(lines.values()), ())
     participants = tuple(client for client in range(everybody) if client not in held_out)
@@ -172,22 +171,6 @@ def read_run(run: Path | Record) -> ReportedRun:
         state=_state(record, config, summary, len(whole)),
         skipped=tuple(skipped),
     )
-
-
-def _readable(record: Record, name: str, skipped: list[str]) -> Iterator[tuple[int, Line]]:
-    """The lines of the rounds that can be read, each with its number in the file."""
-    try:
-        lines = record.readable_lines()
-    except CoterieError as error:
-        lines = []
-        skipped.append(f"{name}: there are no rounds to show ({error})")
-    for number, line in lines:
-        if not isinstance(line, Skipped):
-            yield number, line
-        elif line.cut_off:
-            skipped.append(f"{name}: {ROUNDS} ends within line {number}: the run was killed while it wrote")
-        else:
-            skipped.append(f"{name}: line {number} of {ROUNDS} was skipped ({line.why})")
 
 
 def _scale(summary: dict[str, Any], lines: list[Line]) -> Scale:

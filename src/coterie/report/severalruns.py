@@ -35,7 +35,7 @@ from coterie.report.onerun import (
 from coterie.report.reading import ReportedRun
 from coterie.report.tables import cell_text
 from coterie.rounds.evaluate import MOMENTS, Moment, over_rounds
-from coterie.runs.history import EFFORT
+from coterie.runs.history import EFFORT, numbers
 from coterie.runs.record import decoded
 from coterie.setup.config import PLUGINS
 from coterie.setup.identity import HOW
@@ -186,10 +186,7 @@ def _curve(method: Contender, moment: Moment, notes: list[str]) -> Content:
         notes.append(
             f"{method.title}: its seeds were not tested in the same rounds; curves show the {len(shared)} shared"
         )
-    means = [
-        dict(zip(tested, (evaluation.mean for evaluation in run.evaluations(moment)), strict=True))
-        for tested, run in zip(rounds, method.runs, strict=True)
-    ]
+    means = [dict(zip(run.rounds(moment), _means(run, moment), strict=True)) for run in method.runs]
     by_round = [[mean[round] for mean in means] for round in shared]
     spent = {what: [_spent(run, what) for run in method.runs] for what in ("bytes", "seconds")}
     return {
@@ -198,6 +195,12 @@ def _curve(method: Contender, moment: Moment, notes: list[str]) -> Content:
         "std": rounded([stdev(values) for values in by_round]) if len(means) > 1 else None,
         **{what: rounded([fmean(run[round] for run in runs) for round in shared], 3) for what, runs in spent.items()},
     }
+
+
+def _means(run: ReportedRun, moment: Moment) -> list[float]:
+    """The means over clients, round by round."""
+    means: list[float] = numbers([scores.mean for scores in run.tests(moment)]).tolist()
+    return means
 
 
 def _spent(run: ReportedRun, what: str) -> dict[int, float]:
@@ -211,9 +214,9 @@ def _summary(run: ReportedRun) -> Summary:
     metric: Content = {}
     worst: dict[str, float] = {}
     for moment in MOMENTS:
-        if tests := run.evaluations(moment):
-            metric[moment] = {"mean": over_rounds(run.scale, [test.mean for test in tests])}
-            worst[moment] = tests[-1].worst_decile
+        if tests := run.tests(moment):
+            metric[moment] = {"mean": over_rounds(run.scale, _means(run, moment))}
+            worst[moment] = float(numbers([tests[-1].worst_decile])[0])
     scale = {"higher_is_better": run.scale.higher_is_better, "share": run.scale.share}
     return {
         "task": {"judged_by": run.scale.name, "metrics": {run.scale.name: scale}},

@@ -60,7 +60,7 @@ def wrapped(text: str, width: int) -> str:
     lines = []
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()))
-        whole = QUOTED.sub(lambda found: found[0].replace(" ", NO_BREAK), line)
+        whole = QUOTED.sub(lambda quoted: quoted[0].replace(" ", NO_BREAK), line)
         pieces = wrap(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         lines += [piece.replace(NO_BREAK, " ") for piece in pieces] or [""]
     return "\n".join(lines)
@@ -166,7 +166,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table | str:
 
 def clients_table(summary: Mapping[str, Any], limit: int) -> Table:
     """The clients of a run, the first ones up to a limit, with what each is judged by after the last round."""
-    rested = any(one.get("stored") != one.get("trained") for one in summary["clients"])
+    rested = any(client.get("stored") != client.get("trained") for client in summary["clients"])
     moments = ("received", "trained", "stored") if rested else ("received", "trained")
     titles = (f"{moment}, last" for moment in moments)
     table = plain_table("client", "training samples", *titles, right=range(1, len(moments) + 2))
@@ -190,19 +190,19 @@ def missing_lines(missing: Mapping[str, Sequence[int]], rounds: int) -> Iterator
         yield f"clients that were asked did not answer {times} times in {rounds} rounds ({whose})"
 
 
-def sampled_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def sampled_lines(sample: Mapping[str, Any]) -> Iterator[str]:
     """That a sample of the clients was tested, and how far off its means may be.
 
-    >>> told = {"clients": 50, "of": 9000, "at_the_end": True, "received": {"error": 0.0123, "weighted_error": 0.01}}
-    >>> print("\\n".join(sampled_lines(told)))
+    >>> sample = {"clients": 50, "of": 9000, "at_the_end": True, "received": {"error": 0.0123, "weighted_error": 0.01}}
+    >>> print("\\n".join(sampled_lines(sample)))
     each round tests a sample, 50 of 9,000 clients; standard error of the last one's mean: received 0.0123
       as received (and as stored) in the last round, the numbers are everybody's
     """
-    moments = (moment for moment in ("received", "trained") if moment in told)
-    errors = ", ".join(f"{moment} {number_text(told[moment]['error'])}" for moment in moments)
-    many = f"{told['clients']:,} of {told['of']:,} clients"
+    moments = (moment for moment in ("received", "trained") if moment in sample)
+    errors = ", ".join(f"{moment} {number_text(sample[moment]['error'])}" for moment in moments)
+    many = f"{sample['clients']:,} of {sample['of']:,} clients"
     yield f"each round tests a sample, {many}; standard error of the last one's mean: {errors}"
-    if told["at_the_end"]:
+    if sample["at_the_end"]:
         yield "  as received (and as stored) in the last round, the numbers are everybody's"
 
 
@@ -218,9 +218,9 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield from sampled_lines(summary["sampled"])
     if "honest" in summary:
         yield f"hostile: {', '.join(summary['hostile'])}; the numbers of the others alone, last round:"
-        for moment, found in summary["honest"].items():
-            mean, tenth = number_text(found["mean"]["last"]), number_text(found["worst_decile"])
-            if moment != "stored" or found != summary["honest"].get("trained"):
+        for moment, scores in summary["honest"].items():
+            mean, tenth = number_text(scores["mean"]["last"]), number_text(scores["worst_decile"])
+            if moment != "stored" or scores != summary["honest"].get("trained"):
                 yield f"  {moment}: mean {mean}, worst tenth {tenth}"
     if "training" in summary:
         fit = ", ".join(f"{name} {number_text(value)}" for name, value in summary["training"].items())
@@ -247,16 +247,16 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"{summary['rounds']} rounds, {seconds:.2f} s each (engine {summary['engine']})"
 
 
-def privacy_lines(told: Mapping[str, Any]) -> Iterator[str]:
+def privacy_lines(spent: Mapping[str, Any]) -> Iterator[str]:
     """What has been spent of privacy, and what that means.
 
-    >>> told = {"epsilon": None, "delta": 1e-5, "unit": "a client", "neighbours": "", "adversary": "the server"}
-    >>> print("\\n".join(privacy_lines(told)))
+    >>> spent = {"epsilon": None, "delta": 1e-5, "unit": "a client", "neighbours": "", "adversary": "the server"}
+    >>> print("\\n".join(privacy_lines(spent)))
     privacy: no bound, since there is no noise
       of a client, against the server
     """
-    if told["epsilon"] is None:
+    if spent["epsilon"] is None:
         yield "privacy: no bound, since there is no noise"
     else:
-        yield f"privacy: ε = {told['epsilon']:.4g} at most, with δ = {told['delta']:g} ({told['neighbours']})"
-    yield f"  of {told['unit']}, against {told['adversary']}"
+        yield f"privacy: ε = {spent['epsilon']:.4g} at most, with δ = {spent['delta']:g} ({spent['neighbours']})"
+    yield f"  of {spent['unit']}, against {spent['adversary']}"

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 # rounding then does not depend on the machine's cores, and tests that run side by side do not fight for them.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import hypothesis
 import pytest
 import torch
+
+# A busy machine is slow: how long an example takes proves nothing.
+hypothesis.settings.register_profile("coterie", deadline=None)
+hypothesis.settings.load_profile("coterie")
 
 if TYPE_CHECKING:
     from grounds import Ground

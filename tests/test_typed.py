@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -249,3 +250,8 @@ def test_defaults_are_numbers_like_any_that_is_given() -> None:
     with pytest.raises(CoterieError, match=r"beta = nan: must be a number, finite"):
         Endless()
     assert Endless(beta=0.5).beta == 0.5
+
+
+def test_no_test_has_a_deadline() -> None:
+    """One would fail on a busy machine."""
+    assert settings().deadline is None

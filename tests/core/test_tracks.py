@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -157,7 +157,6 @@ steps = st.one_of(
 
 
 @pytest.mark.thorough
-@settings(deadline=None)
 @given(column_sets, column_sets, st.lists(steps, max_size=8), client_sets, column_sets)
 def test_tracks_are_those_of_every_single_column(
     columns: Columns, shared: Columns, told: list[Step], clients: list[int], read: Columns

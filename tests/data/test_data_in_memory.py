@@ -208,3 +208,15 @@ def test_separators_are_found(separator: str, name: str, tmp_path: Path) -> None
     data = ct.load_own(tmp_path / name, "outcome", "site")
     assert data.feature_names == ("age, years; at; visit", "pressure")
     assert torch.equal(data.inputs, ct.from_frame(FRAME, "outcome", "site").inputs)
+
+
+@pytest.mark.parametrize(("widest", "warned"), [(2500.0, True), (2.5, False)])
+def test_inputs_of_very_different_ranges_are_named(
+    widest: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = np.linspace(0, 1, 60)
+    frame = pd.DataFrame({"area": part * widest, "smoothness": part / 10, "always": 1.0, "label": [0, 1] * 30})
+    with caplog.at_level(logging.WARNING, "coterie"):
+        ct.Experiment("local", ct.from_frame(frame), ct.Iid(clients=2), threads=1).prepare()
+    said = "its inputs are not of one scale: area spans 2.5e+03, smoothness spans 0.1; bring all to about -1 .. 1"
+    assert (said in caplog.text) == warned

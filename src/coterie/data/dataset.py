@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,8 @@ from coterie.display import Displayed
 from coterie.errors import CoterieError, require
 from coterie.rng import numpy_stream
 from coterie.typed import EXAMPLE, TypedOptions
+
+log = logging.getLogger("coterie")
 
 Ints = npt.NDArray[np.int64]
 FROM_ARRAYS = "torch.as_tensor(array) (ct.from_arrays takes arrays and lists as they are)"
@@ -121,6 +124,35 @@ def require_finite(inputs: Tensor, name: str) -> None:
     if not bool(torch.isfinite(inputs.sum())) and not bool(torch.isfinite(inputs).all()):
         first = int(torch.nonzero(~torch.isfinite(inputs).reshape(len(inputs), -1).all(1))[0])
         raise CoterieError(f"data '{name}': sample {first} holds NaN or infinite values; remove or fill it")
+
+
+FAR_APART = 1000
+"""So many times as wide as another may an input be before a warning: a model would hear the widest alone."""
+
+
+def warn_of_ranges(data: Dataset) -> None:
+    """A warning if the columns of a table differ so much in range that a model would hear the widest ones alone."""
+    inputs = data.inputs
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not inputs.is_floating_point():
+        return
+    low, high = inputs.aminmax(dim=0)
+    spans = high - low
+    spans[spans == 0] = torch.nan  # what never changes has no range
+    if bool(spans.isnan().all()):
+        return
+    widest, narrowest = int(spans.nan_to_num(-1).argmax()), int(spans.nan_to_num(torch.inf).argmin())
+    if float(spans[widest]) <= FAR_APART * float(spans[narrowest]):
+        return
+    names = data.feature_names or tuple(f"number {place}" for place in range(inputs.shape[1]))
+    log.warning(
+        "data '%s': its inputs are not of one scale: %s spans %.3g, %s spans %.3g; bring all to about -1 .. 1 "
+        "first, or models learn little",
+        data.name,
+        names[widest],
+        float(spans[widest]),
+        names[narrowest],
+        float(spans[narrowest]),
+    )
 
 
 def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:

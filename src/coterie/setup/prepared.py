@@ -21,7 +21,7 @@ from coterie.core.layout import Layout, last_classifier, require_classifier
 from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat
 from coterie.data import Dataset, load
-from coterie.data.dataset import fingerprint, part_of, rescaled
+from coterie.data.dataset import fingerprint, part_of, rescaled, warn_of_ranges
 from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
@@ -224,6 +224,7 @@ def prepare(experiment: Settings) -> Prepared:
     assert isinstance(data, Dataset)
     loaded = None if experiment.share == 1 and not experiment.scale else fingerprint(data)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
+    warn_of_ranges(data)
     if experiment.share < 1:
         require(
             not isinstance(experiment.partition, FromFile),

@@ -78,7 +78,7 @@ def effective(prepared: Prepared) -> Config:
     experiment, partition, layout = prepared.experiment, prepared.partition, prepared.problem_base.layout
     config = complete(experiment)
     split = {part: partition.parameters[part] for part in ("test", "validation") if part in partition.parameters}
-    found = {
+    chosen = {
         **split,
         "classifier": layout.classifier,
         "stats": layout.stats,
@@ -86,8 +86,8 @@ def effective(prepared: Prepared) -> Config:
         "model_seed": experiment.seed if experiment.model_seed is None else experiment.model_seed,
     }
     if experiment.engine in ("adaptive", "processes"):
-        found["workers"] = experiment.workers or cores()
-    return {**config, **found, "set": {**config["set"], **prepared.resolved}}
+        chosen["workers"] = experiment.workers or cores()
+    return {**config, **chosen, "set": {**config["set"], **prepared.resolved}}
 
 
 def session(after: int) -> Session:

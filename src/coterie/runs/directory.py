@@ -144,14 +144,9 @@ class RunDirectory(Kept):
         """Note that a process works on the run from here on, and with which settings: no former plan holds any more."""
         about, begun = self.about(), self.config()
         sessions = [*about.sessions, session]
-        told = {
-            "config": begun,
-            "settings": settings,
-            "identity": identity,
-            "sessions": sessions,
-            "former_rounds": None,
-        }
-        self.write_about(replace(about, **told))
+        self.write_about(
+            replace(about, config=begun, settings=settings, identity=identity, sessions=sessions, former_rounds=None)
+        )
 
     def add_line(self, line: Line) -> None:
         """Append a round to the metrics."""
@@ -175,8 +170,8 @@ class RunDirectory(Kept):
         for number, mix in enumerate(mixes):
             tensors |= {f"{number}.{part}": getattr(mix, part) for part in ("weights", "rows", "columns")}
         about = [{"group": mix.group, "target": mix.target, "gated": mix.gated} for mix in mixes]
-        told = with_checksum(tensors, {"round": round, "mixes": about})
-        save_tensors(self.path / mixes_name(round), tensors, {"mixes": told})
+        described = with_checksum(tensors, {"round": round, "mixes": about})
+        save_tensors(self.path / mixes_name(round), tensors, {"mixes": described})
 
     def checkpoint(self, federation: Federation, tested: str, lines: str) -> None:
         """Save the state after a round; the old checkpoint becomes the one to fall back on.
@@ -224,14 +219,14 @@ class RunDirectory(Kept):
         """Forget who learned from whom in a round."""
         (self.path / mixes_name(round)).unlink(missing_ok=True)
 
-    def keep_mixes(self, wanted: Callable[[int], bool]) -> None:
-        """Forget who learned from whom in all rounds but those that are wanted; of those, say which are lost."""
+    def keep_mixes(self, is_recorded: Callable[[int], bool]) -> None:
+        """Forget who learned from whom in all rounds but those to be recorded; of those, say which are lost."""
         for round in self.recorded_rounds():
-            if not wanted(round):
+            if not is_recorded(round):
                 self.remove_mixes(round)
         name = next((name for name in (CHECKPOINT, PREVIOUS) if self._is_whole(name)), None)
         known = self._described(name).recorded if name else []
-        for round in filter(wanted, known):
+        for round in filter(is_recorded, known):
             try:
                 require(self.store.has(mixes_name(round)), f"run = {self.path}: {mixes_name(round)} is missing")
                 self.mixes(round)

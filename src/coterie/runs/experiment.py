@@ -24,7 +24,8 @@ WHAT = ("data", "partition", "model")
 def _spoken(thing: object) -> str:
     """A method, data, a partition or a model in a few words.
 
-    >>> _spoken("digits"), _spoken(make_rule("iid", {"clients": 4}))
+    >>> from coterie.partition import Iid
+    >>> _spoken("digits"), _spoken(Iid(clients=4))
     ("'digits'", 'Iid(clients=4)')
     """
     if isinstance(thing, ModelSpec):
@@ -36,16 +37,17 @@ def _spoken(thing: object) -> str:
 class Experiment(Settings, Displayed):
     """One run: a method on a partitioned data set with a model. `Settings` says what each option means.
 
-    >>> result = Experiment(data="digits", partition=make_rule("iid", {"clients": 4}), rounds=2, epochs=1).run()
+    >>> from coterie.partition import Iid
+    >>> result = Experiment(data="digits", partition=Iid(clients=4), rounds=2, epochs=1).run()
     >>> 0 < result.accuracy().received.mean["best"] <= 1
     True
     """
 
     def __repr__(self) -> str:
         """In one line: what is run, and every setting that is not the usual one."""
-        told = [_spoken(self.method), *(f"{name}={_spoken(getattr(self, name))}" for name in WHAT)]
-        told += [f"{name}={value!r}" for name, value in self.changed().items()]
-        return " ".join(f"Experiment({', '.join(told)})".split())
+        words = [_spoken(self.method), *(f"{name}={_spoken(getattr(self, name))}" for name in WHAT)]
+        words += [f"{name}={value!r}" for name, value in self.changed().items()]
+        return " ".join(f"Experiment({', '.join(words)})".split())
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not the usual ones, but for the first four.

@@ -50,9 +50,17 @@ def as_line(report: RoundReport) -> Line:
     """A round as it is written down."""
     everybody = report.everybody
     validation = Tests(
-        **{moment: scores_of(own) for moment in MOMENTS if (own := _validated(getattr(report, moment))) is not None},
-        cohort_trained=None if (own := _validated(report.cohort_trained)) is None else _by_client(own),
-        everybody={at: scores_of(own) for at, every in everybody.items() if (own := _validated(every)) is not None},
+        **{
+            moment: scores_of(evaluation)
+            for moment in MOMENTS
+            if (evaluation := _validated(getattr(report, moment))) is not None
+        },
+        cohort_trained=None if (evaluation := _validated(report.cohort_trained)) is None else _by_client(evaluation),
+        everybody={
+            at: scores_of(evaluation)
+            for at, every in everybody.items()
+            if (evaluation := _validated(every)) is not None
+        },
     )
     return Line(
         round=report.round,
@@ -66,8 +74,8 @@ def as_line(report: RoundReport) -> Line:
         tuning=Tuning(*report.tuning) if report.tuning[1] else None,
         training=None if report.training is None else _by_client(report.training),
         cohort_trained=None if report.cohort_trained is None else _by_client(report.cohort_trained),
-        **{moment: scores_of(own) for moment in MOMENTS if (own := getattr(report, moment)) is not None},
-        everybody={moment: scores_of(own) for moment, own in everybody.items()},
+        **{moment: scores_of(evaluation) for moment in MOMENTS if (evaluation := getattr(report, moment)) is not None},
+        everybody={moment: scores_of(evaluation) for moment, evaluation in everybody.items()},
         validation=validation if validation != Tests() else None,
     )
 
@@ -175,7 +183,7 @@ class History:
                 cohort = np.array(line.cohort, np.int64)
                 validated = None if line.validation is None else line.validation.cohort_trained
                 values, held_out = (
-                    None if own is None else self._of_cohort(own) for own in (line.cohort_trained, validated)
+                    None if scores is None else self._of_cohort(scores) for scores in (line.cohort_trained, validated)
                 )
                 assert values is not None
                 held = held.updated(cohort, self._evaluation(values, held_out, cohort))
@@ -270,14 +278,14 @@ class History:
         samples = [(moment, scores) for moment, scores in tests if scores.clients is not None]
         if not samples:
             return {}
-        found: dict[str, Any] = {
+        sample: dict[str, Any] = {
             "clients": max(len(scores.clients) for _, scores in samples),
             "of": len(self.test_sizes),
             "at_the_end": bool(newest.everybody),
         }
         for moment, scores in samples:
-            found[moment] = {"error": scores.error, "weighted_error": scores.weighted_error}
-        return found
+            sample[moment] = {"error": scores.error, "weighted_error": scores.weighted_error}
+        return sample
 
     def seconds(self) -> dict[str, Any]:
         """Time in all, and per round by activity."""
@@ -312,7 +320,7 @@ class History:
         means = {name: total / client_rounds for name, total in totals.items()}
         forward = means.pop(FORWARD)
         tuned = [line.tuning for line in self.lines if line.tuning is not None]
-        gradients, tests = sum(one.gradients for one in tuned), sum(one.tests for one in tuned)
+        gradients, tests = sum(tuning.gradients for tuning in tuned), sum(tuning.tests for tuning in tuned)
         return {
             "steps": {name.removeprefix(STEPS): mean for name, mean in means.items()},
             FORWARD: forward,

@@ -108,20 +108,20 @@ def fitting_inputs(inputs: Inputs, data: Dataset) -> Tensor:
     """
     require_unmasked(inputs)
     try:
-        found = inputs.detach() if isinstance(inputs, Tensor) else torch.as_tensor(np.asarray(inputs))
+        tensor = inputs.detach() if isinstance(inputs, Tensor) else torch.as_tensor(np.asarray(inputs))
     except (TypeError, ValueError, RuntimeError):
         raise CoterieError(f"inputs = {shown(inputs)}: must be a tensor or an array, `[n, ...]`") from None
     require(
-        tuple(found.shape[1:]) == data.shape,
-        f"inputs: samples have the shape {tuple(found.shape[1:])}; the model takes {data.shape}, several at a time",
+        tuple(tensor.shape[1:]) == data.shape,
+        f"inputs: samples have the shape {tuple(tensor.shape[1:])}; the model takes {data.shape}, several at a time",
     )
-    wanted = data.inputs.dtype
+    dtype = data.inputs.dtype
     require(
-        found.is_floating_point() == wanted.is_floating_point,
-        f"inputs: are {str(found.dtype).removeprefix('torch.')}; the model takes {str(wanted).removeprefix('torch.')}, "
+        tensor.is_floating_point() == dtype.is_floating_point,
+        f"inputs: are {str(tensor.dtype).removeprefix('torch.')}; the model takes {str(dtype).removeprefix('torch.')}, "
         "prepared as its data were",
     )
-    return found.to("cpu", wanted)
+    return tensor.to("cpu", dtype)
 
 
 # What says where and how a run was carried out: its models depend on none of it, and may be wanted elsewhere.
@@ -134,12 +134,12 @@ def missing_objects(config: Mapping[str, Any], keys: Sequence[str] = ("method", 
     >>> missing_objects({"method": "Mine", "model": "given (Net)"})
     ['its method (Mine)', 'its model (Net)']
     """
-    found = []
+    missing = []
     for key in keys:
         value = str(config[key])
         if value.startswith("given (") or (key == "method" and value not in METHODS and not is_reference(value)):
-            found.append(f"its {key} ({value.removeprefix('given (').removesuffix(')')})")
-    return found
+            missing.append(f"its {key} ({value.removeprefix('given (').removesuffix(')')})")
+    return missing
 
 
 def settings_of_run(

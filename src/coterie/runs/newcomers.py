@@ -40,12 +40,12 @@ def welcome(prepared: Prepared, trained: Federation) -> Federation:
 
 def usual_uploads(trained: Federation, uploads: Mapping[str, str]) -> dict[str, tuple[Columns, Tensor]]:
     """What clients that took part upload of their personal columns on average: the columns and `[1, |columns|]`."""
-    veterans, found = trained.everyone[trained.taken_part], {}
+    veterans, means = trained.everyone[trained.taken_part], {}
     for name, group in uploads.items():
         columns = trained[name].own_columns & trained.layout.columns(group)
         if columns and len(veterans):
-            found[name] = (columns, trained[name].rows(veterans, columns).mean(0, keepdim=True))
-    return found
+            means[name] = (columns, trained[name].rows(veterans, columns).mean(0, keepdim=True))
+    return means
 
 
 def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
@@ -61,8 +61,8 @@ def onboard(prepared: Prepared, trained: Federation) -> dict[str, Evaluation]:
     finally:
         engine.close()
     _warn_of_untuned(prepared, received, personalised)
-    found = {"received": received, "trained": personalised}
-    return {moment: Evaluation.of(newcomers.task, scores) for moment, scores in found.items()}
+    moments = {"received": received, "trained": personalised}
+    return {moment: Evaluation.of(newcomers.task, scores) for moment, scores in moments.items()}
 
 
 def _warn_of_untuned(prepared: Prepared, *moments: list[Score]) -> None:

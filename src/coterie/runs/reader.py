@@ -319,10 +319,10 @@ class Kept(Record):
         name = mixes_name(round)
         with self._reading(name):
             tensors, texts = self.store.tensors(name)
-            told = decoded(texts["mixes"].encode(), MixesAbout, f"run = {self.path}: {name} is damaged")
+            described = decoded(texts["mixes"].encode(), MixesAbout, f"run = {self.path}: {name} is damaged")
             require_intact(f"run = {self.path}: {name}", tensors, texts["mixes"])
-            whose = f"it is of round {told.round}"
-            require(told.round == round, f"run = {self.path}: {name} is damaged ({whose})")
+            whose = f"it is of round {described.round}"
+            require(described.round == round, f"run = {self.path}: {name} is damaged ({whose})")
             return [
                 Applied(
                     weights=tensors[f"{number}.weights"],
@@ -330,7 +330,7 @@ class Kept(Record):
                     columns=tensors[f"{number}.columns"],
                     **structs.asdict(mix),
                 )
-                for number, mix in enumerate(told.mixes)
+                for number, mix in enumerate(described.mixes)
             ]
 
     def recorded_rounds(self) -> list[int]:

@@ -71,7 +71,7 @@ class Scores(Struct, frozen=True, omit_defaults=True, kw_only=True):
     weighted_error: Number = None
 
     def __post_init__(self) -> None:
-        lengths = {len(own) for own in self.values.values()}
+        lengths = {len(column) for column in self.values.values()}
         if self.clients is not None:
             lengths.add(len(self.clients))
         _refuse(len(lengths) > 1, "not a number for each of the clients")
@@ -95,16 +95,16 @@ class _ByMoment:
         >>> Tests(trained=trained).at("stored").mean, Tests(trained=trained).at("received")
         (0.5, None)
         """
-        found = self.told(moment)
+        scores = self.told(moment)
         sampled = self.trained is not None and self.trained.clients is not None
-        if found is None and moment == "stored" and not (self.cohort_trained is not None and sampled):
-            found = self.trained
-        return found
+        if scores is None and moment == "stored" and not (self.cohort_trained is not None and sampled):
+            scores = self.trained
+        return scores
 
     def told(self, moment: MomentName) -> Scores | None:
         """What is told of a moment itself, of everybody if there is that."""
-        found: Scores | None = self.everybody.get(moment) or getattr(self, moment)
-        return found
+        scores: Scores | None = self.everybody.get(moment) or getattr(self, moment)
+        return scores
 
     def values(self, moment: MomentName, metric: str) -> list[Number]:
         """A metric of every client at a moment; nothing if nobody was tested then."""
@@ -186,7 +186,7 @@ class Line(_ByMoment, Struct, frozen=True, omit_defaults=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("effort", "training", "cohort_trained"):
             columns: Mapping[str, Sequence[object]] = getattr(self, name) or {}
-            wrong = any(len(own) != len(self.cohort) for own in columns.values())
+            wrong = any(len(column) != len(self.cohort) for column in columns.values())
             _refuse(wrong, f"{name}: not a number for each of the {len(self.cohort)} clients of the round")
         for name in self.parts.keys() & NOTES.keys():
             with_place(f"parts.{name}", self.parts[name], NOTES[name])
@@ -204,8 +204,8 @@ class Line(_ByMoment, Struct, frozen=True, omit_defaults=True, kw_only=True):
     def fault_among(self, clients: int, judged: str) -> str:
         """What of it is not of so many clients, or is not judged by that; empty if all is.
 
-        >>> one = Line(round=1, cohort=[3], seconds=Seconds(1, 0, 0), bytes=Travelled(8, 8))
-        >>> one.fault_among(2, "accuracy"), one.fault_among(4, "accuracy")
+        >>> line = Line(round=1, cohort=[3], seconds=Seconds(1, 0, 0), bytes=Travelled(8, 8))
+        >>> line.fault_among(2, "accuracy"), line.fault_among(4, "accuracy")
         ('cohort: not a list of clients', '')
         """
         for name in ("cohort", "diverged", "tuning_diverged", "missing", "quarantined"):
@@ -222,9 +222,9 @@ class Line(_ByMoment, Struct, frozen=True, omit_defaults=True, kw_only=True):
     def _scores(self) -> Iterator[tuple[str, Scores]]:
         moments: tuple[MomentName, ...] = ("received", "trained", "stored")
         for moment in moments:
-            for found in (getattr(self, moment), self.everybody.get(moment)):
-                if found is not None:
-                    yield moment, found
+            for scores in (getattr(self, moment), self.everybody.get(moment)):
+                if scores is not None:
+                    yield moment, scores
 
 
 def untested(line: Line, evaluate_every: int) -> Line:
@@ -244,10 +244,10 @@ def untested(line: Line, evaluate_every: int) -> Line:
 class LinesDigest:
     """A text that differs if any line does, whatever the time that a round took, or whether it was the last.
 
-    >>> one = Line(round=1, cohort=[0], seconds=Seconds(1, 0, 0), bytes=Travelled(8, 8))
-    >>> slower = msgspec.structs.replace(one, seconds=Seconds(2, 0, 0))
-    >>> other = msgspec.structs.replace(one, cohort=[1])
-    >>> [LinesDigest(1, [one]).text == LinesDigest(1, [changed]).text for changed in (slower, other)]
+    >>> line = Line(round=1, cohort=[0], seconds=Seconds(1, 0, 0), bytes=Travelled(8, 8))
+    >>> slower = msgspec.structs.replace(line, seconds=Seconds(2, 0, 0))
+    >>> other = msgspec.structs.replace(line, cohort=[1])
+    >>> [LinesDigest(1, [line]).text == LinesDigest(1, [changed]).text for changed in (slower, other)]
     [True, False]
     """
 
@@ -433,7 +433,9 @@ def _kinds(said: str) -> str:
     >>> _kinds("`int | null`")
     'a whole number or nothing'
     """
-    return re.sub(r"`([^`]*)`", lambda found: " or ".join(KINDS.get(one, one) for one in found[1].split(" | ")), said)
+    return re.sub(
+        r"`([^`]*)`", lambda types: " or ".join(KINDS.get(kind, kind) for kind in types[1].split(" | ")), said
+    )
 
 
 def _refuse(wrong: bool, why: str) -> None:
@@ -475,8 +477,8 @@ def lines_in_order(content: bytes, where: str) -> list[Line]:
         if isinstance(line, Skipped):
             require(line.cut_off, f"{where} is damaged (line {number}: {line.why})")
             break
-        told = f"line {number} tells of round {line.round}; none may be missing, twice or moved"
-        require(line.round == len(lines) + 1, f"{where} is damaged ({told})")
+        fault = f"line {number} tells of round {line.round}; none may be missing, twice or moved"
+        require(line.round == len(lines) + 1, f"{where} is damaged ({fault})")
         lines.append(line)
     return lines
 

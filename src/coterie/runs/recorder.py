@@ -47,10 +47,10 @@ class RememberedMixes:
     """Who learned from whom in the last rounds, as many as fit into the memory that they may have.
 
     >>> import torch
-    >>> one = Applied(torch.ones(1, 3), "all", "model", False, torch.arange(3), torch.arange(3))
+    >>> mix = Applied(torch.ones(1, 3), "all", "model", False, torch.arange(3), torch.arange(3))
     >>> kept = RememberedMixes(most=40)
     >>> for round in (1, 2, 3, 4):
-    ...     kept.add(round, [one])
+    ...     kept.add(round, [mix])
     >>> kept.recorded_rounds()
     [2, 3, 4]
     """

@@ -91,7 +91,7 @@ def _carried_on(
     experiment = replace(experiment, **{key: config[key] for key in ("engine", "threads", "memory", "rounds")})
     if engine:
         experiment = _moved(experiment, engine)
-    with watched(listeners, progress) as told:
+    with watched(listeners, progress) as watchers:
         whole = replace(experiment, partition=directory.partition(), held_out=0, test=None, validation=None).prepare()
         _require_same_data(directory, whole)
         _require_same_model(directory, whole)
@@ -100,7 +100,7 @@ def _carried_on(
             directory.write_config({**directory.config(), **{key: getattr(experiment, key) for key in PLACE}})
         if rounds is not None:
             prepared = _extended(directory, prepared, rounds)
-        return finish(prepared, directory, told)
+        return finish(prepared, directory, watchers)
 
 
 def _moved(experiment: Experiment, engine: str) -> Experiment:

@@ -172,7 +172,7 @@ class Run(Displayed):
         summary = self.record.summary()
         if summary is not None:
             return summary
-        participants = [client for client, one in enumerate(self.about.clients) if one.takes_part]
+        participants = [number for number, client in enumerate(self.about.clients) if client.takes_part]
         return summary_of(self.numbers, self.partition, participants, self.config, {})
 
     @typed
@@ -209,7 +209,9 @@ class Run(Displayed):
         if self._history is not None:
             return self._history
         task = task_of(self.config, self.about.data, self._experiment, self.path)
-        tested, validated = ([getattr(one, part) for one in self.about.participants] for part in ("test", "validation"))
+        tested, validated = (
+            [getattr(client, part) for client in self.about.participants] for part in ("test", "validation")
+        )
         return History(task, tested, self.lines, validated)
 
     @property
@@ -250,7 +252,9 @@ class Run(Displayed):
         from pandas import DataFrame
 
         everyone, rounds = self.about.participants, self.numbers
-        columns = {key: [getattr(one, key) for one in everyone] for key in ("name", "train", "validation", "test")}
+        columns = {
+            key: [getattr(client, key) for client in everyone] for key in ("name", "train", "validation", "test")
+        }
         for moment in MOMENTS:
             newest = self.newest(moment)
             unknown = np.full(len(everyone), np.nan)
@@ -259,7 +263,7 @@ class Run(Displayed):
         for metric in dict.fromkeys((LOSS, self.judged_by)):
             columns[f"training_{metric}"] = rounds.training_of(metric).tolist()
         for number, name in enumerate(self.about.data.class_names):
-            columns[f"class {name}"] = [one.classes[number] for one in everyone]
+            columns[f"class {name}"] = [client.classes[number] for client in everyone]
         table = DataFrame(columns)
         table.index.name = "client"
         return table
@@ -270,7 +274,7 @@ class Run(Displayed):
 
         Its columns are `round`, `client` and the task's metrics, such as `accuracy` and `loss`.
         """
-        return self.numbers.training_frame([one.name for one in self.about.participants])
+        return self.numbers.training_frame([client.name for client in self.about.participants])
 
     @property
     def quality(self) -> DataFrame:
@@ -282,7 +286,7 @@ class Run(Displayed):
         from pandas import DataFrame
 
         kept = {name: values.numpy() for name, values in self.record.quality().items()}
-        names = [one.name for one in self.about.participants] if kept else []
+        names = [client.name for client in self.about.participants] if kept else []
         columns: dict[str, Any] = {"name": names}
         if {"macro_f1", "auc", "hits", "support", "bin_samples", "bin_hits", "bin_confidence"} <= kept.keys():
             classes = self.about.data.class_names
@@ -310,7 +314,7 @@ class Run(Displayed):
         """
         from pandas import DataFrame
 
-        names = [one.name for one in self.about.participants]
+        names = [client.name for client in self.about.participants]
         return DataFrame(
             {"round": round, "moment": moment, "client": names[client]}
             | {metric: values[row] for metric, values in scores.values.items()}
@@ -346,8 +350,10 @@ class Run(Displayed):
         for moment in MOMENTS:
             tests = rounds.evaluations(moment)
             # Where samples are tested, what everybody stores is known in the end alone.
-            told = curves[moment] if tests else {mean: dict.fromkeys(at) for mean, at in curves["received"].items()}
-            means = {mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in told.items()}
+            choices = curves[moment] if tests else {mean: dict.fromkeys(at) for mean, at in curves["received"].items()}
+            means = {
+                mean: dict(zip(at, numbers(list(at.values())).tolist(), strict=True)) for mean, at in choices.items()
+            }
             last = by_client(tests[-1], name, clients) if tests else np.full(clients, np.nan)
             moments[moment] = AtMoment(**means, by_client=last)
         return AtMoments(**moments)

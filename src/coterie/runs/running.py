@@ -47,14 +47,14 @@ def run(
         out is not None or not experiment.checkpoint_every,
         f"checkpoint_every = {experiment.checkpoint_every}: a checkpoint needs an output directory (out)",
     )
-    with watched(listeners, progress) as told:
+    with watched(listeners, progress) as watchers:
         prepared = with_choice(prepare(experiment))
         if out is None:
-            return finish(prepared, None, told)
+            return finish(prepared, None, watchers)
         with alone(out):
             config = complete(prepared.experiment)
             directory = RunDirectory.create(out, config, prepared.partition, about_run(prepared))
-            return finish(prepared, directory, told, new=True)
+            return finish(prepared, directory, watchers, new=True)
 
 
 @contextmanager
@@ -198,13 +198,13 @@ def _has_own_code(config: Config) -> bool:
 def _way_on(directory: RunDirectory, experiment: Settings) -> str:
     """How to carry on with a run that an error broke off."""
     config, round, path = complete(experiment), directory.checkpointed_round(), str(directory.path)
-    own = config["method"] not in METHODS or any(
+    has_objects = config["method"] not in METHODS or any(
         str(config[key]).startswith("given (") for key in ("data", "model", "partition")
     )
     ways = [f"coterie.resume({path!r})", said("coterie", "resume", path)]
     if experiment.engine == "ray":
         ways.append(f"{said('coterie', 'resume', path, '--engine', 'processes')}, without Ray,")
-    way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if own else " or ".join(ways)
+    way = f"coterie.resume({path!r}, experiment=…) with the same experiment" if has_objects else " or ".join(ways)
     return f"{way} carries on after round {round}" if round else f"{way} starts again from round 1"
 
 
@@ -250,18 +250,18 @@ def made_listeners(given: Sequence[GivenListener]) -> tuple[Listener, ...]:
 
     >>> class Quiet(Listener):
     ...     pass
-    >>> [type(one).__name__ for one in made_listeners([Quiet, Quiet()])]
+    >>> [type(listener).__name__ for listener in made_listeners([Quiet, Quiet()])]
     ['Quiet', 'Quiet']
     """
-    return tuple(_made(one) for one in fitting("listeners", given, Sequence[GivenListener]))
+    return tuple(_made(listener) for listener in fitting("listeners", given, Sequence[GivenListener]))
 
 
 def _made(given: GivenListener) -> Listener:
     if isinstance(given, Listener):
         return given
-    name, found = (given, LISTENERS.find(given)) if isinstance(given, str) else (given.__name__, given)
+    name, kind = (given, LISTENERS.find(given)) if isinstance(given, str) else (given.__name__, given)
     try:
-        return found()
+        return kind()
     except TypeError as error:
         raise CoterieError(
             f"listener '{name}': cannot be made without options ({error}); give it as an object"

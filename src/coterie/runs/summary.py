@@ -27,14 +27,14 @@ def summary_of(
 ) -> dict[str, Any]:
     """The summary of the rounds so far; `quality` holds the numbers that there are at the end alone."""
     # A run that was stopped early may not have been evaluated in its last round, or at all.
-    newest = {moment: found for moment in MOMENTS if (found := history.newest(moment)) is not None}
+    newest = {moment: evaluation for moment in MOMENTS if (evaluation := history.newest(moment)) is not None}
     names = [partition.names[client] for client in participants]
     by_row = dict(enumerate(names))
     clients = [
         {
             "client": name,
             "size": int(partition.sizes[client]),
-            **{moment: plain_number(float(found.judged[row])) for moment, found in newest.items()},
+            **{moment: plain_number(float(evaluation.judged[row])) for moment, evaluation in newest.items()},
         }
         for row, (client, name) in enumerate(zip(participants, names, strict=True))
     ]
@@ -44,8 +44,8 @@ def summary_of(
         "seconds": history.seconds(),
         **_metrics(history, history.task),
         **({"sampled": sampled} if (sampled := history.sampled()) else {}),
-        "worst_decile": {moment: plain_number(found.worst_decile) for moment, found in newest.items()},
-        "std": {moment: plain_number(found.std) for moment, found in newest.items()},
+        "worst_decile": {moment: plain_number(evaluation.worst_decile) for moment, evaluation in newest.items()},
+        "std": {moment: plain_number(evaluation.std) for moment, evaluation in newest.items()},
         **history.honest(names, hostile_rows(config, partition, participants)),
         **quality,
         **_training(history),
@@ -85,16 +85,16 @@ def _privacy(history: History, config: Config, names: Sequence[str]) -> dict[str
     from coterie.privacy.promise import Privacy
 
     promise = Privacy(**{item.name: config[item.name] for item in fields(Privacy) if item.name in config})
-    found = history.epsilons(len(names))
-    worst = None if None in found else max(found, key=lambda one: one or 0.0)
-    told = {
+    epsilons = history.epsilons(len(names))
+    worst = None if None in epsilons else max(epsilons, key=lambda epsilon: epsilon or 0.0)
+    spent = {
         **promise.described(),
         "delta": promise.delta,
         "epsilon": worst,
-        "clients": dict(zip(names, found, strict=True)),
+        "clients": dict(zip(names, epsilons, strict=True)),
         "accountant": "Rényi divergences, as in Opacus",
     }
-    return {PRIVACY: told}
+    return {PRIVACY: spent}
 
 
 def _training(history: History) -> dict[str, Any]:

@@ -36,4 +36,4 @@ if __name__ == "__main__":
     for method in (ct.FedPer(), FedPerRemembering(weight=0.0), FedPerRemembering(weight=0.5)):
         scores = ct.Experiment(method, **few).run().accuracy()
         print(f"{method}: {scores.received.mean['last']:.3f} received, {scores.trained.mean['last']:.3f} trained")
-    check_method(FedPerRemembering(), told=lambda name, problem: print(f"{name}: {problem or 'kept'}"))
+    check_method(FedPerRemembering(), hear=lambda name, problem: print(f"{name}: {problem or 'kept'}"))

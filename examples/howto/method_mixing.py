@@ -34,4 +34,4 @@ if __name__ == "__main__":
         print(f"{type(method).__name__:8} {result.accuracy().received.mean['last']:.3f}")
     (mix,) = result.mixes(10)
     print("client 0 learns most from", mix.weights[0].argsort(descending=True)[:2].tolist())
-    check_method(Kindred(), told=lambda name, problem: print(f"{name}: {problem or 'kept'}"))
+    check_method(Kindred(), hear=lambda name, problem: print(f"{name}: {problem or 'kept'}"))

@@ -38,4 +38,4 @@ if __name__ == "__main__":
     plain, without = (finished[method].model(0).state_dict() for method in (ct.FedAvg(), FedAvgM(0.0)))
     apart = max(float((plain[name] - without[name]).abs().max()) for name in plain)
     print("without momentum it is FedAvg:", apart < 1e-5)
-    check_method(FedAvgM(), told=lambda name, problem: print(f"{name}: {problem or 'kept'}"))
+    check_method(FedAvgM(), hear=lambda name, problem: print(f"{name}: {problem or 'kept'}"))

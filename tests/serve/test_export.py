@@ -17,6 +17,7 @@ import torch
 
 from coterie import ByClient, FedPer, FedRod, Regression, from_arrays, from_frame, load_model, open_run
 from coterie.errors import CoterieError
+from coterie.methods import METHODS
 from coterie.partition import Iid
 from coterie.rounds.listeners import StopAfter
 from coterie.runs.experiment import Experiment
@@ -39,6 +40,12 @@ def test_predictions_of_every_method(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"validation": 0.2} if name == "fedfomo" else {}
     result = named(name, join=0.5, **options).run(tmp_path / "run")
     run, inputs = open_run(tmp_path / "run"), result.prepared.data.inputs[:40]
+    if METHODS[name].predicts_with_samples:
+        with pytest.raises(
+            CoterieError, match="predicts with its own training samples, which no file of a model holds"
+        ):
+            export_client(run, 3, tmp_path / "it.safetensors")
+        return
     about = export_client(run, 3, tmp_path / "it.safetensors")
     labels, _ = predict(tmp_path / "it.safetensors", inputs)
     assert torch.equal(labels, run.predict(3, inputs))

@@ -20,7 +20,7 @@ from coterie.methods import METHODS
 from coterie.models import MODELS
 from coterie.runs.run import Run
 from coterie.serve.model import client_tensors
-from coterie.serve.model_file import About, is_plain, write_model
+from coterie.serve.model_file import About, is_plain, require_exportable, write_model
 from coterie.setup.config import method_name
 
 FORMATS = ("safetensors", "pt2", "onnx")
@@ -44,6 +44,7 @@ def export_client(run: Run, client: int | str, out: Path, format: str = "safeten
     if format == "onnx":
         found = all(find_spec(name) is not None for name in ("onnx", "onnxscript"))
         require(found, 'format = onnx: needs packages that are not installed: pip install "coterie[onnx]"')
+    require_exportable(run.prepared.method)
     client = _number_of(run, client)
     about = _about(run, client)
     if format == "safetensors":

@@ -36,7 +36,7 @@ from coterie.methods.base import Method
 from coterie.models import build
 from coterie.models.layers import with_group_norm
 from coterie.runs.run import Run
-from coterie.serve.model_file import About, is_plain, read_model, read_tensors, write_model
+from coterie.serve.model_file import About, is_plain, read_model, read_tensors, require_exportable, write_model
 from coterie.serve.programs import read_onnx, read_pt2
 from coterie.serve.samples import named_inputs
 from coterie.typed import typed
@@ -133,6 +133,7 @@ def export_model(site: Store | Path, out: Path) -> About:
         about = replace(about, trained_on=json.loads(metadata["trained_on"]))
     if "feature_names" in metadata:
         about = replace(about, feature_names=tuple(json.loads(metadata["feature_names"])))
+    require_exportable(agreement.kind)
     alone = replace(about, plain=False).agreement()  # the method says which rows the site's file holds
     federation = _federation(alone, blueprint)
     _restore(federation, tensors)

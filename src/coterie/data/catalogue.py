@@ -101,6 +101,14 @@ def _known_dataset(name: str, thing: object) -> KnownDataset:
     return KnownDataset(name, (thing.__doc__ or "").strip().partition("\n")[0], make=thing)
 
 
+NATURAL = {
+    "health": ("azpro", "randhie", "covid", "guimmun", "contraception", "indo", "thornton"),
+    "schools": ("exam", "hsb82", "chem97", "egsingle", "star", "insteval"),
+    "people": ("catsup", "yogurt", "cracker", "verbagg", "tv16", "loans"),
+    "nature": ("vowel", "portal"),
+}
+"""The sets with natural clients, by the module of `data/natural/` that declares them."""
+
 DATASETS: Registry[KnownDataset] = Registry(
     "data set",
     "coterie.datasets",
@@ -115,6 +123,11 @@ DATASETS: Registry[KnownDataset] = Registry(
         "cinic10": "coterie.data.published:CINIC10",
         "tiny_imagenet": "coterie.data.published:TINY_IMAGENET",
         "domainnet": "coterie.data.published:DOMAINNET",
+        **{
+            f"natural/{name}": f"coterie.data.natural.{room}:{name.upper()}"
+            for room, names in NATURAL.items()
+            for name in names
+        },
     },
     _known_dataset,
 )

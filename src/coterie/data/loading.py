@@ -59,6 +59,8 @@ def placed(name: str) -> str:
 def _is_path(name: str) -> bool:
     if _usual(name) in DATASETS or is_reference(name):
         return False
+    if name.startswith("natural/") and not Path(name).exists():
+        return False
     return "/" in name or "\\" in name or bool(Path(name).suffix) or Path(name).exists()
 
 

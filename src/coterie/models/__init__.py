@@ -1,7 +1,7 @@
 """The models, each for any image size and any number of classes, each declaring its classifier.
 
 >>> sorted(MODELS)
-['alexnet_small', 'cnn', 'lenet5', 'mlp', 'mobilenet_v2', 'resnet10', 'resnet18', 'resnet8']
+['alexnet_small', 'cnn', 'lenet5', 'linear', 'mlp', 'mobilenet_v2', 'resnet10', 'resnet18', 'resnet8']
 """
 
 from typing import TYPE_CHECKING

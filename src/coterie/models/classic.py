@@ -44,6 +44,26 @@ MLP = ModelSpec(
 )
 
 
+def linear(shape: Shape, classes: int) -> nn.Sequential:
+    """Softmax regression, or linear regression where one number is predicted: a classifier and nothing before it.
+
+    Takes inputs of any shape and flattens them. Initialisation: PyTorch's defaults.
+
+    >>> [tuple(p.shape) for p in linear((12,), 4).parameters()]
+    [(4, 12), (4,)]
+    """
+    return mlp(shape, classes, hidden=())
+
+
+LINEAR = ModelSpec(
+    "linear",
+    "softmax or linear regression, for any input",
+    linear,
+    {"last": "classifier", "all": "classifier"},
+    takes_flat=True,
+)
+
+
 def cnn(shape: Shape, classes: int) -> nn.Sequential:
     """FedAvgCNN (McMahan et al., 2017): two 5×5 convolutions (32, 64), then 512 hidden units.
 

@@ -101,6 +101,7 @@ def is_built_in(model: object) -> bool:
 
 
 _OWN: dict[str, ModelSpec | str] = {
+    "linear": "coterie.models.classic:LINEAR",
     "mlp": "coterie.models.classic:MLP",
     "cnn": "coterie.models.classic:CNN",
     "lenet5": "coterie.models.classic:LENET5",

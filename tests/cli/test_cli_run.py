@@ -122,7 +122,7 @@ def test_show_prints_clients_and_who_learns_from_whom(capsys: pytest.CaptureFixt
     summary = json.loads(Path("it/summary.json").read_text())
     shown = call(capsys, "show", "it")
     assert shown.code == 0
-    assert shown.out.startswith("fedper on digits, 4 clients, model mlp, seed 3\n")
+    assert shown.out.startswith("fedper (personal=classifier) on digits, 4 clients, model mlp, seed 3\n")
     for client in summary["clients"]:
         cells = [client["client"], str(client["size"]), f"{client['received']:.4f}", f"{client['trained']:.4f}"]
         assert cells in [line.split() for line in shown.out.splitlines()]

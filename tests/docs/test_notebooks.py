@@ -23,7 +23,7 @@ def test_it_is_kept_with_what_its_cells_showed_in_order(file: Path) -> None:
     cells = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("image/svg+xml" in output.get("data", {}) for output in outputs)
     assert all(output["output_type"] != "error" for output in outputs)
     assert file.stat().st_size < MOST_BYTES
 
@@ -34,7 +34,7 @@ def test_as_a_page_it_has_its_code_and_its_pictures(file: Path) -> None:
     assert page.startswith("# ")
     assert "```python\n" in page
     assert pictures
-    assert all(f"]({name})" in page and picture.startswith(b"\x89PNG") for name, picture in pictures.items())
+    assert all(f"]({name})" in page and picture.startswith(b"<svg") for name, picture in pictures.items())
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+SVG = "image/svg+xml"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # A link in HTML: the page's own links to notebooks lead to pages.
 NOTE = '*A notebook, with what it showed when it was run: <a href="{link}" download>{file}</a>.*'
@@ -38,9 +38,9 @@ def _shown(outputs: list[Mapping[str, Any]], name: str, pictures: dict[str, byte
             yield f"```text\n{ESCAPES.sub('', _text(output['text'])).rstrip()}\n```"
             continue
         data = output["data"]
-        if "image/png" in data:
-            picture = f"{name}-{len(pictures) + 1}.png"
-            pictures[picture] = base64.b64decode(_text(data["image/png"]))
+        if SVG in data:
+            picture = f"{name}-{len(pictures) + 1}.svg"
+            pictures[picture] = _text(data[SVG]).encode()
             yield f"![a figure of {name}]({picture})"
         elif "text/html" in data:
             html = re.sub(r"<style[^>]*>.*?</style>", "", _text(data["text/html"]), flags=re.DOTALL)

@@ -165,7 +165,7 @@ class Results:
         for digest, record in self.cells.items():
             row, column = self.table.row(record["row"]), self.table.column(record["column"])
             cell = TableCell(self.table, row, column, record["seed"], amount_of(record))
-            now, then = cell.config, record["config"]
+            now, then = _flat(cell.config), _flat(record["config"])
             # What is new since has its default now, or the digest would differ.
             changed = sorted(key for key in then if now.get(key) != then[key])
             if changed or cell.digest != digest:
@@ -173,6 +173,11 @@ class Results:
                     f"results = {self.path}: {cell} was run with other settings than the table now has "
                     f"({', '.join(changed) or 'digest'}); run it again"
                 )
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the method's options among the others."""
+    return {**{key: value for key, value in config.items() if key != "set"}, **config["set"]}
 
 
 def without_recorded(cells: Sequence[TableCell], folder: Path) -> list[TableCell]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import pretend
+from tests import pretend
 
 
 def there(*values: float) -> torch.Tensor:

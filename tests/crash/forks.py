@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -39,3 +40,19 @@ def in_a_fork(act: Callable[[], object]) -> str:
     if os.WIFSIGNALED(found[1]):
         return KILLED if os.WTERMSIG(found[1]) == signal.SIGKILL else f"signal {os.WTERMSIG(found[1])}"
     return said or ("" if os.WEXITSTATUS(found[1]) == 0 else f"exit code {os.WEXITSTATUS(found[1])}")
+
+
+def in_a_clean_fork(act: Callable[..., object], *args: object) -> str:
+    """The same, of a process that has never trained: where this one has trained on a device, its forks cannot train."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["coterie.runs.resume", act.__module__])
+    child = context.Process(target=act, args=args)
+    child.start()
+    child.join(PATIENCE)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        return f"no end after {PATIENCE:g} seconds"
+    if child.exitcode < 0:
+        return KILLED if -child.exitcode == signal.SIGKILL else f"signal {-child.exitcode}"
+    return f"exit code {child.exitcode}" if child.exitcode else ""

@@ -39,7 +39,7 @@ def filled(value: float) -> Tamper:
     return tamper
 
 
-def tested(**values: Any) -> Tamper:
+def scored(**values: Any) -> Tamper:
     def change(contents: dict[str, Any]) -> None:
         for moment in ("received", "trained"):
             contents["note"][moment] |= values
@@ -50,10 +50,10 @@ def tested(**values: Any) -> Tamper:
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
-        (tested(samples=10**19, correct=0), "it was tested on 10,000,000,000,000,000,000 samples, and has 8"),
-        (tested(samples=10**400, correct=0), "it was tested on 1"),
-        (tested(loss=10**400), "its result holds numbers beyond 1e"),
-        (tested(loss=-1e300), "its result holds numbers beyond 1e"),
+        (scored(samples=10**19, correct=0), "it was tested on 10,000,000,000,000,000,000 samples, and has 8"),
+        (scored(samples=10**400, correct=0), "it was tested on 1"),
+        (scored(loss=10**400), "its result holds numbers beyond 1e"),
+        (scored(loss=-1e300), "its result holds numbers beyond 1e"),
         (filled(3e38), "holds numbers beyond 1e"),
     ],
 )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import pretend
 
-import pretend
 from coterie.deployment.inspection import look_here
 from coterie.deployment.resident import Resident, SiteSettings
 from coterie.deployment.site import Site

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests import pretend
 from torch import Tensor
 
-import pretend
 from coterie import devices
 from coterie.client.model import RepeatableDropout
 from coterie.client.scores import Score

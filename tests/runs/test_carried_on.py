@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.crash.forks import KILLED, in_a_fork
+from tests.crash.forks import KILLED, in_a_clean_fork
 from tests.crash.kills import Killer
 from torch import nn
 
@@ -311,6 +311,11 @@ def test_whole_mixes_are_not_named(run: Path, caplog: pytest.LogCaptureFixture) 
     assert "is lost" not in caplog.text
 
 
+def extend_until_killed(place: Path, at: int, power: bool) -> None:
+    Killer(place, at, power).install()
+    resume(place, rounds=5)
+
+
 @pytest.mark.processes
 @pytest.mark.thorough
 @pytest.mark.parametrize("power", [False, True])
@@ -324,12 +329,7 @@ def test_a_kill_while_more_rounds_are_planned_leaves_a_run_that_can_be_used(
     for at in range(1, 30):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(ended, place)
-
-        def extend(at: int = at) -> None:
-            Killer(place, at, power).install()
-            resume(place, rounds=5)
-
-        assert in_a_fork(extend) == KILLED
+        assert in_a_clean_fork(extend_until_killed, place, at, power) == KILLED
         assert (place / "summary.json").read_bytes() == (ended / "summary.json").read_bytes()
         opened = open_run(place)
         states.add(opened.status)

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.thorough
 NEED_CLASSES = {
     "fedas",
     "feddistill",
+    "fedem",
     "fedgen",
     "fedgh",
     "fedpac",

@@ -168,8 +168,9 @@ def test_models_given_as_classes_and_functions_are_drawn_from_the_seed(
     assert not torch.equal(of(1), of(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert not caplog.records
-    with pytest.raises(CoterieError, match="classifier = 'last': name the module"):
-        Experiment(model=model).prepare()
+    with caplog.at_level("WARNING", logger="coterie"):
+        assert Experiment(model=model).prepare().problem_base.layout.classifier == classifier, "there is no other"
+    assert f"'{classifier}'" in caplog.text
     with pytest.raises(CoterieError, match="Python objects"):
         experiment_from(complete(Experiment(model=model, classifier=classifier)))
 

@@ -80,7 +80,7 @@ class APFL(FedAvg):
     Tested: v̄_k, at `received` mixed anew with the new w.
 
     >>> APFL(alpha=0.25, lr_alpha=0)
-    APFL(alpha=0.25, lr_alpha=0)
+    APFL(alpha=0.25, lr_alpha=0.0)
     """
 
     alpha: float = 0.5

@@ -74,8 +74,9 @@ MOST_BACK = 16
 # Before the first round two clients show that they may be stacked: their rows and outputs come back to be compared.
 BACK_AT_FIRST = {"serial": 0, "stacked": 30}
 # FedALA looks at its losses pass by pass, and who is tuned is asked whether that went well. pFedSim's similarities
-# come class by class.
-MORE_BACK = {"fedala": 400, "pfedsim": 30}
+# come class by class. APFL's shares and the choice among IFCA's centres come for every client, when it trains and when
+# it is tested.
+MORE_BACK = {"apfl": 40, "fedala": 400, "ifca": 25, "pfedsim": 30}
 
 
 @pytest.mark.thorough

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -78,8 +79,10 @@ def work(case: str) -> float:
     settings["method"] = getattr(ct, settings["method"])(**settings.pop("set", {}))
     settings["partition"] = ct.Iid(clients=clients)
     result = ct.Experiment(**settings).run()
-    seconds = [sum(getattr(line.seconds, part) for part in counted) for line in result.lines[1:]]
-    return float(np.quantile(seconds, 0.25))
+    # Versions whose runs are not typed tell of rounds in tables.
+    lines = result.lines if hasattr(result, "lines") else result.history.lines
+    spent = [line["seconds"] if isinstance(line, dict) else msgspec.to_builtins(line.seconds) for line in lines]
+    return float(np.quantile([sum(seconds[part] for part in counted) for seconds in spent[1:]], 0.25))
 
 
 def measured(source: Path, case: str) -> float:

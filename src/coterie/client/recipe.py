@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.client.terms import RowTerm, Term, task_loss
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import ClientRows
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 from coterie.typed import shown
 
 StepRule = Callable[[TrainerView, Batches], None]
@@ -159,7 +159,8 @@ def keeps(recipe: Recipe) -> Iterator[Keep]:
 def _steps(recipe: Recipe, kind: type[Step]) -> Iterator[Step]:
     """The steps of one kind; an error if what a method's `recipe` returned is none."""
     whole = isinstance(recipe, list | tuple) and all(isinstance(step, Phase | Measure | Keep) for step in recipe)
-    require(whole, f"recipe = {shown(recipe)}: must be a tuple of Phase, Measure and Keep, also of one alone")
+    if not whole:  # asked many times a round: it is worded only where it is wrong
+        raise CoterieError(f"recipe = {shown(recipe)}: must be a tuple of Phase, Measure and Keep, also of one alone")
     return (step for step in recipe if isinstance(step, kind))
 
 

@@ -66,7 +66,8 @@ class Rounds:
         judge.begin(rests)
         clock = _Clock()
         round = OpenRound(method, federation, self.stages, asked, self.engine.mixing_threads)
-        report = RoundReport(federation.round, cohort.tolist(), missing=asked[~torch.isin(asked, cohort)].tolist())
+        missing = asked[~torch.isin(asked, cohort)].tolist() if len(cohort) < len(asked) else []
+        report = RoundReport(federation.round, cohort.tolist(), missing=missing)
         report.hides_results = any(stage.hides_results for stage in self.stages)
         clock.lap("exchange")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,8 +139,20 @@ class Recurrent(Net):
         return out[:, -1]
 
 
+class MaskOnce(Net):
+    """What is made at the first call and stays as it is may be kept for all objects, and for everybody."""
+
+    masks: ClassVar[dict[int, Tensor]] = {}
+
+    def hidden(self, x: Tensor) -> Tensor:
+        z = super().hidden(x)
+        mask = self.masks.setdefault(z.shape[1], torch.linspace(0, 1, z.shape[1]))
+        return z * mask
+
+
 EXACT = (
     *(Net, Tied, TiedToFirst, FunctionalDropout, Masked, WeightNormed, SpectralNormed, UsedTwice, Notes, Recurrent),
+    MaskOnce,
 )
 
 
@@ -267,6 +282,75 @@ class LargestSoFar(Net):
     def hidden(self, x: Tensor) -> Tensor:
         self.largest.copy_(torch.maximum(self.largest, x.max()))
         return super().hidden(x) / (1 + self.largest.exp())
+
+
+class CountsForItsClass(Net):
+    """A counter that all objects of the class share: each client would go on where another ended."""
+
+    steps = 0
+
+    def hidden(self, x: Tensor) -> Tensor:
+        type(self).steps += 1
+        return super().hidden(x)
+
+
+TALLY: dict[str, int] = {"steps": 0}
+
+
+def tallied(z: Tensor) -> Tensor:
+    TALLY["steps"] += 1
+    return z
+
+
+class CountsForEverybody(Net):
+    """The same in a global variable, which a function of its module changes."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return tallied(super().hidden(x))
+
+
+class CountsInItsDefault(Net):
+    def hidden(self, x: Tensor, seen: list[int] = []) -> Tensor:  # noqa: B006
+        seen.append(len(x))
+        return super().hidden(x)
+
+
+class CountsInAFunction(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        log = vars(CountsInAFunction.hidden)
+        log["steps"] = log.get("steps", 0) + 1
+        return super().hidden(x)
+
+
+class CountsInAnArray(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = np.zeros(CLASSES)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.tally += 1
+        return super().hidden(x)
+
+
+class CountsOn(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = itertools.count()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        next(self.order)
+        return super().hidden(x)
+
+
+class HiddenCounter(Net):
+    """A layer in a plain list: what it keeps stands in nobody's row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [Counter(torch.tensor(0.0))]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.layers[0].hidden(x)
 
 
 class OwnNoise(Net):
@@ -482,6 +566,13 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (AttributeCounter, "attribute 'steps' changes in training.*register_buffer"),
     (InAnObject, "attribute 'schedule' changes in training.*register_buffer"),
     (RunningMaximum, "attribute 'largest' changes in training"),
+    (CountsForItsClass, "'CountsForItsClass.steps', which the model's class or module keeps.*register_buffer"),
+    (CountsForEverybody, "'TALLY', which the model's class or module keeps for everybody"),
+    (CountsInItsDefault, "'CountsInItsDefault.hidden's defaults', which the model's class"),
+    (CountsInAFunction, "'CountsInAFunction.hidden.steps', which the model's class"),
+    (CountsInAnArray, "attribute 'tally' changes in training"),
+    (CountsOn, "attribute 'order' changes in training"),
+    (HiddenCounter, "attribute 'layers' changes in training"),
     (OwnNoise, "attribute 'state' changes in training"),
     (Replaced, "tensor 'mean' is replaced in forward.*in place"),
     (RemembersWeights, "attribute 'weights' changes in training"),

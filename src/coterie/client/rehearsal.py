@@ -2,17 +2,21 @@
 
 The model takes a few passes mounted on a row, each with a row and samples of its own, and every time must do just what
 a fresh copy of the module does with the same. What one pass leaves behind outside the row (counters, whole-number
-buffers, kept outputs) would otherwise go from each client to the next, unseen, and be lost when a run is resumed.
+buffers, kept outputs, be they the module's own, its class's or global) would otherwise go from each client to the next,
+unseen, and be lost when a run is resumed.
 """
 
 from __future__ import annotations
 
+import dis
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +27,7 @@ from coterie.errors import CoterieError, described, require
 
 SAMPLES = 4
 """How many samples a rehearsal takes, half of them a pass."""
-DEEPEST = 4  # how far is looked into lists, and objects that are no modules
+DEEPEST = 8  # how far is looked into lists, and objects that are no modules
 # Relative: rounding differs with where tensors lie in memory. Batch norm of few samples may magnify it a thousand
 # times; what is kept outside the row, be it a temperature that falls by little, is compared as it is.
 CLOSE, SAME = 2e-2, 1e-5
@@ -31,7 +35,12 @@ SEED = 0
 # What PyTorch itself keeps with every module; parameters and buffers are looked at one by one.
 _COMMON = frozenset(vars(nn.Module()))
 
-BUFFER, ATTRIBUTE = "buffer", "attribute"
+# Packages whose classes and functions keep nothing that changes as a model runs.
+_KNOWN = ("torch", "builtins", "coterie")
+
+_FUNCTIONS = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+BUFFER, ATTRIBUTE, VARIABLE = "buffer", "attribute", "variable"
 Beside = dict[tuple[str, str], object]
 """What a module holds outside a row, by kind and name."""
 
@@ -210,6 +219,11 @@ def _changed(kind: str, name: str) -> str:
             f"buffer '{name}' changes in training, but is no part of a row: it would go from client to client; start "
             "it as a finite floating-point tensor, such as torch.tensor(0.0)"
         )
+    if kind == VARIABLE:
+        return (
+            f"'{name}', which the model's class or module keeps for everybody, changes in training: it would go from "
+            "client to client; keep it as a buffer, such as self.register_buffer('steps', torch.tensor(0.0))"
+        )
     return (
         f"attribute '{name}' changes in training: it would go from client to client, and be lost when a run is "
         "resumed; keep it as a buffer, such as self.register_buffer('steps', torch.tensor(0.0))"
@@ -229,7 +243,65 @@ def _beside(part: nn.Module, prefix: str, layout: Layout) -> Beside:
         for name, value in vars(layer).items():
             if name not in _COMMON:
                 beside[ATTRIBUTE, start + name] = _remembered(value, set(registered), DEEPEST)
+        for name, value in kept_around(type(layer)):
+            beside[VARIABLE, name] = _remembered(value, set(registered), DEEPEST)
     return beside
+
+
+def kept_around(kind: type) -> Iterator[tuple[str, object]]:
+    """What a class keeps for all its objects, and what its functions name outside of themselves.
+
+    >>> class Counter(nn.Module):
+    ...     calls = 0
+    >>> list(kept_around(Counter)), list(kept_around(nn.Linear))
+    ([('Counter.calls', 0)], [])
+    """
+    visited: set[FunctionType] = set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _KNOWN:
+            continue
+        for name, value in vars(base).items():
+            value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if isinstance(value, FunctionType):
+                yield from _named_in(value, visited)
+            elif not name.startswith("__") and not callable(value):
+                yield f"{base.__name__}.{name}", value
+
+
+def _named_in(function: FunctionType, visited: set[FunctionType]) -> Iterator[tuple[str, object]]:
+    """What a function, and those of its module that it calls, name outside of themselves."""
+    if function in visited:
+        return
+    visited.add(function)
+    for name, value in _outside(function):
+        if isinstance(value, FunctionType):
+            if value.__module__ == function.__module__:
+                yield from _named_in(value, visited)
+        elif not isinstance(value, (ModuleType, type)) and not callable(value):
+            yield name, value
+
+
+def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """The variables of its module and of functions around it that a function names, and what it keeps itself."""
+    around = function.__globals__
+    yield from ((name, around[name]) for name in sorted(_global_names(function.__code__) & around.keys()))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing stands there yet
+            continue
+    yield f"{function.__qualname__}'s defaults", (function.__defaults__, function.__kwdefaults__)
+    yield from ((f"{function.__qualname__}.{name}", value) for name, value in vars(function).items())
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """The global variables that a function's code names, and the code of functions within it."""
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")
+    }
+    return names.union(*(_global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _only_counts(layer: nn.Module, name: str) -> bool:
@@ -246,7 +318,9 @@ def _remembered(value: object, seen: set[int], depth: int) -> object:
         return value
     if isinstance(value, torch.Generator):
         return value.get_state()
-    if not depth or id(value) in seen or isinstance(value, type):
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if not depth or id(value) in seen or isinstance(value, _FUNCTIONS):
         return None
     seen.add(id(value))
     if isinstance(value, (list, tuple, deque)):
@@ -255,9 +329,12 @@ def _remembered(value: object, seen: set[int], depth: int) -> object:
         return sorted(map(repr, value))
     if isinstance(value, Mapping):
         return {repr(key): _remembered(item, seen, depth - 1) for key, item in value.items()}
-    if isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
-        return _remembered(vars(value), seen, depth)
-    return None
+    try:
+        # The way in which any object is copied tells all that it holds.
+        held = value.__reduce_ex__(4)
+    except Exception:  # some objects cannot be copied
+        return None
+    return None if isinstance(held, str) else _remembered(held[1:3], seen, depth - 1)
 
 
 def _alike(value: object, other: object) -> bool:

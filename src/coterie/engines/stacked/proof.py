@@ -9,7 +9,6 @@ clients run a model once where each alone would run it once more, so that what i
 
 from __future__ import annotations
 
-import dis
 import hashlib
 import math
 import random
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from coterie.client.problem import Problem
 from coterie.client.recipe import Phase, plain_steps
+from coterie.client.rehearsal import kept_around
 from coterie.client.scores import Seen, TrainingScores
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.trainer import Trainer
@@ -43,8 +43,6 @@ from coterie.rng import torch_stream
 # What a module holds for its tensors and its parts, which are looked at one by one.
 _PARTS = ("_parameters", "_buffers", "_modules")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-# Packages whose classes and functions keep nothing that changes as a model runs.
-_KNOWN = ("torch", "builtins", "coterie")
 
 # How far tensors may lie apart for rounding, in their norms: by a share of what they are, or of how far they moved;
 # gradients by a larger one, or by a share of the whole row's (before batch norm they are nothing but rounding).
@@ -278,7 +276,7 @@ def hidden_state(parts: Mapping[str, nn.Module], layout: Layout) -> dict[str, ob
             if _joined(path, name) not in in_row
             and not (isinstance(layer, BatchNorm) and name == "num_batches_tracked")
         }
-        for name, value in (*kept.items(), *_around(type(layer))):
+        for name, value in (*kept.items(), *kept_around(type(layer))):
             beside = known - {id(value)} if name in layer._buffers else known
             kept_by_name[_joined(path, name)] = _comparable(value, beside, {})
     return kept_by_name
@@ -297,36 +295,6 @@ def global_draws() -> object:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _around(kind: type) -> Iterator[tuple[str, object]]:
-    """What a class keeps for all its objects, and what its functions name outside of themselves."""
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in _KNOWN:
-            continue
-        for name, value in vars(base).items():
-            if isinstance(value, FunctionType):
-                for variable, inner in _outside(value):
-                    if not isinstance(inner, (ModuleType, type)) and not callable(inner):
-                        yield variable, inner
-            elif not name.startswith("__") and not callable(value):
-                yield name, value
-
-
-def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """The variables of its module, and of functions around it, that a function names."""
-    code, around = function.__code__, function.__globals__
-    names = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")
-    }
-    yield from ((name, around[name]) for name in sorted(names & around.keys()))
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # nothing stands there yet
-            continue
 
 
 def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:

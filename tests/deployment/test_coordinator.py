@@ -32,7 +32,8 @@ Tamper = Callable[[Packed], Packed]
 class Behaviour:
     """When a site is connected (seconds), how long its work takes in a round, and what it makes of its answer.
 
-    `hellos` are the seconds until it says who it is, the first time, the second time and so on.
+    `hellos` are the seconds until it says who it is, the first time, the second time and so on. A node that owes an
+    answer counts as free again once that is `forgotten`.
     """
 
     comes: float = 0.0
@@ -43,6 +44,8 @@ class Behaviour:
     slow: dict[int, float] = field(default_factory=dict)
     tamper: dict[int, Tamper] = field(default_factory=dict)
     registered: str | None = None
+    instead: dict[int, Answer] = field(default_factory=dict)  # what the transport makes of its answers
+    forgotten: float = float("inf")  # seconds
 
 
 class Pretence:
@@ -52,6 +55,7 @@ class Pretence:
         self.together, self.now = together, 0.0
         self.behaviours = {name: behaviours.get(name, Behaviour()) for name in SITES}
         self._coming: list[tuple[float, Answer]] = []
+        self._asked_at: dict[int, float] = {}
         self.asked: list[tuple[str, int]] = []
 
     def clock(self) -> float:
@@ -61,7 +65,8 @@ class Pretence:
         self.now += seconds
 
     def nodes(self) -> dict[int, str]:
-        busy = {answer.node for _, answer in self._coming}
+        since = {node: now for node, now in self._asked_at.items() if any(one.node == node for _, one in self._coming)}
+        busy = {node for node, then in since.items() if self.now < then + self.behaviours[SITES[node]].forgotten}
         found = {}
         for node, name in enumerate(SITES):
             one = self.behaviours[name]
@@ -72,6 +77,8 @@ class Pretence:
     def send(self, node: int, purpose: Purpose, content: Packed, seconds: float) -> None:
         name = SITES[node]
         one, site = self.behaviours[name], self.together.sites[name]
+        self._asked_at[node] = self.now
+        self._coming = [(time, answer) for time, answer in self._coming if answer.node != node]
         if purpose == "hello":
             takes, *later = one.hellos
             one.hellos = tuple(later) or one.hellos
@@ -91,7 +98,8 @@ class Pretence:
         task = unpack(content, site.expected(note))
         reply = pack(site.work(task) if purpose == "work" else site.finish(task))
         reply = one.tamper.get(note["round"], lambda same: same)(reply)
-        self._coming.append((self.now + takes, Answer(node, purpose, reply)))
+        answer = one.instead.get(note["round"], Answer(node, purpose, reply))
+        self._coming.append((self.now + takes, answer))
 
     def answers(self) -> list[Answer]:
         due = [answer for time, answer in self._coming if time <= self.now]

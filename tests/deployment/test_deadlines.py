@@ -17,7 +17,7 @@ from coterie import files
 from coterie.deployment import site as at_site
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import note_of
-from coterie.deployment.coordinator import UnsentError
+from coterie.deployment.coordinator import Answer, UnsentError
 from coterie.deployment.flower.folder import write_app
 from coterie.deployment.messages import Packed, Purpose
 from coterie.deployment.server import Server
@@ -34,13 +34,22 @@ def test_the_deadline_is_three_times_the_slowest_of_the_last_five_answers() -> N
     times = AnswerTimes()
     for seconds in (90.0, 25.0, 11.0, 12.0, 13.0):
         times.took("a", seconds)
-    assert times.deadline(["a"], 600.0) == 270.0
+    assert times.deadline("a", 600.0) == 270.0
     times.took("a", 14.0)  # the first is forgotten
-    assert times.deadline(["a"], 600.0) == 75.0
+    assert times.deadline("a", 600.0) == 75.0
     times.took("b", 1.0)
-    assert times.deadline(["b"], 600.0) == 60.0
-    assert times.deadline(["b"], 10.0) == 10.0
-    assert times.deadline(["a", "b", "c"], 600.0) == 600.0
+    assert times.deadline("b", 600.0) == 60.0
+    assert times.deadline("b", 10.0) == 10.0
+    assert times.deadline("c", 600.0) == 600.0
+
+
+def test_whoever_leaves_questions_unanswered_is_waited_for_half_as_long_each_time() -> None:
+    times = AnswerTimes()
+    for expected in (600.0, 300.0, 150.0, 75.0, 60.0, 60.0):
+        assert times.deadline("a", 600.0) == expected
+        times.missed("a")
+    times.took("a", 50.0)  # late, and all is as usual
+    assert times.deadline("a", 600.0) == 150.0
 
 
 def slow(seconds: float, **more: Any) -> dict[str, Behaviour]:
@@ -116,6 +125,37 @@ def test_a_dead_site_costs_a_round_what_sites_usually_take_and_not_the_whole_dea
     assert note_of(trial.lines[2]).unanswered == ["site-c"]
     assert 60 <= trial.lines[2].seconds.total < 61
     assert trial.status["state"] == "finished"
+
+
+def test_a_slow_site_gives_nobody_else_more_time(tmp_path: Path) -> None:
+    """Site-a takes a minute, and so may take three; whoever is gone is waited for as long as its own answers took."""
+    agreement = agreed("fedper", rounds=4, epochs=1, deadline=600.0, gather=10.0)
+    behaviours = {"site_a": Behaviour(takes=70.0), "site_c": Behaviour(goes=73.0, noticed=500.0)}
+    trial = Trial(tmp_path, agreement, **behaviours)
+    trial.run()
+    assert [note_of(line).unanswered for line in trial.lines] == [[], ["site-c"], [], []]
+    assert 70 <= trial.lines[1].seconds.total < 71
+
+
+def test_a_silent_site_holds_up_fewer_and_fewer_seconds_of_a_round(tmp_path: Path) -> None:
+    """It is here, takes every task and never answers; the transport takes it to be free again after 400 s."""
+    agreement = agreed("fedper", rounds=5, epochs=1, deadline=600.0, gather=10.0, patience=100.0)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(takes=1e9, forgotten=400.0))
+    trial.run()
+    assert [note_of(line).unanswered for line in trial.lines if "site-b" in note_of(line).asked]
+    seconds = [line.seconds.total for line in trial.lines if "site-b" in note_of(line).asked]
+    assert seconds == pytest.approx([600.0, 300.0], abs=1.0)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_an_answer_that_cannot_be_read_does_not_cost_its_site_the_next_round(last: bool, tmp_path: Path) -> None:
+    """It once left its site out of the next round if it was the last to come."""
+    takes = 5.0 if last else 1.0
+    unread = Answer(SITES.index("site-b"), "work", "its message is refused: nobody can read it", replied=True)
+    trial = Trial(tmp_path, site_b=Behaviour(takes=takes, instead={2: unread}))
+    trial.run()
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES), ["site-a", "site-c"], *[list(SITES)] * 2]
+    assert [round for name, round in trial.network.asked if name == "site-b"] == [1, 2, 3, 4]
 
 
 @pytest.mark.thorough

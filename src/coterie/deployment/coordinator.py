@@ -185,7 +185,10 @@ class Coordinator:
         return present
 
     def _ask(self, present: dict[str, int]) -> Report:
-        """Send the tasks and take answers until the deadline, and longer if too few have come: late ones count then."""
+        """Send the tasks and take answers until nobody is awaited any more, each site as long as its own deadline says.
+
+        If too few have come by then, answers are awaited longer, and late ones count.
+        """
         begin = self._clock()
         self._failed, self._unsent, news = {}, set(), WaitingNews(begin)
         tasks = self.server.open_round(list(present))
@@ -205,7 +208,7 @@ class Coordinator:
                 self._say(
                     "running", f"round {round}: {len(done)} of {len(self.server.asked)} are done{self._others(done)}"
                 )
-            late = now >= begin + self._times.deadline(self.server.asked, self.agreement.deadline)
+            late = now >= begin + self.agreement.deadline or not (self._in_time(now) or self._unsent)
             if len(self.server.answered) >= needed:
                 if late:
                     break
@@ -221,6 +224,8 @@ class Coordinator:
                     self._ask_more()
             self._sleep(POLL)
         late_sites = sorted(self._waiting.values())
+        for name in late_sites:
+            self._times.missed(name)
         self._waiting, self._unsent = {}, set()
         report = self.server.close_round()
         report.seconds["round"] = self._clock() - begin
@@ -239,6 +244,11 @@ class Coordinator:
             if not self._send(node, "work", pack(task)):
                 del self._waiting[node], self._at_work[node]
                 self._unsent.add(name)
+
+    def _in_time(self, now: float) -> list[str]:
+        """The sites that are still awaited: each has a deadline of its own, from when it was asked."""
+        most, asked = self.agreement.deadline, [self._at_work[node] for node in self._waiting]
+        return [name for name, since in asked if now < since + self._times.deadline(name, most)]
 
     def _wait_on(self, needed: int) -> None:
         """Say that a round cannot go on yet, and why: nothing is done again, and nobody's work is lost."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 AGAIN = 5.0  # seconds before somebody is asked again; from time to time twice as long
@@ -15,29 +15,38 @@ LEAST = 60.0  # seconds: a site that is gone is noticed in about as many, and be
 
 
 class AnswerTimes:
-    """The seconds from question to answer of every site, late answers included.
+    """The seconds from question to answer of every site, late answers included, and how often in a row none came.
 
     >>> times = AnswerTimes()
     >>> times.took("a", 30.0)
-    >>> times.deadline(["a"], most=600.0), times.deadline(["a"], most=45.0), times.deadline(["a", "b"], most=600.0)
+    >>> times.deadline("a", most=600.0), times.deadline("a", most=45.0), times.deadline("b", most=600.0)
     (90.0, 45.0, 600.0)
+    >>> times.missed("b")
+    >>> times.deadline("b", most=600.0)
+    300.0
     """
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
+        self._missed: dict[str, int] = {}
 
     def took(self, site: str, seconds: float) -> None:
         """Take note of an answer, whether it came in time or not."""
         self._seconds.setdefault(site, deque(maxlen=REMEMBERED)).append(seconds)
+        self._missed.pop(site, None)
 
-    def deadline(self, sites: Iterable[str], most: float) -> float:
-        """How long to wait for the answers of these sites.
+    def missed(self, site: str) -> None:
+        """Take note of a site whose answer did not come in time."""
+        self._missed[site] = self._missed.get(site, 0) + 1
 
-        Three times the slowest of a site's last five answers, at least a minute and at the most `most`, which
-        holds for sites that have not answered yet; the slowest site decides.
+    def deadline(self, site: str, most: float) -> float:
+        """How long to wait for the answer of a site.
+
+        Three times the slowest of its last five answers, at least a minute and at the most `most`, which holds for a
+        site that has not answered yet. Half as long after each question in a row that it left unanswered.
         """
-        known = (SLACK * max(self._seconds[site]) if site in self._seconds else most for site in sites)
-        return min(most, max((LEAST, *known)))
+        usual = SLACK * max(self._seconds[site]) if site in self._seconds else most
+        return min(most, max(LEAST, math.ldexp(min(most, usual), -self._missed.get(site, 0))))
 
 
 class WaitingNews:

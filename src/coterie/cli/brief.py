@@ -26,7 +26,7 @@ BRIEF = {
         "coterie run METHOD [OPTIONS]",
         (
             "coterie run fedper --clients 10 --alpha 0.1 --rounds 20 --lr 0.05",
-            "coterie run ditto --data visits.csv --label outcome --client ward --partition by_client",
+            "coterie run ditto --data visits.csv --label outcome --client ward",
             "coterie run ./my.py:Mine --model ./my.py:Net --set beta=5 --out runs/mine",
         ),
         (

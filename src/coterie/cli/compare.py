@@ -175,13 +175,17 @@ def _how_to_carry_on(progress: ComparisonProgress) -> str:
 
 def print_comparison(comparison: Comparison, out: Path | None, json: bool, protocol: str = "") -> None:
     """The table (or JSON) on stdout; after a paper's protocol, also which column shows the paper's number."""
+    from coterie.compare.remarks import clients_remark
     from coterie.report.tables import print_grid
 
     if json:
         print(json_format.dumps(comparison.as_dict(), indent=2))
         return
     paper = _paper_line(protocol, comparison.grid) if protocol else ""
-    print_grid(comparison.grid, paper, comparison.settings_note(), "" if out is None else f"The runs are kept in {out}")
+    whose = clients_remark(next(iter(comparison.summaries.values()))[0].get("config", {}))
+    print_grid(
+        comparison.grid, paper, whose, comparison.settings_note(), "" if out is None else f"The runs are kept in {out}"
+    )
 
 
 def _paper_line(protocol: str, grid: Grid) -> str:

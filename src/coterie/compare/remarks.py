@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from coterie.compare.one_run import Summary
@@ -56,6 +57,21 @@ def settings_note(configs: Mapping[str, Config]) -> str:
     """
     spoken = [f"{key} = {_by_value(values)}" for key, values in differing(configs).items()]
     return f"Not all methods ran with the same settings: {'; '.join(spoken)}." if spoken else ""
+
+
+def clients_remark(config: Config) -> str:
+    """That the data themselves say who the clients are, and what is to be done where they are not to; else nothing.
+
+    >>> clients_remark({"data": "natural/exam", "partition": "by_client"})
+    'The clients are those that natural/exam names; --partition RULE deals its samples out otherwise.'
+    >>> clients_remark({"data": "digits", "partition": "dirichlet"})
+    ''
+    """
+    if config.get("partition") != "by_client":
+        return ""
+    data = str(config["data"])
+    name = Path(data).name if Path(data).is_absolute() else data
+    return f"The clients are those that {name} names; --partition RULE deals its samples out otherwise."
 
 
 def _by_value(values: Mapping[str, Any]) -> str:

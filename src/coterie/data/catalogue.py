@@ -28,7 +28,8 @@ class KnownDataset:
 
     `find` looks for one of the set's layouts in a folder; `remotes` are fetched where it finds nothing
     (no checksum known: no `remotes`); `files` says what to place there by hand. A set that is made, not found, has
-    `make` instead; how many classes it has may be left open then (0), and it may be for regression.
+    `make` instead; how many classes it has may be left open then (0), and it may be for regression. `has_clients` says
+    whether it names the client of each sample (None: to be seen in the set itself).
     """
 
     name: str
@@ -39,6 +40,7 @@ class KnownDataset:
     remotes: tuple[Remote, ...] = ()
     find: Find | None = None
     make: Callable[[], Dataset] | None = None
+    has_clients: bool | None = False
 
     def load(self, root: Path | None = None, progress: bool = True) -> Dataset:
         """The whole data set, normalised; official training samples first."""
@@ -64,6 +66,11 @@ class KnownDataset:
             decoded.owner_names,
             names if len(names) == self.classes else (),
         )
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether it says which client each sample is of; a set that cannot tell otherwise is made for it."""
+        return self.load(progress=False).names_clients if self.has_clients is None else self.has_clients
 
     def missing(self, root: Path | None = None) -> str | None:
         """How to get the data set, if it is not on this machine; nothing is fetched or decoded."""
@@ -98,7 +105,7 @@ def _known_dataset(name: str, thing: object) -> KnownDataset:
         return replace(thing, name=name)
     if not callable(thing):
         raise CoterieError(f"data '{name}': must be a function that returns a coterie.Dataset, or a KnownDataset")
-    return KnownDataset(name, (thing.__doc__ or "").strip().partition("\n")[0], make=thing)
+    return KnownDataset(name, (thing.__doc__ or "").strip().partition("\n")[0], make=thing, has_clients=None)
 
 
 NATURAL = {

@@ -31,8 +31,9 @@ class Dataset(Displayed, metaclass=TypedOptions):
     `inputs [N, ...]` are float32, already normalised (for images `[N, channels, height, width]`, pixels
     scaled to [0, 1] and then by (x − 0.5) / 0.5), or int64 for models that take whole numbers, such as the numbers
     of words; or `Pixels`, which are kept as bytes and scaled just so when a batch is taken. `owners [N]`, where given,
-    names for each sample the client or domain it belongs to, as an index into `owner_names`. `task` says what a label
-    is: one of so many `classes` unless told otherwise.
+    names for each sample the client or domain it belongs to, as an index into `owner_names`; each is a client unless a
+    run says otherwise, or `owners_are_clients` does. `task` says what a label is: one of so many `classes` unless told
+    otherwise.
 
     >>> data = Dataset("toy", torch.zeros(6, 1, 2, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
     >>> len(data), data.shape, data.train_size
@@ -49,6 +50,7 @@ class Dataset(Displayed, metaclass=TypedOptions):
     class_names: tuple[str, ...] = field(default=())
     task: Task | None = None
     feature_names: tuple[str, ...] = field(default=())
+    owners_are_clients: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on, naming the data set and the sample."""
@@ -105,6 +107,11 @@ class Dataset(Displayed, metaclass=TypedOptions):
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.labels)
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether it says which client each sample is of, so that nobody has to deal them out."""
+        return self.owners is not None and self.owners_are_clients
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -58,6 +58,7 @@ def load_digits() -> Dataset:
         owners=torch.from_numpy(forms.astype(np.int64)),
         owner_names=tuple(f"form-{form}" for form in range(len(FORM_STARTS))),
         class_names=DIGIT_NAMES,
+        owners_are_clients=False,  # sheets of paper, each filled in by many writers
     )
 
 

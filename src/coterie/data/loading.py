@@ -46,6 +46,26 @@ def load(
     return load_own(name, label, client, progress=progress, task=task)
 
 
+def names_clients(data: str | Dataset, client: str | None = None) -> bool:
+    """Whether data, by name, by path or as they are, say which client each sample is of; `client` as for `load`.
+
+    Of files only what describes them is read. Of those that cannot be read nothing is said: whoever loads them says it.
+
+    >>> names_clients("natural/exam"), names_clients("mnist"), names_clients("digits"), names_clients("nowhere.csv")
+    (True, False, False, False)
+    """
+    if isinstance(data, Dataset):
+        return data.names_clients
+    if not _is_path(data):
+        return DATASETS.find(_usual(data) if _usual(data) in DATASETS else data).names_clients
+    from coterie.data.tables import DEFAULT_CLIENT, names_of  # slow to import
+
+    if client is not None:
+        return True
+    found = names_of(expanded(data))
+    return DEFAULT_CLIENT in found or {f"{DEFAULT_CLIENT}_train", f"{DEFAULT_CLIENT}_test"} <= found
+
+
 def placed(name: str) -> str:
     """A name of data that holds wherever one is: the path of what is a file or a folder here is made absolute.
 

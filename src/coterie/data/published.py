@@ -209,4 +209,5 @@ DOMAINNET = KnownDataset(
     f"<domain>.zip, <domain>_train.txt and <domain>_test.txt of one or more domains, or {_PARQUET},",
     (),
     find_domainnet,
+    has_clients=True,
 )

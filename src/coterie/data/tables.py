@@ -11,6 +11,7 @@ import codecs
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,6 +194,22 @@ def table_splits(path: Path) -> TableSplits | None:
         if train := _split(folder, "train"):
             return TableSplits(train, next((test for s in TEST_SPLITS if (test := _split(folder, s))), ()))
     return None
+
+
+def names_of(path: Path) -> set[str]:
+    """What columns a table has, or which arrays an `.npz`; nothing if there is none, or it cannot be read."""
+    try:
+        if path.suffix.lower() == ".npz":
+            return {name.removesuffix(".npy") for name in zipfile.ZipFile(path).namelist()}
+        splits = table_splits(path)
+        if splits is None:
+            return set()
+        first = splits.train[0]
+        if first.suffix.lower() not in TEXT_SUFFIXES:
+            return set(pq.read_schema(first).names)
+        return set(pa.csv.open_csv(first, parse_options=pa.csv.ParseOptions(delimiter=_separator(first))).schema.names)
+    except (CoterieError, OSError, pa.ArrowException, zipfile.BadZipFile, ValueError):
+        return set()
 
 
 def load_table(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.client.effort import FORWARD
-from coterie.compare.remarks import effort_text
+from coterie.compare.remarks import clients_remark, effort_text
 from coterie.core.numbers import judged_scale, number_text, spoken_bytes
 from coterie.errors import printable
 from coterie.rounds.progress import ProgressDisplay, received_mean
@@ -213,6 +213,8 @@ def sampled_lines(sample: Mapping[str, Any]) -> Iterator[str]:
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run's table leaves out, a line each."""
     each = summary["bytes"]["per_client_round"]
+    if whose := clients_remark(summary["config"]):
+        yield whose
     worst = {moment: number_text(value) for moment, value in summary["worst_decile"].items()}
     if "stopped" in summary:
         yield f"stopped after round {summary['rounds']} of {summary['config']['rounds']}: {summary['stopped']}"

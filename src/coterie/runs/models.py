@@ -25,7 +25,7 @@ from coterie.data.arrays import require_unmasked
 from coterie.errors import CoterieError, require
 from coterie.files import silence
 from coterie.methods import METHODS, Method
-from coterie.partition import Partition
+from coterie.partition import Dirichlet, Partition
 from coterie.registry import is_reference
 from coterie.rounds.delivery import as_delivered
 from coterie.runs.record import DataAbout, RunAbout, plain
@@ -149,9 +149,8 @@ def settings_of_run(
     if given is None:
         known = {item.name for item in fields(Settings)} | {"set"}
         left_out = ELSEWHERE if with_data else (*ELSEWHERE, "data", "share", "scale")
-        given = settings_from(
-            {key: value for key, value in config.items() if key in known and key not in left_out}, Settings
-        )
+        kept = {key: value for key, value in config.items() if key in known and key not in left_out}
+        given = settings_from({"partition": Dirichlet.name, **kept}, Settings)  # the run's own takes its place below
     # What was chosen by trial, or when the run was extended, stands in its configuration alone.
     settled = {key: config[key] for key in ("memory", "rounds")}
     here: dict[str, Any] = {"engine": "serial", "device": "cpu", "ray_address": "", "ray_gpus": 0.0}

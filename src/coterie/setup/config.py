@@ -27,7 +27,7 @@ from coterie.models import ModelSpec
 from coterie.partition import PARTITIONS, FromFile, Partition, Rule
 from coterie.partition.partition import is_partition_file
 from coterie.registry import PluginFile, absolute, at_hand, file_of, is_reference, reference_to, split_reference
-from coterie.setup.settings import PARTS, Settings, make_method, make_rule, rule_options
+from coterie.setup.settings import PARTS, Settings, make_method, make_rule, rule_options, usual_rule
 
 Config = dict[str, Any]
 
@@ -138,7 +138,7 @@ def overridden(config: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
     rule = str(given.get("partition", ""))
     kept = dict(config)
     known = rule in PARTITIONS or is_reference(rule) or is_partition_file(rule)
-    if known and rule != config.get("partition", Settings.partition):
+    if known and rule != rule_of(config):
         others = {name for other in PARTITIONS.values() for name in options.option_fields(other)}
         others -= set(rule_options(rule))
         kept = {key: value for key, value in config.items() if key not in others}
@@ -176,14 +176,14 @@ def settings_from(config: Mapping[str, Any], kind: type[S]) -> S:
     require_format("config", values.pop("format", FORMAT), FORMAT, "write it again")
     _require_unchanged(values, values.pop(PLUGINS, {}))
     own = {item.name for item in fields(kind)}
-    rule_name = str(values.get("partition", "dirichlet"))
-    own_set = values.pop("set", {})
-    require(isinstance(own_set, dict), f"set = {own_set!r}: must be a table of method options")
-    method = make_method(str(values.pop("method", "fedavg")), dict(own_set))
-    if rule_name.startswith("given") or any(
+    if str(values.get("partition", "")).startswith("given") or any(
         str(values.get(key, "")).startswith("given (") for key in ("data", "model")
     ):
         raise CoterieError("this run used Python objects of its own (data, model or partition): repeat it from Python")
+    own_set = values.pop("set", {})
+    require(isinstance(own_set, dict), f"set = {own_set!r}: must be a table of method options")
+    method = make_method(str(values.pop("method", "fedavg")), dict(own_set))
+    rule_name = rule_of(values)
     of_rule = rule_options(rule_name)
     for key in values:
         if key in own or key in of_rule:
@@ -201,6 +201,18 @@ def settings_from(config: Mapping[str, Any], kind: type[S]) -> S:
         if key in own and key != "partition"
     }
     return kind(method=method, partition=rule, **plain)
+
+
+def rule_of(config: Mapping[str, Any]) -> str:
+    """The name of a configuration's partition rule: the usual one for its data, if it names none.
+
+    >>> rule_of({"data": "natural/exam"}), rule_of({"data": "natural/exam", "partition": "iid"})
+    ('by_client', 'iid')
+    """
+    if "partition" in config:
+        return str(config["partition"])
+    client = config.get("client_column")
+    return usual_rule(str(config.get("data", Settings.data)), None if client is None else str(client), config)
 
 
 def _require_unchanged(values: Mapping[str, Any], hashes: object) -> None:

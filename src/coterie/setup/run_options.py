@@ -44,10 +44,11 @@ class RunOptions(SimulatedFeatures, JointTraining):
     scale: str = setting("", "published: images scaled as pFedSim's authors did (cifar10).", "data", shown="to -1 .. 1")
     share: float = setting(1.0, "Use only this share of the data's samples, drawn from every class.", "data")
     partition: Any = setting(
-        "dirichlet",
+        None,
         "The rule that shares the data out among clients (see 'coterie partitions'), or a FILE.npz that says who holds "
         "what.",
         "partition",
+        shown="by_client if the data name clients, else dirichlet",
     )
     model: Any = setting("mlp", "The model (see 'coterie models').", "data")
     model_seed: int | None = setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from torch.utils.data import TensorDataset
 from coterie import options
 from coterie.core.task import TASKS
 from coterie.data import DATASETS, Dataset, from_arrays
+from coterie.data.loading import names_clients
 from coterie.devices import named
 from coterie.engines import ENGINES, require_device
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS, ModelSpec, own_model
-from coterie.partition import PARTITIONS, Dirichlet, FromFile, Partition, Rule
+from coterie.partition import PARTITIONS, ByClient, Dirichlet, FromFile, Partition, Rule
 from coterie.partition.from_file import ANY_FILE
 from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
@@ -50,8 +51,9 @@ class Settings(RunOptions):
     last is its only fully connected layer with an output each class. Data are a name, a path, a `Dataset`, or arrays or
     tensors `(x, y)`, also as PyTorch's `TensorDataset`, which `from_arrays` then reads. A partition is a rule, by name,
     as a class or as an instance, a `Partition`, or the path of a file that says who holds what (`FILE.npz`, see
-    `FromFile`). `label` and `client_column` name columns of your own table, `task` what its labels are of (empty:
-    classification, or the known data set's own). `stats` overrides what the method does with batch-norm statistics.
+    `FromFile`); without one, the clients are those that the data name (`ByClient`), or `Dirichlet` makes some. `label`
+    and `client_column` name columns of your own table, `task` what its labels are of (empty: classification, or the
+    known data set's own). `stats` overrides what the method does with batch-norm statistics.
     `test` and `validation` override the split of the partition rule; `held_out` keeps clients apart for onboarding
     tests. All of this is drawn from `partition_seed`, and the model's first weights from `model_seed`, where they are
     given; otherwise from `seed`, like everything else. `scale="published"` scales images as a paper's authors did
@@ -70,7 +72,7 @@ class Settings(RunOptions):
         default=RunOptions.data,
         metadata=_such_as("'digits', ct.from_arrays(x, y), ct.from_frame(frame) or ct.from_dataset(dataset)"),
     )
-    partition: Rule | type[Rule] | Partition | Path | str = field(
+    partition: Rule | type[Rule] | Partition | Path | str | None = field(
         default=RunOptions.partition, metadata=_such_as("'iid' or ct.Dirichlet(clients=20, alpha=0.1)")
     )
     model: nn.Module | ModelSpec | Callable[..., nn.Module] | str = field(
@@ -92,6 +94,8 @@ class Settings(RunOptions):
             object.__setattr__(self, "partition", make_rule(str(self.partition), {}))
         object.__setattr__(self, "model", resolved_model(self.model))
         object.__setattr__(self, "data", resolved_data(self.data, self.task))
+        if self.partition is None:
+            object.__setattr__(self, "partition", make_rule(usual_rule(self.data, self.client_column), {}))
         if isinstance(self.data, str) and is_reference(self.data):
             DATASETS.find(self.data)
             object.__setattr__(self, "data", absolute(self.data))
@@ -166,6 +170,18 @@ def make_rule(name: str, values: dict[str, Any]) -> Rule:
         return options.build("partition", short_name(name), PARTITIONS.find(name, besides=[ANY_FILE]), values)
     require(not values, f"partition = {name}: is a file and has no options; leave {', '.join(values)} out")
     return FromFile(name)
+
+
+def usual_rule(data: object, client: str | None = None, given: Collection[str] = ()) -> str:
+    """The rule where none is named: the data's own clients if they name any and have all options that are `given`.
+
+    >>> usual_rule("natural/exam"), usual_rule("natural/exam", given=["alpha"]), usual_rule("digits")
+    ('by_client', 'dirichlet', 'dirichlet')
+    """
+    others = {option for rule in PARTITIONS.values() for option in options.option_fields(rule)}
+    fits = not others & set(given) - options.option_fields(ByClient).keys()
+    named = isinstance(data, Dataset | str) and names_clients(data, client)
+    return ByClient.name if fits and named else Dirichlet.name
 
 
 def rule_options(name: str) -> dict[str, Field[Any]]:

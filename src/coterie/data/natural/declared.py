@@ -71,6 +71,7 @@ class NaturalSet(KnownDataset):
     left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     note: str = ""
     """What else a user of the set should know."""
+    has_clients: bool | None = True
     digest: str
 
     @property

@@ -33,6 +33,7 @@ LAYERS = (
     ("methods",),
     ("engines",),
     ("rounds",),
+    ("server_steps",),
     ("robust",),
     ("privacy",),
     ("scenarios",),

@@ -40,7 +40,7 @@ from tools.mutants.reached import Reach, digest, read_map
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "src/coterie"
-FOLDERS = ("methods", "maths", "core", "client", "rounds", "robust", "privacy", "scenarios")
+FOLDERS = ("methods", "maths", "core", "client", "rounds", "server_steps", "robust", "privacy", "scenarios")
 # Doctests are tests: those of the folders themselves.
 TESTS = (*(f"{PACKAGE}/{folder}" for folder in FOLDERS), *(f"tests/{folder}" for folder in FOLDERS))
 SURVIVORS = ROOT / "tests" / "mutants" / "survivors.toml"

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from coterie.core.attached import ServerStep
 from coterie.core.columns import Columns
 from coterie.core.exchange import Action, Applied, Drop, Mix, Put, Uploads
 from coterie.core.federation import Federation
@@ -71,6 +72,8 @@ def apply(
     listed = list(actions)
     if federation.reduction is not None:
         _require_mixes(listed, federation, method)
+    if federation.server_step is not None:
+        _require_no_steps(listed, federation.server_step, method)
     mixes = [_BoundMix(action, federation, uploads, only) for action in listed if isinstance(action, Mix)]
     bound = [mix for mix in mixes if mix.holds]
     for mix in mixes:
@@ -113,6 +116,13 @@ def _require_mixes(actions: Iterable[Action], federation: Federation, method: st
     for action in actions:
         if isinstance(action, Put) and (action.group is not None or federation.kinds[action.name].held_by != "server"):
             raise no_share_defined(federation, method, f"what it puts into '{action.name}'")
+
+
+def _require_no_steps(actions: Iterable[Action], server: ServerStep, method: str) -> None:
+    """An error if a method moves shared rows itself: which step is to be taken is not defined."""
+    for action in actions:
+        if isinstance(action, Put) and action.group is not None:
+            raise server.refusal(f"{method} has a step of its own, which writes '{action.name}'")
 
 
 def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
@@ -203,6 +213,9 @@ class _BoundMix:
                 f"{'shared' if self.to_shared else 'personal'} columns of {len(self.clients)} clients; "
                 + _remedy(mix, self.to_shared, len(self.clients), sources)
             )
+        self.slots, self.step = federation.slots, federation.server_step if self.from_upload else None
+        if self.step is not None and not (self.to_shared and self.gate is None):
+            raise self.step.refusal(f"the mix of '{self.group}' into '{mix.target}' is no mean that all share")
         self.learned_from = learned_from
         self._bound(mix.weights, f"round {federation.round}: ")
         if only is not None and not self.to_shared:
@@ -308,7 +321,9 @@ class _BoundMix:
         return (1 - self.stays) * values + self.stays * self._there(part)
 
     def write(self, part: Columns, values: Tensor) -> None:
-        """Write the product of some of the columns, where the gate allows it."""
+        """Write the product of some of the columns, where the gate allows it; what all share may step towards it."""
+        if self.step is not None:
+            values = self.step.moved(self.slots, self.target_name, part, self._there(part), values)
         if self.gate is not None:
             values = torch.where(part.within(self.columns).take(self.gate), values, self._there(part))
         if self.to_shared:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from torch import Tensor
+
+from coterie.core.columns import Columns
+from coterie.core.slots import Slot
+from coterie.errors import CoterieError
 
 Blocks = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 """Some columns at a time: the sources' rows `[m, c]`, and what stands where the result of a mix goes, `[1 or n, c]`."""
@@ -39,4 +43,16 @@ class Reduction(Protocol):
 
         That is summed over the columns, `[r, m]`; none if they counted as the weights say.
         """
+        ...
+
+
+class ServerStep(Protocol):
+    """How the server moves what all share, given the mean of what clients sent of it."""
+
+    def moved(self, slots: Mapping[str, Slot], target: str, part: Columns, there: Tensor, mean: Tensor) -> Tensor:
+        """What some columns of a slot become, `[1, c]`, from what is `there` and their `mean`; slots hold its state."""
+        ...
+
+    def refusal(self, why: str) -> CoterieError:
+        """The error for a method whose mixes are no such means."""
         ...

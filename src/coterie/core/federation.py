@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from coterie.core.attached import Reduction
+from coterie.core.attached import Reduction, ServerStep
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
@@ -37,8 +37,9 @@ class Federation:
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
 
-    Parts of a run may attach how mixes are made otherwise than as weighted means (`reduction`), and how clients take
-    their steps (`stepping`, see `coterie.client.trainer`).
+    Parts of a run may attach how mixes are made otherwise than as weighted means (`reduction`), how the server moves
+    what all share towards them (`server_step`), and how clients take their steps (`stepping`, see
+    `coterie.client.trainer`).
 
     >>> from coterie.runs.experiment import Experiment
     >>> federation = Experiment("fedper").prepare().federation()
@@ -64,6 +65,7 @@ class Federation:
     validation_sizes: Tensor | None = None
     skip_single_samples: bool = False
     reduction: Reduction | None = None
+    server_step: ServerStep | None = None
     stepping: object | None = None
     simulated: ClassVar[bool] = True  # not what one real site sees
     outline: bool = False  # whether it is looked at alone, so that nobody needs rows of their own yet

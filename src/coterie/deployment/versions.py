@@ -262,7 +262,8 @@ def carry_over(
         if 0 not in dims[name]:
             marks[way.come] = former.max()
     for name in federation.slots:
-        _carry_slot(federation, name, state, way)
+        if f"slot.{name}.shared" in state:  # not of a term that is new
+            _carry_slot(federation, name, state, way)
     _greet(federation, way, method.uploads(federation))
 
 

@@ -20,6 +20,7 @@ NormPolicy = Literal["group"]
 
 # The settings of each feature, in the order in which its stages stand on an upload's way.
 FEATURES = {
+    "server_steps": "coterie.server_steps.options:ServerSteps",
     "robust": "coterie.robust.options:Defence",
     "privacy": "coterie.privacy.promise:Privacy",
 }
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
     from coterie.privacy.promise import Privacy
     from coterie.robust.options import Defence
     from coterie.scenarios.options import Scenario
+    from coterie.server_steps.options import ServerSteps
 
-    class JointFeatures(Privacy, Defence, Training):
+    class JointFeatures(Privacy, Defence, ServerSteps, Training):
         """The settings of all features, and of local training."""
 
     class SimulatedFeatures(Scenario):

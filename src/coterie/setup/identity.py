@@ -57,6 +57,7 @@ COMPUTING = (
     "rounds",
     "privacy",
     "robust",
+    "server_steps",
     "scenarios",
     "data",
     "partition",

@@ -82,6 +82,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "server_lr",
         "stages",
         "stats",
+        "steps",
         "task",
     }
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.optimiser import TORCH_OPTIMISERS, leaf_of, torch_optimiser
-from coterie.core.training import Training
+from coterie.core.training import Training, epoch_batches
 from coterie.engines.stacked.phase import Schedule, StackedPart, stacked_optimiser
 from coterie.engines.stacked.training_layers import InTraining, StackedModule
 
@@ -137,7 +137,8 @@ def _alone(settings: Training, row: Tensor, grads: Tensor) -> Tensor:
 @pytest.mark.parametrize("skip", [False, True])
 def test_batches_are_those_of_each_client_alone(batch: int, skip: bool) -> None:
     sizes, epochs = (10, 7, 4, 1), 3
-    schedule = Schedule.of(sizes, [torch.Generator().manual_seed(k) for k in range(4)], epochs, batch, skip)
+    steps = [epochs * epoch_batches(size, batch, skip) for size in sizes]
+    schedule = Schedule.of(sizes, [torch.Generator().manual_seed(k) for k in range(4)], steps, batch, skip)
     for client, size in enumerate(sizes):
         stream, expected = torch.Generator().manual_seed(client), []
         for epoch in range(epochs):
@@ -148,7 +149,25 @@ def test_batches_are_those_of_each_client_alone(batch: int, skip: bool) -> None:
             if client < active:
                 count = schedule.counts[step][client]
                 own = schedule.positions[step, client, :count].tolist()
-                found.append((own, client >= schedule.early[step]))
+                found.append((own, client in schedule.late[step]))
                 assert schedule.shares[step, client].sum().item() == pytest.approx(1.0)
                 assert int((schedule.shares[step, client] > 0).sum()) == count
         assert found == expected
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_so_many_steps_are_the_first_batches_of_each_client_alone(steps: int) -> None:
+    """Whoever has few samples begins more epochs: the last one of each begins in a step of its own."""
+    sizes, batch = (10, 7, 4, 1), 3
+    schedule = Schedule.of(sizes, [torch.Generator().manual_seed(k) for k in range(4)], [steps] * 4, batch)
+    assert schedule.active == [4] * steps
+    for client, size in enumerate(sizes):
+        stream, expected = torch.Generator().manual_seed(client), list[tuple[list[int], bool]]()
+        an_epoch = -(-size // batch)
+        while len(expected) < steps:
+            parts = torch.randperm(size, generator=stream).split(batch)
+            last = len(expected) + an_epoch >= steps
+            expected += [(part.tolist(), last) for part in parts]
+        for step, (part, last) in enumerate(expected[:steps]):
+            assert schedule.positions[step, client, : schedule.counts[step][client]].tolist() == part
+            assert (client in schedule.late[step]) == last

@@ -151,6 +151,7 @@ ELSEWHERE = {
     "--dataset": "--data",
     "--learning-rate": "--lr",
     "--local-epochs": "--epochs",
+    "--local-steps": "--steps",
     "--local-learning-rate": "--lr",
     "--num-clients": "--clients",
     "--num-rounds": "--rounds",

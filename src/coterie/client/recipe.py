@@ -30,7 +30,7 @@ class Phase:
     """A stretch of local training.
 
     `train` names the groups that move, `slot` the row they belong to; `also` names groups of other slots
-    that move along in the same steps. `epochs` and `lr` default to the
+    that move along in the same steps. `epochs` (or `steps` in their place) and `lr` default to the
     run's; `rates` gives groups a rate of their own. If only (part of) the classifier is trained, the
     extractor's features are computed once, in evaluation mode, and every epoch runs on them. Phases of
     different `stream` (by default their position among the phases) see the samples in different orders. Without
@@ -44,7 +44,7 @@ class Phase:
     train: str = "all"
     slot: str = "model"
     also: Mapping[str, str] = field(default_factory=dict)
-    epochs: int | None = None
+    epochs: float | None = None
     lr: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     terms: tuple[Term, ...] = (task_loss,)

@@ -19,12 +19,15 @@ from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.training import epoch_batches
 from coterie.errors import CoterieError
 from coterie.rng import torch_stream
 
 
 class OwnBatches(Protocol):
     """The batches and gradients of one phase at one client, where they are others than usual."""
+
+    steps: int  # how many batches an epoch has
 
     def samples(self, count: int) -> Iterator[Tensor]:
         """An epoch's batches: places among the client's `count` examples."""
@@ -101,25 +104,30 @@ class Trainer:
             self.parts.append(TrainedPart(slot, (start, stop), model.row[start:stop], model.grad[start:stop]))
 
     def batches(self) -> Iterator[Batch]:
-        """Every epoch's batches: shuffled, the last partial one kept, unless others are asked for."""
+        """The phase's batches, epoch by epoch: shuffled, the last partial one kept, unless others are asked for."""
         worker, problem = self.worker, self.worker.problem
         samples = problem.train[worker.client]
         cached = worker.train_features(self.phase.slot) if self.head_only else None
-        epochs = problem.training.epochs if self.phase.epochs is None else self.phase.epochs
+        settings, single, own = problem.training, problem.skip_single_samples, self._own
+        an_epoch = epoch_batches(len(samples), settings.batch, single) if own is None else own.steps
+        left = settings.steps_of(self.phase.epochs, an_epoch)
         number = self.number if self.phase.stream is None else self.phase.stream
         stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)
-        for _ in range(epochs):
+        while left:
             if self._seen is not None:
                 self._seen.clear()
             for part in (
-                torch.randperm(len(samples), generator=stream).to(worker.device).split(problem.training.batch)
-                if self._own is None
-                else self._own.samples(len(samples))
+                torch.randperm(len(samples), generator=stream).to(worker.device).split(settings.batch)
+                if own is None
+                else own.samples(len(samples))
             ):
-                if len(part) == 1 and problem.skip_single_samples:
-                    continue
-                features = None if cached is None else cached[part]
-                yield Batch(worker, self.phase.slot, samples[part], features)
+                skipped = single and len(part) == 1
+                left -= own is not None or not skipped  # what others draw counts, whatever comes of it
+                if not skipped:
+                    features = None if cached is None else cached[part]
+                    yield Batch(worker, self.phase.slot, samples[part], features)
+                if not left:
+                    break
 
     def gradient(self, batch: BatchView) -> None:
         """Fill the parts' gradients with that of the phase's objective on the batch."""

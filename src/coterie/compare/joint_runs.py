@@ -36,6 +36,7 @@ OF_THE_WORK = (
     "norm",
     "batch",
     "epochs",
+    "steps",
     "optimizer",
     "join",
     "clients",

@@ -16,7 +16,7 @@ from coterie.core.layout import Layout
 from coterie.core.slots import Follows, HeldBy, ServerSlot, Slot
 from coterie.core.task import Classification, Task
 from coterie.core.tracks import delivery_mark
-from coterie.core.training import Training
+from coterie.core.training import Training, epoch_batches
 from coterie.errors import CoterieError, require, unknown
 
 # Words that mean something else where a slot is named: the model as downloaded, and what clients sent.
@@ -194,12 +194,10 @@ class Federation:
         return view
 
     def steps(self, clients: Tensor) -> Tensor:
-        """How many steps a plain phase of the run's epochs takes at the given clients: `[m]`."""
-        sizes, batch = self.sizes[clients], self.training.batch
-        whole, rest = sizes // batch, sizes % batch
-        if not self.skip_single_samples:
-            return self.training.epochs * (whole + (rest > 0))
-        return self.training.epochs * (whole * (batch > 1) + (rest > 1))
+        """How many steps a plain phase takes at the given clients: `[m]`."""
+        training, skips = self.training, self.skip_single_samples
+        batches = [epoch_batches(size, training.batch, skips) for size in self.sizes[clients].tolist()]
+        return torch.tensor([training.steps_of(None, an_epoch) for an_epoch in batches], dtype=torch.int64)
 
     def head_output(self, row: Tensor, features: Tensor) -> Tensor:
         """What the classifier `row [|classifier|]` says to `features [n, d]`: `[n, C]`, differentiable in both."""

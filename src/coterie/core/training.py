@@ -30,6 +30,16 @@ OPTIMISERS = (
 )
 
 
+def epoch_batches(size: int, batch: int, skip_single: bool = False) -> int:
+    """How many batches an epoch of so many samples has; a single sample may be no batch.
+
+    >>> epoch_batches(21, 10), epoch_batches(21, 10, skip_single=True), epoch_batches(1, 1, skip_single=True)
+    (3, 2, 0)
+    """
+    whole, rest = divmod(size, batch)
+    return whole * (batch > 1) + (rest > 1) if skip_single else whole + (rest > 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training(metaclass=TypedOptions):
     """The run's settings of local training, which phases may override.
@@ -38,7 +48,10 @@ class Training(metaclass=TypedOptions):
     0.025
     """
 
-    epochs: int = setting(5, "Local epochs per round.", "training")
+    epochs: int | float = setting(5, "Local epochs per round; 0.5 is half of the batches.", "training")
+    steps: int = setting(
+        0, "Local steps per round in place of epochs: so many batches.", "training", shown="as epochs say"
+    )
     batch: int = setting(32, "Batch size.", "training")
     lr: float = setting(0.01, "Learning rate.", "training")
     optimizer: str = setting("sgd", "Local optimiser: sgd, adam, adamw, rmsprop …", "training")
@@ -49,7 +62,12 @@ class Training(metaclass=TypedOptions):
     decay: float = setting(1.0, "The exponential schedule's factor per round.", "training")
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, f"epochs = {self.epochs}: must be at least 1")
+        require(self.epochs > 0, f"epochs = {self.epochs}: must be greater than 0")
+        require(self.steps >= 0, f"steps = {self.steps}: must not be negative (0: as epochs say)")
+        require(
+            not self.steps or self.epochs == Training.epochs,
+            f"epochs = {self.epochs}: steps = {self.steps} says how long clients train; leave one of the two out",
+        )
         require(self.batch >= 1, f"batch = {self.batch}: must be at least 1")
         require(self.lr > 0, f"lr = {self.lr}: must be greater than 0")
         require(0 <= self.momentum < 1, f"momentum = {self.momentum}: must lie in [0, 1)")
@@ -68,6 +86,20 @@ class Training(metaclass=TypedOptions):
             self.weight_decay == 0 or self.optimizer != "rprop",
             f"weight_decay = {self.weight_decay}: optimizer 'rprop' takes none",
         )
+
+    def steps_of(self, epochs: float | None, an_epoch: int) -> int:
+        """How many batches a phase of so many `epochs` has (none: the run's steps or epochs), given those of an epoch.
+
+        A part of a batch is a whole one: half an epoch of five batches has three.
+
+        >>> half, twenty = Training(epochs=0.5), Training(steps=20)
+        >>> half.steps_of(None, 5), twenty.steps_of(None, 5), twenty.steps_of(2, 5)
+        (3, 20, 10)
+        """
+        if epochs is None and self.steps:
+            return self.steps if an_epoch else 0
+        # Rounded first: 0.1 · 30 is a little more than 3.
+        return math.ceil(round((self.epochs if epochs is None else epochs) * an_epoch, 9))
 
     def factor(self, round: int, rounds: int) -> float:
         """By how much the schedule scales every rate in a round, counted from 1."""

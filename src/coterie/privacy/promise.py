@@ -81,6 +81,12 @@ class Privacy(metaclass=TypedOptions):
             "leave one of the two out",
         )
 
+        for option, value in (("epochs", getattr(self, "epochs", 1)), ("steps", getattr(self, "steps", 0))):
+            require(
+                not self.of_examples or (value == int(value) if option == "epochs" else not value),
+                f"{option} = {value:g}: privacy = example is accounted for by whole epochs; give those",
+            )
+
     def asked_for(self) -> Iterator[str]:
         """The stages that are asked for, by their places."""
         if self.privacy is not None:

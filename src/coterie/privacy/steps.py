@@ -51,7 +51,7 @@ def epochs_on_examples(recipe: Recipe, training: Training) -> int:
     7
     """
     looking = (phase for phase in phases(recipe) if phase.terms)
-    return sum(training.epochs if phase.epochs is None else phase.epochs for phase in looking)
+    return sum(int(training.epochs if phase.epochs is None else phase.epochs) for phase in looking)
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,14 @@ def workload_of(prepared: Prepared, method: bool = True) -> str:
         [type(module).__name__ for module in prepared.problem_base.module.modules()],
         prepared.data.shape,
         repr(prepared.method) if method else "",
-        (experiment.batch, experiment.epochs, experiment.optimizer, experiment.momentum, experiment.clip),
+        (
+            experiment.batch,
+            experiment.epochs,
+            experiment.steps,
+            experiment.optimizer,
+            experiment.momentum,
+            experiment.clip,
+        ),
         (experiment.privacy, experiment.engine, experiment.device, experiment.memory),
         (len(round.cohort), _rough(sum(round.batches)), _rough(max(round.batches)), _rough(round.tests)),
     ]

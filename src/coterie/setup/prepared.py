@@ -19,7 +19,7 @@ from coterie.core.federation import Federation
 from coterie.core.inventory import copied, held_tensors
 from coterie.core.layout import Layout, last_classifier, require_classifier
 from coterie.core.pixels import as_memory
-from coterie.core.training import MemoryFormat
+from coterie.core.training import MemoryFormat, epoch_batches
 from coterie.data import Dataset, load
 from coterie.data.dataset import fingerprint, part_of, rescaled, warn_of_ranges
 from coterie.devices import PROCESSOR, free_bytes, has_float64
@@ -63,7 +63,7 @@ class Prepared:
     forecast: tuple[str, float] | None = None  # the workload and the seconds that a round should take, if measured
     loaded: Mapping[str, str] | None = None  # the fingerprint of the data as they were loaded, if they are others now
     resolved: Mapping[str, int | float] = field(default_factory=dict)  # what the method makes of the run's settings
-    epochs: int = 0  # those of a client's first round
+    epochs: float = 0  # those of a client's first round
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -130,6 +130,13 @@ class Prepared:
         judge = judge_of(self.experiment, self.method, federation, engine, validated)
         return Rounds(self.method, federation, engine, self.sampler, judge, self.stages, listeners)
 
+    def epochs_of(self, recipe: Recipe) -> float:
+        """The epochs of all phases of a recipe, about; those that do not say have the run's, or its steps."""
+        run, sizes = self.experiment, [int(self.partition.sizes[client]) for client in self.participants]
+        batches = sum(epoch_batches(size, run.batch) for size in sizes) / len(sizes)
+        usual = run.steps / batches if run.steps else run.epochs
+        return sum(usual if phase.epochs is None else phase.epochs for phase in phases(recipe))
+
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
         wanted = self.experiment
@@ -163,7 +170,7 @@ class Prepared:
     def with_rounds(self, rounds: int) -> Prepared:
         """The same run with another number of rounds, from which methods may conclude something else."""
         longer = replace(self, experiment=replace(self.experiment, rounds=rounds))
-        return replace(longer, resolved=self.method.resolved(longer.bare_federation()))
+        return replace(longer, resolved=_resolved(self.method, longer.bare_federation()))
 
     def federation(self, clients: list[int] | None = None) -> Federation:
         """A federation of some of the partition's clients before its first round."""
@@ -258,18 +265,22 @@ def prepare(experiment: Settings) -> Prepared:
     method.check(begun)
     taking_part = prepared.sampler.count(len(prepared.participants))
     require_enough(prepared.stages, taking_part, "let more clients take part in a round")
-    resolved = method.resolved(begun)
+    resolved = _resolved(method, begun)
     method.init(begun)  # what cannot be set up shows before the first round
     for stage in prepared.stages:
         stage.check(method, begun)
     prepared.sampler.there(begun, round=1)  # a trace may name strangers
     begun.round = 1
-    return replace(prepared, resolved=resolved, epochs=epochs_of(method.recipe(begun), experiment.epochs))
+    return replace(prepared, resolved=resolved, epochs=prepared.epochs_of(method.recipe(begun)))
 
 
-def epochs_of(recipe: Recipe, usual: int) -> int:
-    """The epochs of all phases of a recipe; those that do not say have the usual ones."""
-    return sum(usual if phase.epochs is None else phase.epochs for phase in phases(recipe))
+def _resolved(method: Method, federation: Federation) -> Mapping[str, int | float]:
+    """What a method makes of the run's settings; phases that are left to a run of so many steps have no epochs."""
+    found = method.resolved(federation)
+    if not federation.training.steps:
+        return found
+    left = {name for name in found if name.endswith("epochs") and getattr(method, name, 0) is None}
+    return {name: value for name, value in found.items() if name not in left}
 
 
 def _partition_seed(experiment: Settings) -> int:

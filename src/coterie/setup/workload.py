@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.problem import Problem
-from coterie.client.recipe import Phase, Recipe
+from coterie.client.recipe import Phase, Recipe, phases
 from coterie.client.scores import TEST_BATCH
 from coterie.core.federation import Federation
 from coterie.core.layout import Layout
@@ -23,7 +23,7 @@ from coterie.methods.base import Method
 from coterie.processes import cores
 from coterie.rounds.delivery import Delivery
 from coterie.rounds.sampler import drawn
-from coterie.setup.prepared import Prepared, epochs_of
+from coterie.setup.prepared import Prepared
 
 SMALL_MODEL = 100_000  # parameters
 # Of an ordinary core, to the nearest round number: small models are bound by the first, large ones by the second.
@@ -237,13 +237,13 @@ class Piece:
         samples, most = batches * prepared.experiment.batch, max(MOST_TESTED // len(chosen), 1)
         problem = _cut(case.problem(chosen), memory, samples, most)
         return cls(
-            replace(problem, training=replace(problem.training, epochs=1)),
+            replace(problem, training=replace(problem.training, epochs=1, steps=0)),
             prepared.method,
             federation,
             Work(recipe, peers=Delivery(prepared.method, federation, federation.everyone).peers()),
             tuple(max(-(-len(index) // prepared.experiment.batch), 1) for index in problem.train),
             sum(map(len, problem.test)),
-            epochs_of(whole, prepared.experiment.epochs) / max(epochs_of(recipe, 1), 1),
+            prepared.epochs_of(whole) / max(sum(1 if one.epochs is None else one.epochs for one in phases(recipe)), 1),
         )
 
 

@@ -145,7 +145,7 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
         test=tuple(part[2] for part in parts),
         names=agreement.sites,
     )
-    training = ("epochs", "batch", "lr", "momentum", "seed")
+    training = ("epochs", "steps", "batch", "lr", "momentum", "seed")
     features = (name for feature in settings_of(FEATURES) for name in option_fields(feature))
     names = ("method", "model", "classifier", "rounds", "join", "sampler", "stages", *training, *features)
     shared = {name: getattr(agreement, name) for name in names}

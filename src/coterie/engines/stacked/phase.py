@@ -19,7 +19,7 @@ from coterie.client.terms import RECEIVED, asked_for_whole_rows, task_loss
 from coterie.core.columns import Columns
 from coterie.core.pixels import Inputs, samples_at
 from coterie.core.task import LossWithSlope
-from coterie.core.training import Training
+from coterie.core.training import Training, epoch_batches
 from coterie.engines.stacked.backward import HandWrittenNet
 from coterie.engines.stacked.batch import Mode, StackedBatch
 from coterie.engines.stacked.model import chunks
@@ -38,7 +38,7 @@ class Schedule:
     positions: Tensor  # [S, m, B], among the client's own samples
     shares: Tensor  # [S, m, B], what a sample counts in its batch's mean: 0 where padded
     active: list[int]  # [S], how many clients take each step
-    early: list[int]  # [S], how many of these are not in their last epoch yet: the first ones
+    late: list[np.ndarray]  # [S] places of those of them that are in their last epoch
     counts: list[list[int]]  # [S, m], how many samples every client takes in every step
 
     @classmethod
@@ -46,60 +46,60 @@ class Schedule:
         cls,
         sizes: Sequence[int],
         streams: Sequence[torch.Generator],
-        epochs: int,
+        steps: Sequence[int],
         batch: int,
         skip_single: bool = False,
     ) -> Schedule:
         """Draw every epoch's order from each client's stream; batches of a single sample may be passed over.
 
-        >>> schedule = Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=1, batch=2)
+        >>> schedule = Schedule.of([3, 2], [torch.Generator(), torch.Generator()], steps=[2, 1], batch=2)
         >>> schedule.active, schedule.shares[:, 0].tolist()
         ([2, 1], [[0.5, 0.5], [1.0, 0.0]])
-        >>> Schedule.of([3, 2], [torch.Generator(), torch.Generator()], epochs=2, batch=2).early
-        [2, 1, 0, 0]
-        >>> Schedule.of([3], [torch.Generator()], epochs=1, batch=2, skip_single=True).counts
+        >>> [late.tolist() for late in Schedule.of([3, 2], [torch.Generator()] * 2, steps=[3, 3], batch=2).late]
+        [[], [], [0, 1]]
+        >>> Schedule.of([3], [torch.Generator()], steps=[1], batch=2, skip_single=True).counts
         [[2]]
         """
-        shape = _shape(tuple(sizes), epochs, batch, skip_single)
-        drawn = torch.zeros(len(sizes), epochs, shape.longest, dtype=torch.int64)
-        for orders, size, stream in zip(drawn.unbind(), sizes, streams, strict=True):
-            for order in orders.unbind():
+        shape = _shape(tuple(sizes), tuple(steps), batch, skip_single)
+        width, clients = shape.shares.shape[2], len(sizes)
+        drawn = torch.zeros(clients, shape.longest, dtype=torch.int64)
+        for row, size, (epochs, samples), stream in zip(drawn.unbind(), sizes, shape.epochs, streams, strict=True):
+            for order in row[: epochs * samples].view(epochs, samples).unbind():
                 torch.randperm(size, generator=stream, out=order[:size])
-        width = shape.shares.shape[2]
-        positions = drawn.view(len(sizes), -1, width)[torch.arange(len(sizes)), shape.places]
-        return cls(positions, shape.shares, shape.active, shape.early, shape.counts)
+        positions = drawn.view(clients, -1, width)[torch.arange(clients), shape.places]
+        return cls(positions, shape.shares, shape.active, shape.late, shape.counts)
 
 
 @dataclass(frozen=True)
 class _Shape:
     """All of a schedule that does not depend on what is drawn: where everybody takes part, each round's is the same."""
 
-    longest: int  # the longest client's samples in an epoch, filled up to whole batches
+    epochs: list[tuple[int, int]]  # [m], those that a client begins, and its samples filled up to whole batches
+    longest: int  # the most that any client goes through in all of them
     places: Tensor  # [S, m], which of a client's batches each step takes
     shares: Tensor  # [S, m, B]
     active: list[int]
-    early: list[int]
+    late: list[np.ndarray]
     counts: list[list[int]]
 
 
 @lru_cache(maxsize=4)
-def _shape(sizes: tuple[int, ...], epochs: int, batch: int, skip_single: bool) -> _Shape:
+def _shape(sizes: tuple[int, ...], steps: tuple[int, ...], batch: int, skip_single: bool) -> _Shape:
     width = min(batch, max(sizes))
-    counts = torch.tensor(sizes)
-    steps = (counts + width - 1) // width
-    longest = int(steps.max())
-    single = counts % width == 1 if width > 1 else torch.ones_like(counts, dtype=torch.bool)
-    a_epoch = steps - (single & skip_single).int() * (1 if width > 1 else steps)  # [m] steps
-    step = torch.arange(epochs * int(a_epoch.max()))[:, None]
-    some = a_epoch.clamp(min=1)
-    epoch, number = torch.where(a_epoch > 0, step // some, epochs), step % some  # [S, m]
-    left = torch.where(epoch < epochs, counts - number * width, 0).clamp(0, width)
+    counts, taken = torch.tensor(sizes), torch.tensor(steps)
+    batches = (counts + width - 1) // width  # of an epoch, those that are passed over among them
+    an_epoch = torch.tensor([epoch_batches(size, width, skip_single) for size in sizes]).clamp(min=1)
+    epochs = (taken + an_epoch - 1) // an_epoch
+    step = torch.arange(max(steps))[:, None]
+    epoch, number, acts = step // an_epoch, step % an_epoch, step < taken  # [S, m]
+    left = torch.where(acts, counts - number * width, 0).clamp(0, width)
     return _Shape(
-        longest=longest * width,
-        places=epoch.clamp(max=epochs - 1) * longest + number,
+        epochs=list(zip(epochs.tolist(), (batches * width).tolist(), strict=True)),
+        longest=max(int((epochs * batches).max()), 1) * width,
+        places=torch.where(acts, epoch * batches + number, 0),
         shares=(torch.arange(width) < left[..., None]) / left.clamp(min=1)[..., None],
-        active=(left > 0).sum(1).tolist(),
-        early=(epoch < epochs - 1).sum(1).tolist(),
+        active=acts.sum(1).tolist(),
+        late=[np.flatnonzero(row) for row in (acts & (epoch == epochs - 1)).numpy()],
         counts=left.tolist(),
     )
 
@@ -107,7 +107,7 @@ def _shape(sizes: tuple[int, ...], epochs: int, batch: int, skip_single: bool) -
 class LastEpoch:
     """Keeps outputs step by step, which costs nothing, and scores those of many steps at once.
 
-    Clients of different size are in their last epoch in different steps; in each, they are neighbours in the stack.
+    Clients of different size are in their last epoch in different steps.
     """
 
     def __init__(self, schedule: Schedule, samples: Tensor, labels: Tensor, training: TrainingScores) -> None:
@@ -118,10 +118,11 @@ class LastEpoch:
 
     def take(self, step: int, outputs: Tensor) -> None:
         """Take what the models of the clients that are active in a step put out: `[k, B, C]`."""
-        early = self._schedule.early[step]
-        if early < len(outputs):
+        late = self._schedule.late[step]
+        if len(late):
             self._steps.append(step)
-            self._outputs.append(outputs[early:])
+            neighbours = late[-1] - late[0] == len(late) - 1  # who need not be copied
+            self._outputs.append(outputs[late[0] : late[-1] + 1] if neighbours else outputs[torch.from_numpy(late)])
             self._numbers += outputs.numel()
             if self._numbers > MOST_NUMBERS:
                 self.score()
@@ -132,8 +133,7 @@ class LastEpoch:
             return
         schedule, clients = self._schedule, self._samples.shape[1]
         # Who was in the last epoch in which step, in the order of the outputs: places in a list of all steps' clients.
-        spans = [(step * clients, schedule.early[step], schedule.active[step]) for step in self._steps]
-        places = np.concatenate([np.arange(first + early, first + active) for first, early, active in spans])
+        places = np.concatenate([step * clients + schedule.late[step] for step in self._steps])
         chosen = torch.from_numpy(places)
         real = schedule.shares.flatten(0, 1).index_select(0, chosen).flatten() > 0  # what is not padding
         samples = self._samples.flatten(0, 1).index_select(0, chosen.to(self._samples.device)).flatten()
@@ -232,7 +232,6 @@ class StackedPhase:
         problem, federation = stack.ground.problem, stack.federation
         layout, settings = problem.layout, problem.training
         self.factor = settings.factor(max(federation.round, 1), federation.rounds)
-        self.epochs = settings.epochs if phase.epochs is None else phase.epochs
         trained: dict[str, Columns] = {}
         for slot, group in ((phase.slot, phase.train), *phase.also.items()):
             stack.begin(slot)
@@ -347,8 +346,10 @@ class StackedPhase:
             torch_stream(ground.seed, f"batches:{self.stream}", stack.federation.round, key)
             for key in stack.federation.keys[stack.clients].tolist()
         ]
-        batch, skips = ground.problem.training.batch, ground.problem.skip_single_samples
-        return Schedule.of(sizes, streams, self.epochs, batch, skips)
+        settings, skips = ground.problem.training, ground.problem.skip_single_samples
+        batches = [epoch_batches(size, settings.batch, skips) for size in sizes]
+        steps = [settings.steps_of(self.phase.epochs, an_epoch) for an_epoch in batches]
+        return Schedule.of(sizes, streams, steps, settings.batch, skips)
 
     def _mode(self, shares: Tensor, counts: list[int]) -> Mode:
         """Whose models are in training, and what layers are told that draw numbers or keep statistics then."""

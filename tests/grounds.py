@@ -22,7 +22,7 @@ from coterie.deployment.flower.keys import Keys, accept_key, make_keys, make_sit
 from coterie.deployment.flower.relay import packed_app
 from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.flower.site_processes import SiteProcesses
-from coterie.deployment.logbook import STATUS
+from coterie.deployment.state_file import STATUS
 from coterie.runs.record import Line, lines_in_order
 from coterie.runs.store import LOG, ROUNDS
 from coterie.runs.tensors import load_tensors

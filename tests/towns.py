@@ -93,6 +93,11 @@ class Town:
         self._running[name].send_signal(signal.SIGTERM)
         return self._running[name].wait(PATIENCE)
 
+    def kill(self, name: str) -> None:
+        """End a command by force, and nothing that it has started."""
+        self._running[name].kill()
+        self._running[name].wait()
+
     def agree(self, agreement: Agreement, hosts: Sequence[str]) -> None:
         """All that is to be done before the start, as the commands would do it, without theirs."""
         fed = self.folder / "fed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ if sys.platform != "win32":
     import fcntl
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of errors that say that there is no room on a disk."""
 PARTIAL = ".partial"
 """What the name of a file ends with while it is written; whoever was killed then leaves it behind."""
 

@@ -409,6 +409,9 @@ class StandInLink:
     def ended(self) -> str | None:
         return None
 
+    def hangs(self) -> str | None:
+        return None
+
     def run_status(self, run: str) -> tuple[str, str]:
         return self.status, "no heartbeat"
 

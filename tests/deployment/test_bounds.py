@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritte
 
 from coterie.deployment.as_run import note_of
 from coterie.deployment.bounds import bounded_sizes, oversized
-from coterie.deployment.messages import Packed
+from coterie.deployment.messages import Packed, RefusedError
 from coterie.deployment.wire import Parcel
 from coterie.errors import CoterieError
 from coterie.testing.together import SITES, Together, agreed
@@ -120,22 +121,73 @@ def test_bounds_that_cannot_be_are_refused(terms: dict[str, float]) -> None:
         agreed("fedavg", **terms)
 
 
-def test_a_divergence_where_all_are_needed_is_said_at_once(tmp_path: Path) -> None:
-    """It once took 4,200 silent seconds, and the way out was wrong."""
+def diverging(*rounds: int, until: float = 0.0) -> Behaviour:
+    """A site whose training diverges in some rounds, as long as its rates are not below a share of the agreed ones."""
 
     def diverged(contents: dict[str, Any]) -> None:
-        contents["note"] = {"round": 2, "diverged": True}
+        contents["note"] = {"round": contents["note"]["round"], "diverged": True}
         contents["tensors"] = []
 
-    def tamper(packed: Packed) -> Packed:
-        return rewritten(diverged)(Packed({}, packed.text))
+    return Behaviour(diverges=rounds, until=until, tampered=lambda packed: rewritten(diverged)(Packed({}, packed.text)))
 
+
+def test_a_divergence_where_all_are_needed_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It once took 4,200 silent seconds, and the way out was wrong."""
     agreement = agreed("fedper", rounds=4, deadline=600.0, gather=10.0, patience=3600.0, least_sites=3)
-    trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: tamper}))
-    with pytest.raises(
-        CoterieError, match="round 2: training diverged at site-b, so that at most 2 of at least 3 sites"
+    trial = Trial(tmp_path, agreement, site_b=diverging(2), site_a=Behaviour(takes=50.0))
+    with (
+        caplog.at_level(logging.INFO, logger="coterie"),
+        pytest.raises(CoterieError, match="round 2: training diverged at site-b, so that at most 2 of at least 3"),
     ):
         trial.run()
-    assert trial.network.now < 60.0
+    assert trial.network.now < 160.0
     assert trial.status["state"] == "failed"
     assert "lower the rate" in trial.status["message"]
+    assert caplog.text.count("the round is taken again from the last good rows") == 1
+    # The others had answered, and answer from their disks.
+    assert [round for name, round in trial.network.asked if name == "site-c"] == [1, 2, 2]
+
+
+def test_a_round_that_diverged_once_is_taken_again_with_the_same_numbers(tmp_path: Path) -> None:
+    agreement = agreed("fedcac", rounds=3, least_sites=3)
+    trial, whole = Trial(tmp_path, agreement, site_b=diverging(2, until=1.0)), Trial(tmp_path / "whole", agreement)
+    trial.run()
+    whole.run()
+    assert trial.status["state"] == "finished"
+    assert trial.server.halvings == 0
+    assert torch.equal(trial.server.federation["model"].own, whole.server.federation["model"].own)
+    assert trial.server.federation.rounds_taken.tolist() == [3, 3, 3]
+
+
+def test_rates_are_halved_as_often_as_was_agreed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agreement = agreed("fedavg", rounds=3, least_sites=3, halvings=2)
+    trial = Trial(tmp_path, agreement, site_b=diverging(2, until=0.25))
+    with caplog.at_level(logging.INFO, logger="coterie"):
+        trial.run()
+    assert "the round is taken again with rates that are halved 2 times" in caplog.text
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
+    # The first round was trained with the agreed rate, the others with a quarter of it.
+    other = Together(agreement, tmp_path / "other")
+    other.admit()
+    other.round()
+    other.server.halve_rates(2)
+    for _ in range(2):
+        other.round()
+    assert torch.equal(trial.server.federation["model"].shared, other.server.federation["model"].shared)
+    assert trial.server.federation.training.rate(3, 3) == agreement.lr / 4
+    # Whoever starts again goes on with it.
+    again = Trial(tmp_path, agreement)
+    assert again.logbook.restore(again.server)
+    assert again.server.halvings == 2
+    assert again.server.federation.training == trial.server.federation.training
+
+
+def test_a_site_trains_with_no_other_rate_than_was_agreed(tmp_path: Path) -> None:
+    together = Together(agreed("fedavg", halvings=1), tmp_path)
+    together.admit()
+    together.server.halve_rates()
+    task = together.server.open_round(list(SITES))["site-b"]
+    together.answer("site-b", task)
+    for halvings in (2, -1):
+        with pytest.raises(RefusedError, match=f"halves all rates {halvings} times; agreed are 1"):
+            together.answer("site-b", replace(task, note={**task.note, "halvings": halvings}))

@@ -44,6 +44,9 @@ class Behaviour:
     slow: dict[int, float] = field(default_factory=dict)
     tamper: dict[int, Tamper] = field(default_factory=dict)
     registered: str | None = None
+    diverges: tuple[int, ...] = ()
+    until: float = 0.0  # the share of the agreed rates at which it does not; 1: the second time it does not
+    tampered: Tamper = lambda packed: packed
     instead: dict[int, Answer] = field(default_factory=dict)  # what the transport makes of its answers
     forgotten: float = float("inf")  # seconds
 
@@ -98,6 +101,9 @@ class Pretence:
         task = unpack(content, site.expected(note))
         reply = pack(site.work(task) if purpose == "work" else site.finish(task))
         reply = one.tamper.get(note["round"], lambda same: same)(reply)
+        times = self.asked.count((name, note["round"]))
+        if note["round"] in one.diverges and 0.5 ** note["halvings"] > one.until - 0.5 * (times == 1):
+            reply = one.tampered(reply)
         answer = one.instead.get(note["round"], Answer(node, purpose, reply))
         self._coming.append((self.now + takes, answer))
 

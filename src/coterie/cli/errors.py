@@ -7,7 +7,6 @@ as Ctrl-C does: it keeps its last round.
 from __future__ import annotations
 
 import difflib
-import errno
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from cyclopts import (
 
 from coterie.cli.brief import ALL, BRIEF
 from coterie.errors import CoterieError, PassingError, UnwelcomeError, unknown
+from coterie.files import FULL
 
 
 class InterruptionError(Exception):
@@ -39,6 +39,10 @@ class InterruptionError(Exception):
 
 class FailureError(Exception):
     """The work itself ended badly, through nobody's mistake in the command; the message says how to carry on."""
+
+
+class StandstillError(FailureError):
+    """What carries the work has ended, and the work itself has not: it goes on once that is started again."""
 
 
 class TerminationError(KeyboardInterrupt):
@@ -76,7 +80,6 @@ FAILED, MISTAKE, UNWELCOME = 1, 2, 3
 """Exit codes: try again; change something first; the other end does not take us. 0 is success, 128 + n signal n."""
 UNHEARD = 141
 """The exit code where whoever read the output has gone: that of every program which SIGPIPE ends."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST = 2000
 """Letters of a line."""
 
@@ -87,6 +90,7 @@ TAKE_METHODS = ("run", "compare", "sweep", "check")
 def code_of(error: Exception) -> int:
     """The exit code for an error, by which whoever restarts services knows whether that can help.
 
+    >>> import errno
     >>> code_of(CoterieError("alpha = 0: must be greater than 0")), code_of(PassingError("the port is taken"))
     (2, 1)
     >>> code_of(OSError(errno.ENOSPC, "No space left on device")), code_of(UnwelcomeError("it refuses this site"))

@@ -46,6 +46,11 @@ class FederationTerms(JointTraining):
         "An answer is set aside if its rows are this many times as large as usual in the round (0: never).",
         "defence",
     )
+    halvings: int = setting(
+        0,
+        "How often all rates may be halved where training diverges at too many sites (0: the server stops then).",
+        "defence",
+    )
     largest_input: float = setting(
         1000.0, "Data with larger numbers than this are refused at their site: they are not scaled.", "sites"
     )
@@ -86,6 +91,7 @@ class FederationTerms(JointTraining):
             self.norm_limit == 0 or self.norm_limit > 1,
             f"norm_limit = {self.norm_limit:g}: must be greater than 1, or 0 for no bound",
         )
+        require(0 <= self.halvings <= 20, f"halvings = {self.halvings}: must lie in 0..20")
         require(self.largest_input > 0, f"largest_input = {self.largest_input}: must be greater than 0")
         require(self.checkpoints >= 1, f"checkpoints = {self.checkpoints}: must be at least 1")
         require(self.fresh_data >= 0, f"fresh_data = {self.fresh_data}: must be a number of rounds, or 0")

@@ -5,7 +5,6 @@ How messages travel is the transport's business; everything that can go wrong wi
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import time
@@ -17,19 +16,20 @@ from typing import Protocol
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import fault_of
 from coterie.deployment.envelopes import ServerEnvelopes
-from coterie.deployment.logbook import Logbook, State
+from coterie.deployment.logbook import Logbook
 from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line, read_text
 from coterie.deployment.server import Report, Server
+from coterie.deployment.state_file import State
 from coterie.deployment.versions import LiveTerms
 from coterie.deployment.waiting import AGAIN, AnswerTimes, Pause, WaitingNews
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
+from coterie.files import FULL
 
 log = logging.getLogger("coterie")
 
 POLL = 0.05  # seconds between two looks for answers
 LISTEN = 1.0  # seconds between two looks for new sites
-FULL = (errno.ENOSPC, errno.EDQUOT)
 RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 
 
@@ -45,6 +45,10 @@ class Answer:
 
 class UnsentError(CoterieError):
     """A message that cannot be sent now, and may be later."""
+
+
+class DivergedError(CoterieError):
+    """Training diverged at so many sites that a round cannot have enough answers."""
 
 
 class Transport(Protocol):
@@ -116,7 +120,7 @@ class Coordinator:
         except BaseException as error:
             reason = str(error) if isinstance(error, CoterieError) else f"{type(error).__name__}: {one_line(error)}"
             log.error("%s", reason)
-            self._status("failed", reason)
+            self._status("failed", reason, passing=_is_passing(error))
             raise
         self._status("finished")
 
@@ -145,8 +149,28 @@ class Coordinator:
         self._gather(resumed=True)
 
     def _round(self) -> None:
-        """The next round, as soon as there are enough sites."""
-        report = self._ask(self._enough())
+        """The next round, as soon as there are enough sites. Where too many diverge, it is taken again from the last
+        good rows: once as it was, then with half the rates as often as was agreed on.
+        """
+        again = False
+        while True:
+            try:
+                report = self._ask(self._enough())
+                break
+            except DivergedError as error:
+                if not again:
+                    again = True
+                    self._say("running", f"{error}; the round is taken again from the last good rows")
+                    continue
+                if self.server.halvings >= self.agreement.halvings:
+                    raise CoterieError(
+                        f"{error}, each time; lower the rate ('coterie federation extend … --term lr=…') or "
+                        "least_sites, or let rates be halved (halvings), then start the server again: it goes on from "
+                        "the last round"
+                    ) from None
+                self.server.halve_rates()
+                times = self.server.halvings
+                self._say("running", f"{error}; the round is taken again with rates that are halved {times} times")
         self._write(lambda: self.logbook.add(report))
         self._write(lambda: self.logbook.checkpoint(self.server))
         self._status("running")
@@ -198,6 +222,7 @@ class Coordinator:
         asked_at, said_so = begin, False
         while self._waiting or self._unsent or len(self.server.answered) < needed:
             self._listen()
+            self._require_possible(needed)
             now = self._clock()
             if self._unsent and now >= asked_at + AGAIN:
                 asked_at = now
@@ -213,7 +238,6 @@ class Coordinator:
                 if late:
                     break
             elif late or not self._waiting:
-                self._require_possible(needed)
                 if not said_so:
                     said_so = True
                     self._wait_on(needed)
@@ -269,16 +293,16 @@ class Coordinator:
             self._send_tasks(self.server.ask_more(list(present)), present)
 
     def _require_possible(self, needed: int) -> None:
-        """An error if too many have diverged, who would diverge again: waiting for others would not help."""
+        """Give the round up if too many have diverged: waiting for others would not help."""
         diverged = [name for name in self.server.settled if name not in self.server.answered]
         left = len(self.agreement.sites) - len(diverged)
         if left >= needed:
             return
         round = self.server.abandon_round().round
-        raise CoterieError(
+        self._waiting = {}
+        raise DivergedError(
             f"round {round}: training diverged at {', '.join(diverged)}, so that at most {left} of at least {needed} "
-            "sites can answer; lower the rate ('coterie federation extend … --term lr=…') or least_sites, then start "
-            "the server again: it goes on from the last round"
+            "sites can answer"
         )
 
     def _give_up(self, needed: int, seconds: float) -> None:
@@ -457,11 +481,16 @@ class Coordinator:
         log.info("%s", message)
         self._status(state, message)
 
-    def _status(self, state: State, message: str = "") -> None:
+    def _status(self, state: State, message: str = "", passing: bool = False) -> None:
         here = self._free.keys() | self._waiting.keys()
         present = [site for node, site in self._sites.items() if node in here]
         with suppress(OSError):  # what cannot be written down for those who watch must not end what they watch
-            self.logbook.status(state, self.server, present, message)
+            self.logbook.status(state, self.server, present, message, passing)
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether a run ended through nothing of its own, so that the same run may go on."""
+    return isinstance(error, KeyboardInterrupt | SystemExit) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 def _late(sites: list[str]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +30,7 @@ from coterie.deployment.bounds import bounded_sizes
 from coterie.deployment.claims import Standing
 from coterie.deployment.intact import DamagedError, load_intact, save_intact
 from coterie.deployment.server import Report, Server
+from coterie.deployment.state_file import UNDER_WAY, State, write_state
 from coterie.deployment.versions import carry_over
 from coterie.errors import CoterieError, require
 from coterie.files import json_text, link_whole, remove_partial, write_whole
@@ -40,12 +42,9 @@ from coterie.runs.tensors import load_metadata, sealed
 
 log = logging.getLogger("coterie")
 
-STATUS = "status.json"
 CHECKPOINTS = "checkpoints"
 FINISHED = "finished"
 """Where the summary tells how good every site's finished model is."""
-
-State = Literal["waiting", "running", "finished", "failed"]
 
 
 class Logbook:
@@ -66,6 +65,7 @@ class Logbook:
             "round": str(server.federation.round),
             "fingerprint": self.agreement.fingerprint,
             "sites": json.dumps(self.agreement.sites),
+            "halvings": str(server.halvings),
             "standing": json.dumps({name: asdict(standing) for name, standing in server.standing.items()}),
         }
         path = self._kept(server.federation.round)
@@ -116,8 +116,8 @@ class Logbook:
         later = [line.round for line in self._lines() if line.round > round]
         link_whole(path, self.path / CHECKPOINT)
         (self.path / SUMMARY).unlink(missing_ok=True)
-        values = {"state": "waiting", "round": round, "rounds": self.agreement.rounds, "present": []}
-        self._write_status(values | {"message": f"went back to round {round}; start the server"})
+        values = {"round": round, "rounds": self.agreement.rounds, "present": []}
+        write_state(self.path, "waiting", **values, message=f"went back to round {round}; start the server")
         return later
 
     def _kept(self, round: int) -> Path:
@@ -150,6 +150,7 @@ class Logbook:
             self._require_same(path, about)
             server.federation.restore(state)
             server.federation.round = int(about["round"])
+            server.halve_rates(int(about["halvings"]))
         self._remove_former()
         if self._has_lines:
             done = [line for line in self._lines() if line.round <= server.federation.round]
@@ -221,20 +222,20 @@ class Logbook:
         lines = self._lines()
         self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
 
-    def status(self, state: State, server: Server, present: list[str], message: str = "") -> None:
-        """Say how the federation stands, for whoever watches."""
+    def status(
+        self, state: State, server: Server, present: list[str], message: str = "", passing: bool = False
+    ) -> None:
+        """Say how the federation stands, for whoever watches; of a failure, whether the next start may mend it."""
         values: dict[str, Any] = {
-            "state": state,
             "round": server.federation.round,
             "rounds": self.agreement.rounds,
             "present": sorted(present),
             "message": message,
             **({"quarantined": server.quarantined} if server.quarantined else {}),
+            **({"passing": True} if passing else {}),
+            **({"pid": os.getpid()} if state in UNDER_WAY else {}),
         }
-        self._write_status(values)
-
-    def _write_status(self, values: dict[str, Any]) -> None:
-        write_whole(self.path / STATUS, json.dumps(values).encode())
+        write_state(self.path, state, **values)
 
     def finish(self, server: Server) -> None:
         """Record how good every site's finished model is; whoever got its model earlier keeps its line."""

@@ -33,6 +33,7 @@ from coterie.deployment.claims import (
     unlike,
 )
 from coterie.deployment.messages import Note, Packed, RefusedError, read_text
+from coterie.deployment.slowed import slowed
 from coterie.deployment.wire import Expected, Parcel, unpack
 from coterie.deployment.workplace import measured_shapes
 from coterie.errors import CoterieError
@@ -87,6 +88,7 @@ class Server:
             stage.begin(self.federation)
             stage.check(agreement.kind, self.federation)
         self.standing: dict[str, Standing] = {}
+        self.halvings = 0  # of all rates, since training diverged at too many sites
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
         self._begins_anew = False
         self._shapes: dict[str, Expected] = {}  # of what sites measure
@@ -96,6 +98,11 @@ class Server:
     def finished(self) -> bool:
         """Whether the last round is over."""
         return self.federation.round >= self.agreement.rounds
+
+    def halve_rates(self, times: int = 1) -> None:
+        """Train with half the rates from now on."""
+        self.halvings += times
+        self.federation.training = slowed(self.agreement.training, self.halvings)
 
     @property
     def period(self) -> str:
@@ -237,6 +244,7 @@ class Server:
             "uploads": uploads,
             "measures": [measure.name for measure in measures(method.recipe(federation))],
             "peers": peers,
+            "halvings": self.halvings,
             "fingerprint": self.agreement.fingerprint,
         }
         return Parcel(tensors, note)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from coterie.deployment.as_run import note_of
 from coterie.deployment.inspection import FederationFacts
-from coterie.deployment.logbook import STATUS
+from coterie.deployment.state_file import read_state
 from coterie.deployment.status import Gauge
 from coterie.errors import CoterieError
 from coterie.report.learning import learning_matrix, most_personal, whole_numbers
@@ -170,7 +170,7 @@ class FederationStatus:
             return []
 
     def _status(self) -> dict[str, Any]:
-        return self._json(STATUS)
+        return read_state(self.folder)
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from coterie.deployment.journal import Journal
 from coterie.deployment.messages import Note, RefusedError, one_line
 from coterie.deployment.privacy_account import SiteAccount
 from coterie.deployment.site_data import OwnData
+from coterie.deployment.slowed import slowed
 from coterie.deployment.store import Store
 from coterie.deployment.versions import carried_snapshot
 from coterie.deployment.wire import Expected, Parcel
@@ -209,6 +211,10 @@ class Site:
         """Put the federation at the task's round."""
         check_task(note, self.agreement)
         self.federation.round = note["round"]
+        training = slowed(self.agreement.training, note["halvings"])
+        if training != self.federation.training:
+            self.federation.training = training
+            self.worker.problem = replace(self.worker.problem, training=training)
         # Whoever holds the server could ask for more; what leaves is what the method declares.
         declared = dict(self.agreement.kind.uploads(self.federation))
         if note["uploads"] != declared:
@@ -288,6 +294,7 @@ TASK: dict[str, Any] = {
     "uploads": dict,
     "measures": list,
     "peers": list,
+    "halvings": int,
     "fingerprint": str,
 }
 
@@ -318,6 +325,8 @@ def check_task(note: Note, agreement: Agreement) -> None:
     peers = all(type(peer) is int and 0 <= peer < len(agreement.sites) for peer in note["peers"])
     if not peers or not all(isinstance(word, str) for word in words):
         raise RefusedError("the task names values, measurements, uploads or peers that are none")
+    if not 0 <= note["halvings"] <= agreement.halvings:
+        raise RefusedError(f"the task halves all rates {note['halvings']} times; agreed are {agreement.halvings}")
     if not 0 <= note["since"] <= note["round"] <= agreement.rounds or note["rounds_taken"] < 0:
         raise RefusedError(f"the task is of round {note['round']} after {note['since']}, of {agreement.rounds}")
 

@@ -34,7 +34,7 @@ def extend(
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import AGREEMENT, KEYS, SERVER, require_folder
     from coterie.deployment.flower.keys import Keys
-    from coterie.deployment.logbook import STATUS
+    from coterie.deployment.state_file import STATUS
     from coterie.deployment.versions import differences, extended
     from coterie.files import write_whole
     from coterie.report.terminal import print_result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from coterie.cli.errors import FailureError
+from coterie.cli.errors import FailureError, StandstillError
 from coterie.cli.output import WARNING, as_json, tell
 from coterie.deployment.inspection import FederationFacts
+from coterie.deployment.state_file import is_gone, note_end, read_state, write_state
 from coterie.errors import PassingError
-from coterie.files import write_whole
 
 POLL = 0.25  # seconds between two looks at the files
 SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
@@ -33,6 +34,9 @@ class Runs(Protocol):
 
     def ended(self) -> str | None:
         """Which process has ended by itself."""
+
+    def hangs(self) -> str | None:
+        """Which process has not answered for long."""
 
     def run_status(self, run: str) -> tuple[str, str]:
         """The status of a run and its details."""
@@ -53,6 +57,7 @@ class Follower:
         self._scores = ""
         self._seen: tuple[int, int] | None = None  # the file of the rounds, as it was last read
         self._read = 0  # of the log
+        self._begun = False
         console = Console(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("rounds"),
@@ -65,7 +70,10 @@ class Follower:
         )
 
     def begin(self) -> None:
-        """Forget what a former run said of its state; what it logged is old news."""
+        """Forget what a former server said of its state; what it logged is old news. What this one said is not."""
+        if self._begun:
+            return
+        self._begun = True
         (self.folder / "status.json").unlink(missing_ok=True)
         path = self.folder / "log.txt"
         self._read = path.stat().st_size if path.exists() else 0
@@ -75,11 +83,14 @@ class Follower:
         try:
             status = self._follow(link, run)
         except BaseException as error:
-            self._note_death("the server was stopped" if isinstance(error, KeyboardInterrupt) else str(error))
+            self.note_end(error)
             raise
         self._pass_on_log()
         if status.get("state") == "failed":
-            raise FailureError(f"the federation failed: {status.get('message') or 'see log.txt'}; see {self.folder}")
+            message = status.get("message") or "see log.txt"
+            if status.get("passing"):
+                raise StandstillError(f"the server's app was ended ({message})")
+            raise FailureError(f"the federation failed: {message}; see {self.folder}")
         if status.get("state") == "finished":
             self._await_end(link, run)
         return not self.is_superseded()
@@ -93,13 +104,17 @@ class Follower:
         """Whether the next version of the agreement is due."""
         return self.following is not None and self.following.is_due(self._status())
 
-    def _note_death(self, reason: str) -> None:
+    def note_end(self, error: BaseException) -> None:
         """Whoever looks at the status must not take a server for running that has ended without a word."""
-        status = self._status()
-        if status.get("state") not in (None, "finished", "failed"):
-            with suppress(OSError):
-                ended = status | {"state": "failed", "message": reason}
-                write_whole(self.folder / "status.json", json.dumps(ended).encode())
+        way_on = "; the same command resumes" if isinstance(error, StandstillError) else ""
+        reason = "the server was stopped" if isinstance(error, KeyboardInterrupt) else f"{error}{way_on}"
+        note_end(self.folder, "failed", reason)
+
+    def note_restart(self, reason: str) -> None:
+        """Say that the server is started again, which has ended."""
+        here = {"round": self.round, "rounds": self.facts.rounds, "present": [], "pid": os.getpid()}
+        with suppress(OSError):
+            write_state(self.folder, "waiting", **here, message=f"{reason}; it is started again")
 
     def _follow(self, link: Runs, run: str) -> dict[str, Any]:
         task = self._bar.add_task("waiting for the ServerApp", total=self.facts.rounds)
@@ -117,8 +132,10 @@ class Follower:
                 self.warn()
                 if status.get("state") in ("finished", "failed") or self.is_superseded():
                     return status
-                if gone := link.ended():
-                    raise FailureError(f"{gone}; the same command resumes")
+                if gone := link.ended() or link.hangs():
+                    raise StandstillError(gone)
+                if is_gone(status) and self._status() == status:
+                    raise StandstillError(f"the server's app ended without a word; see {self.folder / 'superexec.log'}")
                 if time.monotonic() - heard > SILENCE:
                     self._require_alive(link, run)
                     heard = time.monotonic()
@@ -136,8 +153,7 @@ class Follower:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def _status(self) -> dict[str, Any]:
-        path = self.folder / "status.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        return read_state(self.folder)
 
     def _completed(self, status: dict[str, Any]) -> int:
         return self.facts.rounds if status.get("state") == "finished" else self.round
@@ -190,8 +206,8 @@ class Follower:
             tell(f"nothing is known of the run just now ({error}); looking again")
             return
         if status.startswith("finished") and self._status().get("state") not in ("finished", "failed"):
-            raise FailureError(
-                f"the run ended ({status}: {details}) before the federation did; the same command resumes; "
+            raise StandstillError(
+                f"the run ended ({status}: {details}) before the federation did; "
                 f"see {self.folder / 'log.txt'} and 'FLWR_HOME={link.home} flwr log {run} --show'"
             )
 

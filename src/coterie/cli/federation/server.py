@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from coterie.cli.errors import FailureError, InterruptionError, exit_code
+from coterie.cli.errors import FailureError, InterruptionError, StandstillError, exit_code
 from coterie.cli.federation.shared import (
     ANY_PORT,
     NETWORK,
@@ -26,8 +28,9 @@ from coterie.cli.federation.shared import (
     tell_of_page,
 )
 from coterie.cli.options import flag, option
-from coterie.cli.output import tell
-from coterie.errors import require
+from coterie.cli.output import WARNING, tell
+from coterie.errors import PassingError, require
+from coterie.files import FULL
 
 if TYPE_CHECKING:
     from coterie.cli.federation.follower import Follower
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 ROOM = 2  # times as many bytes as an answer has may follow one: Flower frames them, and may send some twice
 ANYWHERE = ("0.0.0.0", "::")
+GIVE_UP = 3600.0  # seconds without a round after which a server that ends again and again is not started again
 
 
 def server(
@@ -125,7 +129,8 @@ def _run_version(
             source = FederationStatus(link.folder, facts, link.ended, lambda: _days_left(keys))
             with by_signal(), served_status(source, page) as served:
                 tell_of_page(served)
-                return _serve(link, Path(fresh) / APP, config, facts, follower, keep_running)
+                serve = partial(_serve, link, Path(fresh) / APP, config, facts, follower, keep_running)
+                return _kept_up(link, follower, serve)
         except KeyboardInterrupt as stop:
             raise InterruptionError(f"the server is ended; {follower.way_on()}", exit_code(stop)) from None
 
@@ -194,6 +199,36 @@ def _warn_of_network(link: ServerProcesses, folder: Path) -> None:
     )
 
 
+def _kept_up(link: ServerProcesses, follower: Follower, serve: Callable[[], bool]) -> bool:
+    """Serve to the end. What ends though the federation has not is started again, and goes on after the last round."""
+    from coterie.deployment.flower.commands import UnansweredError
+    from coterie.deployment.waiting import Pause
+
+    pause, since, done = Pause(), None, 0
+    with link.claimed():
+        while True:
+            try:
+                return serve()
+            except (StandstillError, PassingError, OSError) as error:
+                follower.note_end(error)
+                if isinstance(error, OSError) and error.errno not in FULL:
+                    raise
+                if not link.opened and not isinstance(error, UnansweredError):
+                    raise  # it never was up: something has to be changed
+                now = time.monotonic()
+                if since is None or follower.round > done:
+                    pause, since, done = Pause(), now, follower.round
+                if now > since + GIVE_UP:
+                    raise FailureError(f"{error}; that has gone on for an hour; the same command resumes") from None
+                pause = pause.longer(now)
+                follower.note_restart(str(error))
+                tell(f"{error}; it is started again in {pause.seconds:g} s", WARNING)
+            except BaseException as error:
+                follower.note_end(error)
+                raise
+            time.sleep(pause.seconds)
+
+
 def _serve(
     link: ServerProcesses, packed: Path, config: Values, facts: FederationFacts, follower: Follower, keep_running: bool
 ) -> bool:
@@ -238,8 +273,8 @@ def _serve(
             if follower.is_superseded():
                 return False
             time.sleep(1)
-            if gone_process := link.ended():
-                raise FailureError(gone_process)
+            if trouble := link.ended() or link.hangs():
+                raise StandstillError(trouble)
     return True
 
 

@@ -29,14 +29,22 @@ def loaded(command: str) -> Callable[[], object]:
     return function
 
 
+class UnansweredError(PassingError):
+    """A command that ended without an answer, or had none in time."""
+
+
 class Commands:
     """A process that runs `flwr` commands, as long as this is open."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
-        self._process = subprocess.Popen(
+        self._environment, self._folder = dict(environment), folder
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", __name__],
-            env=dict(environment),
-            cwd=folder,
+            env=self._environment,
+            cwd=self._folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -52,6 +60,9 @@ class Commands:
 
     def printed(self, words: Sequence[str]) -> str:
         """What `flwr` prints, given these words."""
+        if self._process.poll() is not None:  # it was ended over the last ones
+            self._process.communicate()
+            self._process = self._started()
         to, back = self._process.stdin, self._process.stdout
         assert to is not None
         assert back is not None
@@ -66,7 +77,7 @@ class Commands:
         finally:
             alarm.cancel()
         if not answer:
-            raise PassingError(
+            raise UnansweredError(
                 f"'flwr {words[0]}' ended without an answer, or had none within {PATIENCE:g} s; start the server again"
             )
         return str(json.loads(answer))

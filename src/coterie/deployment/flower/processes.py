@@ -21,7 +21,7 @@ from typing import Literal
 
 from coterie.deployment.flower import guard
 from coterie.errors import CoterieError, PassingError, require
-from coterie.files import private_folder
+from coterie.files import PARTIAL, private_folder
 
 GRACE = 10.0  # seconds that a process has to end politely
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -186,8 +186,10 @@ def settings(home: Path) -> dict[str, str]:
 def write_secret(path: Path) -> None:
     """Make a file with a secret that only its owner can read, unless there is one."""
     if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        fresh = path.with_name(path.name + PARTIAL)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(os.urandom(32).hex())
+        fresh.replace(path)
 
 
 def _with_scripts(path: str) -> str:

@@ -39,11 +39,15 @@ from coterie.deployment.flower.processes import (
     write_secret,
 )
 from coterie.deployment.flower.wake_up import SOCKET
+from coterie.deployment.state_file import LOCK
 from coterie.errors import CoterieError, PassingError, require
 from coterie.files import private_folder, write_whole
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
+LOOK = 10.0  # seconds between two looks whether the SuperLink answers
+HANGING = 180.0  # seconds without an answer after which a SuperLink is taken to hang, on the busiest machine
+ATTEMPTS = 3  # at a command that changes nothing
 START = 300.0  # seconds until a SuperLink or a gateway must be up, on the busiest machine
 REGISTERED = "registered.json"
 UNSETTLED = ".unsettled"  # is there while what the SuperLink knows and what we know that it knows may differ
@@ -67,7 +71,10 @@ class ServerProcesses:
         self.most_bytes = MOST_ANSWER  # of an answer
         self._processes: dict[str, Process] = {}
         self._lock: Lock | None = None
+        self._claimed = False
         self._commands: Commands | None = None
+        self._looked = self._answered = 0.0  # when the SuperLink was last asked whether it is well, and said so
+        self.opened = False  # whether it was up before
         self.stopped: list[str] = []  # runs of before, which had not ended when this was started
 
     def __enter__(self) -> Self:
@@ -154,7 +161,8 @@ class ServerProcesses:
         Runs of before that have not ended are stopped before there is a SuperExec, which would take them up: two apps
         would write to one folder then, and the death of the one would be taken for the other's.
         """
-        self._lock = Lock(self.folder / "lock", "a server")
+        if not self._claimed:
+            self._lock = Lock(self.folder / LOCK, "a server")
         try:
             require_free(self.host, self.port)
             if self.keys is not None:
@@ -164,6 +172,16 @@ class ServerProcesses:
         except BaseException:
             self.stop()
             raise
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Nobody else uses the folder within, however often this is started and stopped."""
+        self._lock, self._claimed = Lock(self.folder / LOCK, "a server"), True
+        try:
+            yield
+        finally:
+            self._claimed = False
+            self._release()
 
     def _start(self) -> None:
         if (self.folder / UNSETTLED).exists():
@@ -190,6 +208,8 @@ class ServerProcesses:
         (self.folder / UNSETTLED).unlink(missing_ok=True)
         gateway = self._spawn("gateway", self.gateway_command())
         _await(gateway, "gateway", lambda: READY in gateway.said())
+        self._looked = self._answered = time.monotonic()
+        self.opened = True
 
     def prepare(self) -> None:
         """Write what the commands need: Flower's settings and the secret."""
@@ -217,6 +237,17 @@ class ServerProcesses:
             if process.code is not None and name != "forkserver":
                 return f"the {name} ended with code {process.code} ({process.last_words()}); see {process.log}"
         return None
+
+    def hangs(self) -> str | None:
+        """That the SuperLink runs and has not answered for minutes, in words; it is asked from time to time."""
+        now = time.monotonic()
+        if now >= self._looked + LOOK:
+            if self._healthy():
+                self._answered = now
+            self._looked = time.monotonic()
+        if now < self._answered + HANGING:
+            return None
+        return f"the superlink has not answered for {HANGING:g} s; see {self.process('superlink').log}"
 
     def stop(self) -> None:
         """End everything politely."""
@@ -270,7 +301,7 @@ class ServerProcesses:
     def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
         """Unregister all nodes but some; the names of the others."""
         names = {about["node"]: f"a former key of {about['site']}" for about in known.values()}
-        listed = self.flower("supernode", "list", CONNECTION)["nodes"]
+        listed = self._looked_up("supernode", "list", CONNECTION)["nodes"]
         strange = [str(node["node-id"]) for node in listed if node["status"] != "unregistered"]
         gone = [node for node in strange if node not in kept]
         for node in gone:
@@ -301,12 +332,22 @@ class ServerProcesses:
 
     def live_runs(self) -> list[str]:
         """The runs that have not finished, or not been found to be dead."""
-        runs = self.flower("ls", CONNECTION)["runs"]
+        runs = self._looked_up("ls", CONNECTION)["runs"]
         return [str(run["run-id"]) for run in runs if run["status"] in LIVE]
 
     def stop_run(self, run: str) -> None:
         """Stop a run."""
         self.flower("stop", run, CONNECTION)
+
+    def _looked_up(self, *words: str) -> dict[str, Any]:
+        """What `flwr …` answers that changes nothing: on a machine that is far too busy it is asked again."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return self.flower(*words)
+            except PassingError:
+                if not left:
+                    raise
+        raise AssertionError
 
     def flower(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What `flwr …` answers."""
@@ -375,7 +416,7 @@ class ServerProcesses:
         write_whole(self.folder / REGISTERED, json.dumps(known, indent=2).encode())
 
     def _release(self) -> None:
-        if self._lock is not None:
+        if self._lock is not None and not self._claimed:
             self._lock.release()
             self._lock = None
 

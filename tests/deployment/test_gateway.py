@@ -60,7 +60,7 @@ class Echo(BaseHTTPRequestHandler):
             self.send_header("content-length", "0")
             self.end_headers()
             return
-        self.send_response(200)
+        self.send_response(500 if self.path.endswith("confirm-message-received") else 200)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("set-cookie", "a=b")
         self.send_header("content-length", str(len(body)))
@@ -253,6 +253,15 @@ def test_two_lengths_or_two_signatures_are_refused(setting: Setting) -> None:
 def test_a_head_without_end_is_refused(setting: Setting) -> None:
     assert setting.raw(b"POST / HTTP/1.1\r\nx: " + b"a" * 100_000).startswith(b"HTTP/1.1 431 ")
     assert b" 400 " in setting.raw(b"\x16\x03\x01 hello, this is TLS\r\n\r\n")
+
+
+def test_what_a_full_disk_makes_of_a_request_is_to_be_tried_again(
+    setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 500 a SuperNode's heart stops for good, though it goes on asking; at 503 it does not."""
+    assert setting.ask("/v1/fleet/confirm-message-received")[0] == 503
+    assert "cannot do now what it is asked (status 500)" in capsys.readouterr().err
+    assert setting.lines == []
 
 
 def test_a_redirection_is_not_passed_on(setting: Setting) -> None:

@@ -281,6 +281,10 @@ class _Connection:
         async with _trouble_further_on(self._proxy):
             while isinstance(answer := await onward.next(ANSWER), h11.InformationalResponse):
                 pass
+        # Flower's clients give a connection up for good at 500, and try again at 503: a disk is full for a while only.
+        if isinstance(answer, h11.Response) and answer.status_code == 500:
+            self._proxy.say(f"{self._proxy.target} cannot do now what it is asked (status 500)")
+            raise RefusalError(503, "it cannot be done now")
         self._proxy.say("")
         # A client would follow a redirection to where no gate is.
         if not isinstance(answer, h11.Response) or 300 <= answer.status_code < 400:

@@ -52,6 +52,16 @@ class Hand:
         out: Tensor = torch.func.functional_call(self.module, self.layout.views(row), (self.problem.inputs[index],))
         return out
 
+    def features_and_logits(self, row: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """What the classifier is given, and what it says."""
+        seen: list[Tensor] = []
+        watch = self.module.get_submodule(self.layout.classifier).register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0])
+        )
+        logits = self.logits(row, index)
+        watch.remove()
+        return seen[0], logits
+
     def loss(self, row: Tensor, index: Tensor) -> Tensor:
         """The mean cross-entropy."""
         return cross_entropy(self.logits(row, index), self.problem.labels[index])

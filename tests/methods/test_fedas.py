@@ -22,24 +22,15 @@ RATE, ALIGN = 0.1, 0.3
 class ByHand(Hand):
     """FedAS's steps on flat rows."""
 
-    def features(self, row: Tensor, index: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        hook = self.module.get_submodule(self.layout.classifier).register_forward_pre_hook(
-            lambda _, inputs: seen.append(inputs[0])
-        )
-        self.logits(row, index)
-        hook.remove()
-        return seen[0]
-
     def prototypes(self, row: Tensor, k: int) -> dict[int, Tensor]:
         own = self.problem.train[k]
         with torch.no_grad():
-            features, labels = self.features(row, own), self.problem.labels[own]
+            features, labels = self.features_and_logits(row, own)[0], self.problem.labels[own]
         return {int(c): features[labels == c].mean(0) for c in labels.unique()}
 
     def pull(self, row: Tensor, index: Tensor, prototypes: dict[int, Tensor]) -> Tensor:
         row = row.detach().clone().requires_grad_()
-        features, labels = self.features(row, index), self.problem.labels[index]
+        features, labels = self.features_and_logits(row, index)[0], self.problem.labels[index]
         apart = torch.stack([features[i] - prototypes[int(c)] for i, c in enumerate(labels)])
         (gradient,) = torch.autograd.grad((apart**2).mean(), row, allow_unused=True)
         return gradient

@@ -157,6 +157,7 @@ REFUSED = {
         "fedap": "measures 'channel_statistics'",
         "fedas": "measures 'class_means'",
         "fedcac": "measures 'critical'",
+        "feddbe": "measures 'mean_features'",
         "feddistill": "measures 'class_logits'",
         "fedem": "measures 'model_shares'",
         "fedfomo": "validation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class Outputs(ABC):
         """The extractor's output: `[B, d]`."""
 
     @abstractmethod
-    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+    def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
         """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
 
     @property
@@ -79,11 +80,21 @@ class Batch(Outputs):
         """The same, if a frozen extractor made them or somebody has asked for them: `[B, d]`."""
         return self._features
 
-    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+    def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
         """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
         head: nn.Module = self._client.model(slot).head
-        out: Tensor = head(self.features if features is None else features)
+        out: Tensor = head(self.features if features is None else features, **asked)
         return out
+
+    @property
+    def shares(self) -> Tensor:
+        """What each sample counts in the batch's mean: `[B]`."""
+        return torch.full((len(self.labels),), 1 / max(1, len(self.labels)), device=self.labels.device)
+
+    @property
+    def notes(self) -> dict[str, Tensor]:
+        """What terms remember from batch to batch, until the client leaves its seat."""
+        return self._client.notes
 
     def under(self, slot: str) -> Batch:
         """The same samples seen by the model in another slot."""

@@ -97,13 +97,8 @@ def _without(whole: nn.Module, path: str) -> nn.Module:
 
 def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
     """The feature width; an error if the classifier is not the last thing the model computes."""
-    whole = copied(module).eval()
+    expected = tried(module, sample)
     with torch.no_grad():
-        try:
-            expected = whole(sample)
-        except Exception as error:  # whatever a user's model may raise
-            shape = tuple(sample.shape[1:])
-            raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({described(error)})") from error
         if not isinstance(expected, Tensor):
             raise _no_outputs(f"a {type(expected).__name__}")
         try:
@@ -123,6 +118,17 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
         )
     outputs_of(cut)
     return width
+
+
+def tried(module: nn.Module, sample: Tensor) -> object:
+    """What a copy of a module makes of samples, in evaluation mode; an error if it cannot take them."""
+    whole = copied(module).eval()
+    try:
+        with torch.no_grad():
+            return whole(sample)
+    except Exception as error:  # whatever a user's model may raise
+        shape = tuple(sample.shape[1:])
+        raise CoterieError(f"model: cannot take the data's inputs of shape {shape} ({described(error)})") from error
 
 
 def outputs_of(made: object) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,12 +48,25 @@ class BatchView(Protocol):
         """The same numbers with a gradient for the classifier alone: `[B, C]`."""
         ...
 
-    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
-        """The output of the classifier in `slot` on these (or the given) features: `[B, C]`."""
+    def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
+        """The output of the classifier in `slot` on these (or the given) features: `[B, C]`.
+
+        What else it is `asked` goes to its `forward`, of a method's own classifier: that may answer with anything.
+        """
         ...
 
     def under(self, slot: str) -> Self:
         """The same samples seen by the model in another slot."""
+        ...
+
+    @property
+    def shares(self) -> Tensor:
+        """What each sample counts in the batch's mean, for terms that look at a batch as a whole: `[B]`."""
+        ...
+
+    @property
+    def notes(self) -> dict[str, Tensor]:
+        """What terms remember from batch to batch, until the client leaves its seat."""
         ...
 
     def split(self, pieces: int) -> list[Self]:

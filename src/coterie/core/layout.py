@@ -67,7 +67,8 @@ class Layout:
     everything that belongs to batch-norm layers; `stats`, the running statistics; `parameters`; `all`, what methods
     share. The policy for running statistics is explicit: with `stats="mean"` they travel with the parameters of their
     part of the model (and so with `all`), with `"local"` they belong to no group but `stats` and `norm`, and stay with
-    their client. Any path of a module or tensor is a group too. A tensor that is tied, so that it belongs to two
+    their client. Any path of a module or tensor is a group too,
+    and `classifier.PATH` one within the classifier. A tensor that is tied, so that it belongs to two
     modules, has one place; a group that parts it from one of them is refused. Whole numbers, and buffers that are not
     finite from the start, are constants: no row has them. With `memory="channels_last"` the weights of convolutions lie
     in that order in the row, which is faster for some models; it is a matter of speed alone.
@@ -132,7 +133,10 @@ class Layout:
 
     def _module(self, path: str) -> frozenset[str]:
         every = {name for entry in self.entries for name in entry.names}
-        under = frozenset(name for name in every if name == path or name.startswith(f"{path}."))
+        # A part of the classifier is called so wherever that lies.
+        within = f"{self.classifier}.{path.removeprefix('classifier.')}" if path.startswith("classifier.") else path
+        paths = (path, within)
+        under = frozenset(name for name in every if name in paths or name.startswith(tuple(f"{one}." for one in paths)))
         if not under:
             raise unknown("group", path, self.groups)
         return under & self.groups["all"]

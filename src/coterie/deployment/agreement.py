@@ -32,7 +32,7 @@ from coterie.rounds.stages import STAGES, Clients, Stage, require_enough
 from coterie.setup.config import method_name, read_toml, to_toml
 from coterie.setup.features import JointTraining
 from coterie.setup.parts import sampler_of, stages_of
-from coterie.setup.prepared import initial_model
+from coterie.setup.prepared import extend_classifier, initial_model
 from coterie.setup.settings import PARTS, make_method
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -225,8 +225,9 @@ class Agreement(FederationTerms):
         module, classifier = initial_model(self.model, self.classifier, self.shape, self.task.outputs, self.seed)
         if self.norm == "group":
             module = with_group_norm(module)
-        layout = Layout(module, classifier, self.stats or self.kind.stats)
         sample = torch.zeros(2, *self.shape)
+        extend_classifier(module, classifier, self.kind, sample, self.task.outputs, self.seed)
+        layout = Layout(module, classifier, self.stats or self.kind.stats)
         width = check_split(module, layout, sample)
         if not is_built_in(self.model):
             rehearse(

@@ -31,7 +31,7 @@ from coterie.engines.base import Work
 from coterie.files import private_folder, write_whole
 from coterie.methods import METHODS
 from coterie.methods.base import Method
-from coterie.report.facts import spoken_columns
+from coterie.report.facts import classifier_parts, spoken_columns
 from coterie.runs.tensors import save_tensors
 
 SITES = ("a", "b", "c", "d")
@@ -196,6 +196,7 @@ def _model_words(layout: Layout, columns: Columns) -> list[str]:
     if layout.columns("parameters") <= columns:
         return ["the whole model"]
     words = [group for group in ("extractor", "classifier") if Columns() != layout.inside(group) <= columns]
+    words += classifier_parts(layout, columns)
     if layout.columns("norm") <= columns and "extractor" not in words:
         words.append("batch norm")
     elif layout.columns("stats") <= columns:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from coterie.methods.fedbabu import FedBABU as FedBABU
     from coterie.methods.fedbn import FedBN as FedBN
     from coterie.methods.fedcac import FedCAC as FedCAC
+    from coterie.methods.feddbe import FedDBE as FedDBE
     from coterie.methods.feddistill import FedDistill as FedDistill
     from coterie.methods.feddyn import FedDyn as FedDyn
     from coterie.methods.fedem import FedEM as FedEM

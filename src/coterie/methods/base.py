@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.client.recipe import Phase, Recipe
 from coterie.client.views import BatchView
@@ -56,6 +56,14 @@ class Method(metaclass=TypedOptions):
     def init(self, federation: Federation) -> None:
         """Add the slots and values that the method needs besides `model`."""
 
+    def classifier(self, own: nn.Module, features: int, outputs: int) -> nn.Module:
+        """The classifier under this method: the model's `own`, or a module around it with parts beside, from a seed.
+
+        It takes features `[B, features]`; `classifier.NAME` is the group of a part. `BatchView.head` hands on what
+        else it is asked.
+        """
+        return own
+
     def recipe(self, federation: Federation) -> Recipe:
         """What the clients of this round do, in order: `Phase`, `Measure`, `Keep`."""
         return (Phase(),)
@@ -87,6 +95,15 @@ class Method(metaclass=TypedOptions):
         it as it is: whoever reads `federation.rounds` names here what comes of that.
         """
         return {}
+
+
+def extends_classifier(method: Method) -> bool:
+    """Whether models have another classifier under a method than their own.
+
+    >>> extends_classifier(Method())
+    False
+    """
+    return type(method).classifier is not Method.classifier
 
 
 def require_classes(federation: Federation, method: str) -> None:

@@ -219,10 +219,10 @@ class Example(Outputs):
             self._passes[0] += 1
         return self._features
 
-    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+    def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
         """The output of the classifier in `slot`: `[1, C]`."""
         own = self._of(slot, self._worker.problem.layout.head_names)
-        return _called(self._worker.model(slot).head, own, self.features if features is None else features)
+        return _called(self._worker.model(slot).head, own, self.features if features is None else features, **asked)
 
     def _of(self, slot: str, names: Mapping[str, str]) -> dict[str, Tensor]:
         """The given tensors of a slot, by what they are called in a part of the model."""
@@ -231,6 +231,16 @@ class Example(Outputs):
     def under(self, slot: str) -> Example:
         """The same example seen by the model in another slot."""
         return Example(self._worker, slot, self.labels, self.inputs, None, self._tensors, self._passes)
+
+    @property
+    def shares(self) -> Tensor:
+        """Other samples have no part in the gradient of one."""
+        raise RuntimeError("a loss term looks at a batch as a whole")
+
+    @property
+    def notes(self) -> dict[str, Tensor]:
+        """What is remembered of other samples has no part in the gradient of one."""
+        raise RuntimeError("a loss term remembers something from batch to batch")
 
     def split(self, pieces: int) -> list[Example]:
         """One example cannot be split."""
@@ -255,7 +265,7 @@ class Example(Outputs):
         raise RuntimeError(f"a loss term draws random numbers of its own ({purpose})")
 
 
-def _called(module: Any, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _called(module: Any, tensors: dict[str, Tensor], x: Tensor, **asked: Any) -> Tensor:
     """A module's output, with some of its tensors replaced."""
-    out: Tensor = torch.func.functional_call(module, tensors, (x,))
+    out: Tensor = torch.func.functional_call(module, tensors, (x,), asked)
     return out

@@ -149,12 +149,32 @@ def spoken_columns(layout: Layout, columns: Columns) -> str:
     for group, words in GROUPS.items():
         if layout.inside(group) == columns:
             return words
+    for group, words in GROUPS.items():
+        missing = layout.inside(group) - columns
+        named = classifier_parts(layout, missing) if columns <= layout.inside(group) else []
+        if named and missing <= layout.inside(" + ".join(named)):
+            return f"{words} without {' and '.join(named)}"
     return "columns"
+
+
+def classifier_parts(layout: Layout, columns: Columns) -> list[str]:
+    """The parts of the classifier that lie within some columns, if it is not all there.
+
+    >>> from torch import nn
+    >>> layout = Layout(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), classifier="1")
+    >>> classifier_parts(layout, Columns.of((21, 23)))
+    ['classifier.bias']
+    """
+    if layout.inside("classifier") <= columns:
+        return []
+    parts = dict.fromkeys(f"classifier.{name.partition('.')[0]}" for name in layout.head_names.values())
+    return [part for part in parts if Columns() != layout.inside(part) <= columns]
 
 
 def _personal(federation: Federation) -> str:
     personal, layout = federation["model"].own_columns, federation.layout
     words = [group for group in ("extractor", "classifier", "norm") if layout.columns(group) <= personal]
+    words += classifier_parts(layout, personal)
     if "norm" not in words and layout.columns("stats") <= personal:
         words.append("stats")
     if layout.columns("parameters") <= personal:

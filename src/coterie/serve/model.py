@@ -39,6 +39,7 @@ from coterie.runs.run import Run
 from coterie.serve.model_file import About, is_plain, read_model, read_tensors, require_exportable, write_model
 from coterie.serve.programs import read_onnx, read_pt2
 from coterie.serve.samples import named_inputs
+from coterie.setup.prepared import extend_classifier
 from coterie.typed import typed
 
 if TYPE_CHECKING:
@@ -344,7 +345,11 @@ def loaded(path: Path) -> tuple[nn.Module, About]:
 def _built(about: About) -> nn.Module:
     """The model that a description names, with any weights."""
     module = build(about.model, about.shape, about.classes)
-    return with_group_norm(module) if about.norm == "group" else module
+    module = with_group_norm(module) if about.norm == "group" else module
+    if not about.plain:
+        sample = torch.zeros(2, *about.shape)
+        extend_classifier(module, about.classifier, about.agreement().kind, sample, about.classes, seed=0)
+    return module
 
 
 def _fill_in(federation: Federation, method: Method, module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.core.layout import Layout
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
-from coterie.methods.base import Method
+from coterie.methods.base import Method, extends_classifier
 from coterie.runs.tensors import load_tensors, save_tensors
 from coterie.setup.config import method_name
 from coterie.version import VERSION
@@ -91,8 +91,8 @@ class About:
 
 
 def is_plain(method: Method) -> bool:
-    """Whether the method predicts what its tested module puts out."""
-    return type(method).predict is Method.predict
+    """Whether the method predicts what its tested module puts out, which is the model as others know it."""
+    return type(method).predict is Method.predict and not extends_classifier(method)
 
 
 def require_exportable(method: Method) -> None:

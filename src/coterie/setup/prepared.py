@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from coterie.client.model import check_split, single_samples_fail
+from coterie.client.model import check_split, single_samples_fail, tried
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, phases
 from coterie.client.rehearsal import SAMPLES, rehearse
 from coterie.core.federation import Federation
 from coterie.core.inventory import copied, held_tensors
-from coterie.core.layout import Layout, last_classifier, require_classifier
+from coterie.core.layout import Layout, last_classifier, paths_of, require_classifier
 from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat, epoch_batches
 from coterie.data import Dataset, load
@@ -26,6 +26,7 @@ from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
 from coterie.methods import Method
+from coterie.methods.base import extends_classifier
 from coterie.models import MODELS, ModelSpec, build
 from coterie.models.layers import with_group_norm
 from coterie.models.registry import is_built_in
@@ -333,6 +334,7 @@ def make_model(experiment: Settings, data: Dataset, method: Method) -> tuple[nn.
         )
     if experiment.norm == "group":
         module = with_group_norm(module)
+    extend_classifier(module, classifier, method, data.inputs[:2], data.of_task.outputs, seed)
     memory = "contiguous" if experiment.memory == "auto" else experiment.memory
     return module, Layout(module, classifier, experiment.stats or method.stats, memory)
 
@@ -350,6 +352,35 @@ def initial_model(
         module = build(model, shape, classes)
     known = (MODELS.find(model) if isinstance(model, str) else model).classifiers
     return module, known[classifier] if classifier in known else _own_classifier(classifier, module, classes)
+
+
+def extend_classifier(
+    module: nn.Module, classifier: str, method: Method, sample: Tensor, outputs: int, seed: int
+) -> None:
+    """Put the classifier that a method has in the place of the model's own, whose weights stay.
+
+    >>> from coterie.methods import FedAvg
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    >>> extend_classifier(net, "1", FedAvg(), torch.zeros(2, 4), 2, seed=0)
+    >>> net[1]
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    if not extends_classifier(method):
+        return
+    own = require_classifier(module, classifier)
+    seen: list[Tensor] = []
+    watch = own.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    tried(module, sample)
+    watch.remove()
+    require(
+        bool(seen), f"classifier '{classifier}': the model does not use it; name the last module of its forward pass"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "beside the model"))
+        extended = method.classifier(own, int(seen[0].shape[1]), outputs)
+    for path in paths_of(module, own):
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, extended)
 
 
 def _own_classifier(path: str, module: nn.Module, outputs: int) -> str:

@@ -86,6 +86,8 @@ class StackedBatch:
         slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in named}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
         taken = self.stack.rounds_taken[self.part]
+        step = self.training.step
+        of_samples = self.labels.new_zeros(self.labels.shape) if step is None else step.shares
 
         def one(
             labels: Tensor,
@@ -93,15 +95,18 @@ class StackedBatch:
             features: Tensor,
             slots: dict[str, Tensors],
             taken: Tensor,
+            of_samples: Tensor,
             values: dict[str, Tensor],
         ) -> tuple[Tensor, ...]:
-            batch = OneClient(self.stack, self.slot, net, labels, inputs, slots, taken, values, features, self.training)
+            shares = None if step is None else of_samples
+            shown = (labels, inputs, slots, taken, values, features)
+            batch = OneClient(self.stack, self.slot, net, *shown, training=self.training, shares=shares)
             result = function(batch)
             return (result,) if batch.computed is None else (result, batch.computed)
 
         per_value = {name: 0 if federation.kinds[name].per_client else None for name in values}
-        batched = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, per_value))
-        out: tuple[Tensor, ...] = batched(self.labels, self.inputs, self.features, slots, taken, values)
+        batched = torch.vmap(one, in_dims=(0, 0, 0, 0, 0, 0, per_value))
+        out: tuple[Tensor, ...] = batched(self.labels, self.inputs, self.features, slots, taken, of_samples, values)
         if self.computed is None and len(out) > 1:
             self.computed = out[1].detach()
         return out[0]
@@ -122,12 +127,13 @@ class OneClient(Outputs):
         values: dict[str, Tensor],
         features: Tensor | None = None,
         training: Mode = NOT_TRAINING,
+        shares: Tensor | None = None,
     ) -> None:
         self._stack, self.slot, self._net, self._training = stack, slot, net, training
         self.task = stack.ground.problem.task
         self.labels, self.inputs = labels, inputs
         self._slots, self._values, self.rounds_taken = slots, values, rounds_taken
-        self._features = features
+        self._features, self._shares = features, shares
 
     @property
     def features(self) -> Tensor:
@@ -141,23 +147,36 @@ class OneClient(Outputs):
             self._stack.passes += 1
         return self._features
 
-    def head(self, slot: str, features: Tensor | None = None) -> Tensor:
+    def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
         """The output of the classifier in `slot`: `[B, C]`."""
         training = slot in self._training.slots
         if training and self._net.head_changes:
             raise RuntimeError("a loss term runs a classifier whose layers change in training")
-        return self._net.one_logits(self._slots[slot], self.features if features is None else features, training)
+        given = self.features if features is None else features
+        return self._net.one_logits(self._slots[slot], given, training, **asked)
 
     def under(self, slot: str) -> OneClient:
         """The same samples seen by the model in another slot."""
         if slot not in self._slots:
             raise RuntimeError(f"a loss term looks at '{slot}', which it does not name in `received`")
         shown = (self.labels, self.inputs, self._slots, self.rounds_taken, self._values)
-        return OneClient(self._stack, slot, self._net, *shown, training=self._training)
+        return OneClient(self._stack, slot, self._net, *shown, training=self._training, shares=self._shares)
 
     def value(self, name: str) -> Tensor:
         """A value as this client has it."""
         return self._values[name]
+
+    @property
+    def shares(self) -> Tensor:
+        """What each sample counts in the batch's mean, 0 where it is padding: `[B]`."""
+        if self._shares is None:
+            raise RuntimeError("a prediction looks at a batch as a whole")
+        return self._shares
+
+    @property
+    def notes(self) -> dict[str, Tensor]:
+        """Nothing stays of what is worked out for all clients at once: the recipe is declined."""
+        raise RuntimeError("a loss term remembers something from batch to batch")
 
     def split(self, pieces: int) -> list[OneClient]:
         """Batches of unequal size are padded here, so their pieces would be other samples: the recipe is declined."""

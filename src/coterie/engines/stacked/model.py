@@ -7,6 +7,7 @@ one grouped convolution); any other module runs under `torch.vmap`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +58,11 @@ class BatchedNet:
         out: Tensor = torch.func.functional_call(self._trunk_module, of_trunk, (inputs,))
         return out
 
-    def one_logits(self, tensors: Tensors, features: Tensor, training: bool) -> Tensor:
+    def one_logits(self, tensors: Tensors, features: Tensor, training: bool, **asked: Any) -> Tensor:
         """One client's classifier on its features, inside `vmap`: `[B, C]`."""
         _set_mode(self._head_module, training)
         of_head = {local: tensors[name] for name, local in self._head_names.items()}
-        out: Tensor = torch.func.functional_call(self._head_module, of_head, (features,))
+        out: Tensor = torch.func.functional_call(self._head_module, of_head, (features,), asked)
         return out
 
 

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from coterie.client.effort import effort_columns
 from coterie.client.model import AnyDropout
 from coterie.client.problem import Problem
 from coterie.client.scores import Score, Seen, TrainingScores
@@ -55,9 +56,10 @@ class Threads(Engine):
                 self._seats.put(seat)
 
         measured: dict[str, list[Tensor]] = {name: [] for name in work.measured}
+        efforts = []
         for position, ((found, score, seconds), seen, effort) in enumerate(self._threads.map(one, range(len(cohort)))):
             training.take(position, seen)
-            trained.efforts.append(effort)
+            efforts.append(effort)
             for name, value in found.items():
                 measured[name].append(value)
             if score is not None:
@@ -65,7 +67,7 @@ class Threads(Engine):
             trained.test_seconds += seconds
             self.tell(position + 1)
         trained.measured = {name: torch.stack(values) for name, values in measured.items()}
-        trained.training = training.sums()
+        trained.training, trained.efforts = training.sums(), effort_columns(efforts)
         return trained
 
     def test(

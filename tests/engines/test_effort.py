@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from coterie.client.effort import Effort
+from coterie.client.effort import FORWARD, STEPS, Effort, EffortColumns, joined_columns
 from coterie.client.model import MountedModel
 from coterie.client.problem import Problem
 from coterie.engines.base import Engine
@@ -51,9 +51,17 @@ def sizes_and_batches(experiment: Experiment) -> list[tuple[int, int]]:
     return [(size, math.ceil(size / BATCH)) for size in sizes]
 
 
+def by_client(columns: EffortColumns) -> list[Effort]:
+    steps = {name.removeprefix(STEPS): counts for name, counts in columns.items() if name != FORWARD}
+    return [
+        Effort({moves: counts[place] for moves, counts in steps.items()}, forward)
+        for place, forward in enumerate(columns[FORWARD])
+    ]
+
+
 def last_efforts(method: Method, make: Callable[[Problem, Method, int], Engine] = Serial, **more: Any) -> Any:
     experiment = tiny(method, rounds=2, epochs=EPOCHS, batch=BATCH, **more)
-    return zip(reports(make, experiment)[-1].efforts, sizes_and_batches(experiment), strict=True)
+    return zip(by_client(reports(make, experiment)[-1].efforts), sizes_and_batches(experiment), strict=True)
 
 
 @pytest.mark.parametrize("make", [Serial, Stacked])
@@ -101,7 +109,7 @@ def test_every_pass_through_an_extractor_is_counted(
         rounds = Rounds(prepared.method, federation, engine, judge=judge)
         given.clear()
         report = rounds.run_round()
-        assert sum(given) == sum(effort.forward for effort in report.efforts), name
+        assert sum(given) == sum(report.efforts[FORWARD]), name
 
 
 @pytest.mark.thorough
@@ -146,9 +154,9 @@ def test_private_examples_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
         rounds=1, epochs=EPOCHS, batch=BATCH, privacy="example", privacy_noise=1.0, privacy_clip=1.0, size_noise=0.0
     )
     (report,) = reports(Serial, experiment)
-    for effort, (_, batches) in zip(report.efforts, sizes_and_batches(experiment), strict=True):
+    for effort, (_, batches) in zip(by_client(report.efforts), sizes_and_batches(experiment), strict=True):
         assert effort.steps == {"model": EPOCHS * batches}
-    assert sum(effort.forward for effort in report.efforts) == sum(drawn) > 0
+    assert sum(report.efforts[FORWARD]) == sum(drawn) > 0
 
 
 def test_a_run_tells_of_it() -> None:
@@ -165,12 +173,18 @@ def test_a_run_tells_of_it() -> None:
     assert len(line.effort["forward"]) == len(line.cohort)
 
 
+def test_parts_of_a_cohort_are_joined_in_order() -> None:
+    """Who has not done what another did, did it 0 times."""
+    first, second = {FORWARD: [8, 4], f"{STEPS}a": [2, 1]}, {FORWARD: [6], f"{STEPS}b": [3]}
+    assert joined_columns([first, second]) == {FORWARD: [8, 4, 6], f"{STEPS}a": [2, 1, 0], f"{STEPS}b": [0, 0, 3]}
+
+
 def test_nothing_is_told_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     train = Serial.train
 
     def silent(self: Serial, *rest: Any) -> Any:
         trained = train(self, *rest)
-        trained.efforts = []
+        trained.efforts = {}
         return trained
 
     monkeypatch.setattr(Serial, "train", silent)

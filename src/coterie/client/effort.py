@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -41,13 +41,15 @@ class Effort:
         return Effort(dict(sorted(self.steps.items())), self.forward)
 
 
+EffortColumns = dict[str, list[int]]
+"""Clients' efforts number by number, in alphabetical order: samples `forward`, and gradients by what they train."""
 FORWARD = "forward"
 STEPS = "steps."
 """Begins the names of gradients among the numbers of efforts."""
 
 
-def effort_columns(efforts: Sequence[Effort]) -> dict[str, list[int]]:
-    """Clients' efforts number by number, in alphabetical order; who has not done what another did, did it 0 times.
+def effort_columns(efforts: Sequence[Effort]) -> EffortColumns:
+    """Clients' efforts as columns; who has not done what another did, did it 0 times.
 
     >>> effort_columns([Effort({"model": 2}, 64), Effort({}, 8)])
     {'forward': [64, 8], 'steps.model': [2, 0]}
@@ -59,14 +61,11 @@ def effort_columns(efforts: Sequence[Effort]) -> dict[str, list[int]]:
     return {FORWARD: [effort.forward for effort in efforts], **by_kind}
 
 
-def efforts_of(columns: Mapping[str, Sequence[int]]) -> list[Effort]:
-    """What `effort_columns` came from.
+def joined_columns(parts: Sequence[EffortColumns]) -> EffortColumns:
+    """The efforts of several parts of a cohort, one after the other.
 
-    >>> efforts_of({"forward": [64, 8], "steps.model": [2, 0]})
-    [Effort(steps={'model': 2}, forward=64), Effort(steps={'model': 0}, forward=8)]
+    >>> joined_columns([{"forward": [64], "steps.model": [2]}, {"forward": [8]}])
+    {'forward': [64, 8], 'steps.model': [2, 0]}
     """
-    kinds = {name.removeprefix(STEPS): values for name, values in sorted(columns.items()) if name != FORWARD}
-    return [
-        Effort({moves: int(values[place]) for moves, values in kinds.items()}, int(forward))
-        for place, forward in enumerate(columns.get(FORWARD, ()))
-    ]
+    names = sorted({name for part in parts for name in part})
+    return {name: [count for part in parts for count in part.get(name, [0] * len(part[FORWARD]))] for name in names}

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.client.terms import RowTerm, Term, task_loss
 from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import ClientRows
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError
 from coterie.typed import shown
 
 StepRule = Callable[[TrainerView, Batches], None]
@@ -67,18 +67,29 @@ class Phase:
         return " + ".join(words)
 
     def __post_init__(self) -> None:
-        for name, given in (("terms", self.terms), ("row_terms", self.row_terms)):
-            require(isinstance(given, list | tuple), f"{name} = {shown(given)}: must be a tuple, also of one alone")
+        if fault := self._fault():
+            raise CoterieError(fault)
+
+    def _fault(self) -> str:
+        """What is wrong, if anything: phases are made anew in every round, so it is worded only then."""
+        # These come from somebody's method, whatever their types promise.
+        lists: tuple[tuple[str, object], ...] = ("terms", self.terms), ("row_terms", self.row_terms)
+        for name, given in lists:
+            if not isinstance(given, (list, tuple)):
+                return f"{name} = {shown(given)}: must be a tuple, also of one alone"
         for name, number in (("epochs", self.epochs), ("lr", self.lr)):
-            usable = number is None or _counts(number)
-            require(usable, f"{name} = {shown(number)}: must be a number that is not negative, or left out")
-        require(all(map(callable, self.terms)), f"terms = {shown(self.terms)}: must be functions")
-        require(callable(self.rule), f"rule = {shown(self.rule)}: must be a function")
-        require(
-            bool(self.terms or self.row_terms),
-            f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms",
-        )
-        require(0 <= self.reach <= 1, f"reach = {self.reach}: must lie in [0, 1]")
+            if number is not None and not _counts(number):
+                return f"{name} = {shown(number)}: must be a number that is not negative, or left out"
+        if not all(map(callable, self.terms)):
+            return f"terms = {shown(self.terms)}: must be functions"
+        rule: object = self.rule
+        if not callable(rule):
+            return f"rule = {shown(rule)}: must be a function"
+        if not (self.terms or self.row_terms):
+            return (
+                f"a phase that trains '{self.train}' of slot '{self.slot}' has no objective; give it terms or row_terms"
+            )
+        return "" if 0 <= self.reach <= 1 else f"reach = {self.reach}: must lie in [0, 1]"
 
 
 class Measurement(Protocol):
@@ -138,6 +149,7 @@ class Keep:
 
 
 Recipe = tuple[Phase | Measure | Keep, ...]
+_STEPS = (Phase, Measure, Keep)
 Step = TypeVar("Step", Phase, Measure, Keep)
 
 
@@ -158,8 +170,7 @@ def keeps(recipe: Recipe) -> Iterator[Keep]:
 
 def _steps(recipe: Recipe, kind: type[Step]) -> Iterator[Step]:
     """The steps of one kind; an error if what a method's `recipe` returned is none."""
-    whole = isinstance(recipe, list | tuple) and all(isinstance(step, Phase | Measure | Keep) for step in recipe)
-    if not whole:  # asked many times a round: it is worded only where it is wrong
+    if not isinstance(recipe, (list, tuple)) or not all(isinstance(step, _STEPS) for step in recipe):
         raise CoterieError(f"recipe = {shown(recipe)}: must be a tuple of Phase, Measure and Keep, also of one alone")
     return (step for step in recipe if isinstance(step, kind))
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from coterie.client.effort import joined_columns
 from coterie.client.problem import Problem
 from coterie.client.scores import Score
 from coterie.core.federation import Federation
@@ -243,5 +244,5 @@ def joined(parts: Sequence[Trained]) -> Trained:
         [score for part in parts for score in part.scores],
         sum(part.test_seconds for part in parts),
         [sums for part in parts for sums in part.training],
-        [effort for part in parts for effort in part.efforts],
+        joined_columns([part.efforts for part in parts]),
     )

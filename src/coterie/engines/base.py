@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coterie.client.effort import Effort
+from coterie.client.effort import EffortColumns, effort_columns
 from coterie.client.problem import Problem
 from coterie.client.recipe import Recipe, measures, trained_slots
 from coterie.client.scores import Score, Seen, TrainingScores, TrainingSums
@@ -55,7 +55,7 @@ class Trained:
     scores: list[Score] = field(default_factory=list)  # at the moment `trained`, if asked for
     test_seconds: float = 0.0
     training: list[TrainingSums] = field(default_factory=list)
-    efforts: list[Effort] = field(default_factory=list)  # none where it is not told
+    efforts: EffortColumns = field(default_factory=dict)  # none where it is not told
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,13 @@ def do_all(
     """
     trained = Trained(rows)
     measured: dict[str, list[Tensor]] = {name: [] for name in work.measured}
-    training = TrainingScores(worker.problem.task, len(clients))
+    training, efforts = TrainingScores(worker.problem.task, len(clients)), []
     for done, (client, place) in enumerate(zip(clients, places, strict=True)):
         seen: Seen = []
         own_rows = [(slot, matrix[place]) for slot, matrix in rows.items()]
         values, score, seconds = do_work(worker, federation, client, work, own_rows, seen)
         training.take(done, seen)
-        trained.efforts.append(worker.effort)
+        efforts.append(worker.effort)
         for name, value in values.items():
             measured[name].append(value)
         if score is not None:
@@ -177,7 +177,7 @@ def do_all(
         tell(done + 1)
     trained.scores = Score.brought_back(trained.scores)
     trained.measured = {name: torch.stack(values).cpu() for name, values in measured.items()}
-    trained.training = training.sums()
+    trained.training, trained.efforts = training.sums(), effort_columns(efforts)
     return trained
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from coterie.client.effort import Effort, efforts_of
+from coterie.client.effort import EffortColumns
 from coterie.client.problem import Problem
 from coterie.client.recipe import phases
 from coterie.client.scores import Score, TrainingSums
@@ -264,10 +264,10 @@ def _training(sent: dict[str, list[Tensor]]) -> list[TrainingSums]:
     return [{**sums, SAMPLES: int(sums[SAMPLES])} for sums in by_client]
 
 
-def _efforts(sent: dict[str, list[Tensor]]) -> list[Effort]:
-    """What workers counted, client by client."""
-    counts = {name: values for name, values in sent.items() if name.startswith(EFFORT)}
-    return efforts_of({name.removeprefix(EFFORT): [int(value) for value in values] for name, values in counts.items()})
+def _efforts(sent: dict[str, list[Tensor]]) -> EffortColumns:
+    """What workers counted, number by number."""
+    counts = {name.removeprefix(EFFORT): values for name, values in sent.items() if name.startswith(EFFORT)}
+    return {name: [int(value) for value in values] for name, values in sorted(counts.items())}
 
 
 def _in_order(by_position: dict[int, Item]) -> list[Item]:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from coterie.client.effort import Effort, effort_columns
+from coterie.client.effort import EffortColumns
 from coterie.client.problem import Problem
 from coterie.client.scores import Score, TrainingSums
 from coterie.client.worker import Worker
@@ -256,8 +256,8 @@ def _as_columns(training: Sequence[TrainingSums]) -> dict[str, Tensor]:
     return {f"{TRAINING}{name}": torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
 
 
-def _counted(efforts: Sequence[Effort]) -> dict[str, Tensor]:
-    return {f"{EFFORT}{name}": torch.tensor(values) for name, values in effort_columns(efforts).items()}
+def _counted(efforts: EffortColumns) -> dict[str, Tensor]:
+    return {f"{EFFORT}{name}": torch.tensor(values) for name, values in efforts.items()}
 
 
 def _joined(scores: Sequence[Score]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from coterie.client.effort import Effort
+from coterie.client.effort import EffortColumns
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
 from coterie.engines.base import Trained, Work
@@ -43,7 +43,7 @@ class RoundReport:
     everybody: dict[Moment, Evaluation] = field(default_factory=dict)  # in the end, where a sample is tested otherwise
     cohort_trained: Evaluation | None = None  # of the cohort alone, likewise
     training: Evaluation | None = None  # of the cohort, on the samples it trains on, while it does
-    efforts: list[Effort] = field(default_factory=list)  # of the cohort; none where it is not told
+    efforts: EffortColumns = field(default_factory=dict)  # of the cohort; none where it is not told
     tuning: tuple[int, int] = (0, 0)  # gradients of all tests in which clients tuned, and how many tests these are
     mixes: list[Applied] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # asked, but no part of the cohort: they did not answer in time

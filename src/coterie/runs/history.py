@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from msgspec import to_builtins
 
-from coterie.client.effort import FORWARD, STEPS, effort_columns
+from coterie.client.effort import FORWARD, STEPS
 from coterie.core.task import Task
 from coterie.rounds.evaluate import (
     MOMENTS,
@@ -70,7 +70,7 @@ def as_line(report: RoundReport) -> Line:
         diverged=report.diverged,
         tuning_diverged=report.tuning_diverged,
         parts=_notes(report),
-        effort=effort_columns(report.efforts),
+        effort=report.efforts,
         tuning=Tuning(*report.tuning) if report.tuning[1] else None,
         training=None if report.training is None else _by_client(report.training),
         cohort_trained=None if report.cohort_trained is None else _by_client(report.cohort_trained),

@@ -186,8 +186,8 @@ class Line(_ByMoment, Struct, frozen=True, omit_defaults=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("effort", "training", "cohort_trained"):
             columns: Mapping[str, Sequence[object]] = getattr(self, name) or {}
-            wrong = any(len(column) != len(self.cohort) for column in columns.values())
-            _refuse(wrong, f"{name}: not a number for each of the {len(self.cohort)} clients of the round")
+            if any(len(column) != len(self.cohort) for column in columns.values()):
+                raise ValueError(f"{name}: not a number for each of the {len(self.cohort)} clients of the round")
         for name in self.parts.keys() & NOTES.keys():
             with_place(f"parts.{name}", self.parts[name], NOTES[name])
 

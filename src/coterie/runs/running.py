@@ -15,6 +15,7 @@ from coterie.engines import ENGINES, Engine
 from coterie.errors import CoterieError, PassingError, require, said
 from coterie.files import log_to
 from coterie.methods import METHODS
+from coterie.processes import keep_freed_memory
 from coterie.registry import Registry, subclasses_of
 from coterie.rounds.evaluate import Evaluation, Finished
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start
@@ -47,6 +48,7 @@ def run(
         out is not None or not experiment.checkpoint_every,
         f"checkpoint_every = {experiment.checkpoint_every}: a checkpoint needs an output directory (out)",
     )
+    keep_freed_memory()  # already now: trials of engines are to find what rounds will
     with watched(listeners, progress) as watchers:
         prepared = with_choice(prepare(experiment))
         if out is None:
@@ -76,6 +78,7 @@ def finish(prepared: Prepared, directory: RunDirectory | None, listeners: Sequen
     A `new` run that breaks off in its first round is taken away if it may be its author's code that has to be mended:
     it could not be carried on with other code, and would only stand in the way.
     """
+    keep_freed_memory()
     experiment = prepared.experiment
     threads = experiment.threads or ENGINES.find(experiment.engine).main_threads or fitting_threads(prepared)
     logged = nullcontext() if directory is None else log_to(directory.path / LOG)

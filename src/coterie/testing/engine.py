@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.client.effort import Effort
+from coterie.client.effort import EffortColumns
 from coterie.client.problem import Problem
 from coterie.core.federation import Federation
 from coterie.engines.base import Engine
@@ -64,7 +64,7 @@ def check_engine(make: Callable[[Problem, Method, int], Engine], tolerance: floa
 
 def _run(
     make: Callable[[Problem, Method, int], Engine], method: Method, model: str, join: float
-) -> tuple[Federation, Evaluation, Tensor, list[list[Effort]]]:
+) -> tuple[Federation, Evaluation, Tensor, list[EffortColumns]]:
     """The federation after a few rounds, its last scores, and losses on training samples and efforts of all rounds."""
     experiment = toy_experiment(method, model, join=join)
     prepared = experiment.prepare()

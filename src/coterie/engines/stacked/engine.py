@@ -113,9 +113,8 @@ class Stacked(Engine):
         place = federation.initial.device
         rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
         sums = training.sums()
-        trained = Trained(rows, measured, training=[sums[position] for position in back.tolist()])
-        efforts = stack.efforts
-        trained.efforts = [efforts[position] for position in back.tolist()]
+        training_sums = [sums[position] for position in back.tolist()]
+        trained = Trained(rows, measured, training=training_sums, efforts=stack.efforts(back))
         if work.test:
             begin = time.perf_counter()
             scores = self._test(stack, keep_scores=False)
@@ -181,8 +180,9 @@ def _tune_together(stack: Stack, recipe: Recipe) -> tuple[Tensor, list[int]]:
 
     How many gradients each has computed for it comes with that; nothing if there is no tuning.
     """
-    then = stack.efforts
-    before = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}
+    if not recipe:
+        return torch.zeros(len(stack.clients), dtype=torch.bool), []
+    before, gradients = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}, stack.gradients
     for number, phase in enumerate(phases(recipe)):
         StackedPhase(stack, phase, number).run()
     ruined = torch.zeros(len(stack.clients), dtype=torch.bool, device=stack.ground.device)
@@ -190,4 +190,4 @@ def _tune_together(stack: Stack, recipe: Recipe) -> tuple[Tensor, list[int]]:
         ruined |= ~torch.isfinite(stack.rows(slot)).all(1)
     for slot, rows in before.items():
         stack.trained[slot][ruined] = rows[ruined]
-    return ruined.cpu(), [now.total - old.total for now, old in zip(stack.efforts, then, strict=True)] if recipe else []
+    return ruined.cpu(), (stack.gradients - gradients).tolist()

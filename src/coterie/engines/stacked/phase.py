@@ -39,7 +39,7 @@ class Schedule:
     shares: Tensor  # [S, m, B], what a sample counts in its batch's mean: 0 where padded
     active: list[int]  # [S], how many clients take each step
     late: list[np.ndarray]  # [S] places of those of them that are in their last epoch
-    counts: list[list[int]]  # [S, m], how many samples every client takes in every step
+    counts: Tensor  # [S, m], how many samples every client takes in every step
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class Schedule:
         ([2, 1], [[0.5, 0.5], [1.0, 0.0]])
         >>> [late.tolist() for late in Schedule.of([3, 2], [torch.Generator()] * 2, steps=[3, 3], batch=2).late]
         [[], [], [0, 1]]
-        >>> Schedule.of([3], [torch.Generator()], steps=[1], batch=2, skip_single=True).counts
+        >>> Schedule.of([3], [torch.Generator()], steps=[1], batch=2, skip_single=True).counts.tolist()
         [[2]]
         """
         shape = _shape(tuple(sizes), tuple(steps), batch, skip_single)
@@ -80,7 +80,7 @@ class _Shape:
     shares: Tensor  # [S, m, B]
     active: list[int]
     late: list[np.ndarray]
-    counts: list[list[int]]
+    counts: Tensor  # [S, m]
 
 
 @lru_cache(maxsize=4)
@@ -100,7 +100,7 @@ def _shape(sizes: tuple[int, ...], steps: tuple[int, ...], batch: int, skip_sing
         shares=(torch.arange(width) < left[..., None]) / left.clamp(min=1)[..., None],
         active=acts.sum(1).tolist(),
         late=[np.flatnonzero(row) for row in (acts & (epoch == epochs - 1)).numpy()],
-        counts=left.tolist(),
+        counts=left,
     )
 
 
@@ -291,15 +291,14 @@ class StackedPhase:
             self._run_by_terms(indices, schedule, samples, last_epoch)
         for slot, begin in self._begins.items():
             stack.trained[slot].copy_(torch.lerp(begin, stack.trained[slot], self.phase.reach))
-        counts = (schedule.shares[: len(self._passes)] > 0).sum(2)
-        stack.took(self.phase.moves, counts, self._passes)
+        stack.took(self.phase.moves, schedule.counts[: len(self._passes)], self._passes)
 
     def _run_by_terms(self, indices: Tensor, schedule: Schedule, samples: Tensor, last_epoch: LastEpoch | None) -> None:
         stack = self.stack
         for step, (index, x, shares) in enumerate(self._batches(indices, schedule, samples)):
             part = slice(0, len(index))
             batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
-            batch.training = self._mode(shares, schedule.counts[step])
+            batch.training = self._mode(shares, schedule.counts[step].tolist())
             before = stack.passes
             self._step(self._gradients(batch, shares), len(index))
             self._passes.append(stack.passes - before)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from coterie.client.effort import FORWARD, STEPS, Effort, efforts_of
+from coterie.client.effort import FORWARD, STEPS, EffortColumns
 from coterie.client.problem import Problem
 from coterie.client.terms import RECEIVED
 from coterie.core.federation import Federation
@@ -96,11 +96,15 @@ class Stack:
         self.steps[moves] = self.steps.get(moves, torch.zeros_like(self.forward)) + (samples > 0).sum(0)
         self.forward += (torch.tensor(passes, dtype=torch.int64)[:, None] * samples).sum(0)
 
+    def efforts(self, order: Tensor) -> EffortColumns:
+        """What every client has computed, the clients in this `order [m]`."""
+        kinds = {f"{STEPS}{moves}": self.steps[moves][order].tolist() for moves in sorted(self.steps)}
+        return {FORWARD: self.forward[order].tolist(), **kinds}
+
     @property
-    def efforts(self) -> list[Effort]:
-        """What every client has computed."""
-        kinds = {f"{STEPS}{moves}": counts.tolist() for moves, counts in self.steps.items()}
-        return efforts_of({FORWARD: self.forward.tolist(), **kinds})
+    def gradients(self) -> Tensor:
+        """How many gradients every client has computed: `[m]`."""
+        return sum(self.steps.values(), torch.zeros_like(self.forward))
 
     @property
     def streams(self) -> list[torch.Generator]:

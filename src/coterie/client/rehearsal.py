@@ -251,8 +251,7 @@ def _beside(part: nn.Module, prefix: str, layout: Layout) -> Beside:
 def kept_around(kind: type) -> Iterator[tuple[str, object]]:
     """What a class keeps for all its objects, and what its functions name outside of themselves.
 
-    >>> class Counter(nn.Module):
-    ...     calls = 0
+    >>> Counter = type("Counter", (nn.Module,), {"__module__": "mine", "calls": 0})
     >>> list(kept_around(Counter)), list(kept_around(nn.Linear))
     ([('Counter.calls', 0)], [])
     """

@@ -19,7 +19,7 @@ from coterie.runs.experiment import Experiment, experiment_from
 from coterie.runs.protocols import OF_PAPERS, find
 from coterie.setup.config import PLUGINS, Config, complete
 from coterie.setup.identity import HOW
-from coterie.setup.settings import Settings
+from coterie.setup.settings import Settings, usual_rule
 
 PARTITIONS = Path(__file__).parent / "partitions"
 """The papers' own partitions, where they are known."""
@@ -111,6 +111,7 @@ class TableCell:
         # Cells are pinned to an engine, which is always told, and to a memory format, which is usual for them: whatever
         # the defaults become, a cell that ran before is still known. So are lengths and rates that protocols set.
         usual = {**_defaults(Settings), **_defaults(rule), "memory": PINNED["memory"]}
+        usual["partition"] = usual_rule(self.config["data"])
         kept = {"method", "engine"}
         settled = {key: value for key, value in self.config.items() if key in kept or value != usual.get(key)}
         options = {**_defaults(method), **OF_PAPERS.get(str(self.config["method"]), {})}

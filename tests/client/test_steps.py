@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.deployment.test_same_as_serial import assert_same
-from tests.engines.test_effort import reports, sizes_and_batches
+from tests.engines.test_effort import by_client, reports, sizes_and_batches
 
 from coterie.cli import main
 from coterie.client.recipe import Phase
@@ -36,7 +36,7 @@ def expected(length: dict[str, Any], an_epoch: int) -> int:
 def test_efforts_count_so_many_steps(make: Any, length: dict[str, Any]) -> None:
     experiment = tiny(rounds=1, batch=10, **length)
     (report,) = reports(make, experiment)
-    for effort, (size, an_epoch) in zip(report.efforts, sizes_and_batches(experiment), strict=True):
+    for effort, (size, an_epoch) in zip(by_client(report.efforts), sizes_and_batches(experiment), strict=True):
         steps = expected(length, an_epoch)
         assert effort.steps == {"model": steps}
         whole, rest = divmod(steps, an_epoch)
@@ -47,10 +47,10 @@ def test_phases_that_say_their_epochs_keep_to_them() -> None:
     """FedRep's head for two epochs, its body for the run's steps; Ditto's two models for the run's steps each."""
     experiment = tiny(FedRep(head_epochs=2), rounds=1, batch=10, epochs=5, steps=3)
     (report,) = reports(Serial, experiment)
-    for effort, (_, an_epoch) in zip(report.efforts, sizes_and_batches(experiment), strict=True):
+    for effort, (_, an_epoch) in zip(by_client(report.efforts), sizes_and_batches(experiment), strict=True):
         assert effort.steps == {"classifier": 2 * an_epoch, "extractor": 3}
     (report,) = reports(Serial, tiny(Ditto(), rounds=1, batch=10, epochs=5, steps=3))
-    assert all(effort.steps == {"model": 3, "personal": 3} for effort in report.efforts)
+    assert all(effort.steps == {"model": 3, "personal": 3} for effort in by_client(report.efforts))
 
 
 def test_what_a_method_leaves_to_the_run_is_recorded_as_no_epochs_where_it_has_steps() -> None:
@@ -86,7 +86,7 @@ def test_stacked_takes_the_same_steps(method: str, model: str, length: dict[str,
     experiment = tiny(method, model, rounds=2, **length)
     serial, stacked = (reports(make, experiment) for make in (Serial, Stacked))
     for ours, theirs in zip(stacked, serial, strict=True):
-        assert [one.now() for one in ours.efforts] == [one.now() for one in theirs.efforts]
+        assert ours.efforts == theirs.efforts
         assert ours.training is not None
         assert theirs.training is not None
         for metric, values in ours.training.values.items():

@@ -244,6 +244,15 @@ def test_methods_without_a_shared_mean_are_refused_before_the_first_round(name: 
     assert "leave server out, or use" in str(caught.value)
 
 
+def test_what_counts_is_what_is_sent_in_the_rounds_that_there_are() -> None:
+    """FedDBE sends no model in round 1; LG-FedAvg whole ones in its warm-up alone, which before round 1 is none."""
+    for name in ("feddbe", "lg-fedavg"):
+        stepped, plain = (tiny(METHODS[name](), server=server).run() for server in ("yogi", ""))
+        assert not torch.equal(final_rows(stepped), final_rows(plain))
+    with pytest.raises(CoterieError, match="LGFedAvg mixes what each client has of its own"):
+        tiny(METHODS["lg-fedavg"](warmup=1), server="yogi").prepare()
+
+
 def test_a_step_of_a_methods_own_is_refused_when_it_is_made() -> None:
     federation = begun(server="yogi")
     nothing = Uploads(federation.as_seen_by_server(), torch.tensor([], dtype=torch.int64), {}, {})

@@ -72,8 +72,12 @@ class ServerOptimiser(Stage):
         """Refuse a method without a mean that all share, or with mixes that are more than that."""
         name, layout, model = type(method).__name__, federation.layout, federation["model"]
         way_out = "leave server out, or use a method that shares what it mixes, such as fedavg or fedper"
-        uploads = method.uploads(federation)
-        sent = layout.columns(uploads.get("model", "")) & layout.trainable
+        here, sent = federation.round, Columns()
+        for number in range(1, federation.rounds + 1):  # some send nothing at first, or less later
+            federation.round = number
+            sent = sent | layout.columns(method.uploads(federation).get("model", ""))
+        federation.round = here
+        sent = sent & layout.trainable
         require(
             not sent & model.own_columns,
             f"{self.spoken}: {name} mixes what each client has of its own, and a server's optimiser moves a row that "

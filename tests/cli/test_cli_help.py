@@ -71,6 +71,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "judge",
         "model_seed",
         "norm",
+        "partition",
         "partition_seed",
         "privacy",
         "presence",

@@ -66,7 +66,8 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
-    free_text |= {"defence", "privacy", "epsilon", "norm", "sampler", "stages"}
+    free_text |= {"defence", "privacy", "epsilon", "norm", "sampler", "stages", "steps"}
+    free_text |= {"server", "server_lr", "server_beta1"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
 
@@ -186,8 +187,9 @@ def test_all_that_is_agreed_on_is_shown_and_nothing_of_it_is_an_order(
     assert "*epochs = 999999999" in shown
     assert " batch = 32," in shown
     assert "\x1b" not in answer.out + answer.err
+    unset = {"privacy", "epsilon", "norm", "stats", "classifier", "server_lr", "server_beta1"}
     for item in dataclasses.fields(Agreement):
-        if item.name not in ("set", "privacy", "epsilon", "norm", "stats", "classifier", *WRITTEN):
+        if item.name not in {"set", *unset, *WRITTEN}:
             assert f"{item.name} = " in shown
 
 

@@ -14,7 +14,6 @@ from coterie.core.federation import Federation
 from coterie.methods import METHODS, FedAvg
 from coterie.partition.partition import Partition
 from coterie.setup import prepared as prepared_module
-from coterie.setup.prepared import epochs_of
 from coterie.setup.settings import Settings
 
 TIMES = {
@@ -57,5 +56,5 @@ def test_what_is_seen_in_the_outline_is_what_the_run_does(name: str) -> None:
     prepared = Experiment(name, partition=Iid(clients=3), rounds=4, validation=0.2).prepare()
     federation = prepared.federation()
     federation.round = 1
-    assert prepared.epochs == epochs_of(prepared.method.recipe(federation), prepared.experiment.epochs)
+    assert prepared.epochs == prepared.epochs_of(prepared.method.recipe(federation))
     assert prepared.resolved == prepared.method.resolved(prepared.bare_federation())

@@ -19,7 +19,7 @@ from coterie.engines import ENGINES, require_device
 from coterie.errors import CoterieError, require, unknown
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS, ModelSpec, own_model
-from coterie.partition import PARTITIONS, ByClient, Dirichlet, FromFile, Partition, Rule
+from coterie.partition import PARTITIONS, Dirichlet, FromFile, Partition, Rule
 from coterie.partition.from_file import ANY_FILE
 from coterie.partition.partition import is_partition_file
 from coterie.registry import absolute, is_reference, reference_to, short_name
@@ -178,10 +178,12 @@ def usual_rule(data: object, client: str | None = None, given: Collection[str] =
     >>> usual_rule("natural/exam"), usual_rule("natural/exam", given=["alpha"]), usual_rule("digits")
     ('by_client', 'dirichlet', 'dirichlet')
     """
-    others = {option for rule in PARTITIONS.values() for option in options.option_fields(rule)}
-    fits = not others & set(given) - options.option_fields(ByClient).keys()
-    named = isinstance(data, Dataset | str) and names_clients(data, client)
-    return ByClient.name if fits and named else Dirichlet.name
+    if not (isinstance(data, Dataset | str) and names_clients(data, client)):
+        return Dirichlet.name
+    own = PARTITIONS.find("by_client")
+    of_other_rules = {option for rule in PARTITIONS.values() for option in options.option_fields(rule)}
+    of_other_rules -= options.option_fields(own).keys()
+    return Dirichlet.name if of_other_rules & set(given) else own.name
 
 
 def rule_options(name: str) -> dict[str, Field[Any]]:

@@ -81,7 +81,7 @@ MISTAKES = {
     "run fedavg --engine processes --workers 100000": "workers = 100000: must be at most",
     "run --config list.toml": "lr = [0.1]: must be a number",
     "run --config infinite.toml": "lr = inf: must be a number, finite",
-    "run fedavg --scale wide": "scale = wide: must be published, or left out",
+    "run fedavg --scale wide": "scale = wide: must be none, standard, range or published",
     "run fedavg --data digts": "unknown data set 'digts'; did you mean 'digits'?",
     "run fedavg --data nowhere.csv": "data 'nowhere.csv': there is no such file or folder",
     "run fedavg --data nan.csv": "column 'a' of nan.csv is empty, NaN or infinite in row 61",

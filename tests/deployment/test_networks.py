@@ -1,6 +1,6 @@
 """A server and sites with addresses of their own, on lines that are cut, stay half open and come back as others.
 
-Every host is a network namespace of this machine, all are plugged into one that is the switch; nothing leaves them.
+One of them reaches the server by a slow line, which has an address of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,8 @@ from coterie.deployment.store import Store
 from coterie.runs.store import CHECKPOINT
 from coterie.runs.tensors import load_tensors
 from coterie.testing.together import Together
-from support import PATIENCE, alive, eventually
+from networks import PREFIX, SLOW_LINE, Network, remove_left_overs
+from support import PATIENCE, eventually
 from towns import Town, few_digits
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
@@ -39,74 +39,9 @@ pytestmark = [
 SITES = ("site-a", "site-b", "site-c", "site-d")
 LIMIT = 3600.0  # seconds for the whole of it, on the busiest machine
 PORT = 8000
-SLOW_LINE = 99  # the last number of the address by which site-b reaches the server
 HALF_OPEN = 75.0  # seconds: Flower gives a silent node up after a minute
 WALLED = 10  # rounds
 AT_FIRST, LATER = 600.0, 10.0  # seconds that a round waits for a site that is silent
-PREFIX = "coterie-test"
-
-
-def ip(*words: str, check: bool = True) -> str:
-    """What `ip` says."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    assert not check or done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@dataclass
-class Network:
-    """Hosts on one switch: `10.77.0.x`, each by the last number of its address."""
-
-    mark: str
-    numbers: dict[str, int]
-
-    def namespace(self, host: str) -> str:
-        return f"{self.mark}-{host}"
-
-    def within(self, host: str) -> tuple[str, ...]:
-        """The words before a command that is to run on a host."""
-        return ("ip", "netns", "exec", self.namespace(host))
-
-    def build(self) -> None:
-        switch = self.namespace("switch")
-        ip("netns", "add", switch)
-        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        ip("-n", switch, "addr", "add", f"10.77.0.{SLOW_LINE}/24", "dev", "bridge")
-        for link in ("bridge", "lo"):
-            ip("-n", switch, "link", "set", link, "up")
-        for number, host in enumerate(self.numbers):
-            space = self.namespace(host)
-            ip("netns", "add", space)
-            ip("-n", switch, "link", "add", f"plug{number}", "type", "veth", "peer", "name", "line", "netns", space)
-            ip("-n", switch, "link", "set", f"plug{number}", "master", "bridge")
-            ip("-n", space, "addr", "add", f"10.77.0.{self.numbers[host]}/24", "dev", "line")
-            for link in ("line", "lo"):
-                ip("-n", space, "link", "set", link, "up")
-            ip("-n", switch, "link", "set", f"plug{number}", "up")
-
-    def plug(self, host: str, into: bool) -> None:
-        """Plug a host's line in or out at the switch: neither end is told that a connection is gone."""
-        number = list(self.numbers).index(host)
-        ip("-n", self.namespace("switch"), "link", "set", f"plug{number}", "up" if into else "down")
-
-    def move(self, host: str, number: int) -> None:
-        """Give a host another address."""
-        space = self.namespace(host)
-        ip("-n", space, "addr", "del", f"10.77.0.{self.numbers[host]}/24", "dev", "line")
-        ip("-n", space, "addr", "add", f"10.77.0.{number}/24", "dev", "line")
-        self.numbers[host] = number
-
-    def remove(self) -> None:
-        for host in ("switch", *self.numbers):
-            ip("netns", "del", self.namespace(host), check=False)
-
-
-def remove_left_overs() -> None:
-    """Namespaces of tests that were killed."""
-    for line in ip("netns", "list").splitlines():
-        name = line.split()[0]
-        if name.startswith(PREFIX) and not alive(int(name.removeprefix(f"{PREFIX}-").split("-")[0])):
-            ip("netns", "del", name, check=False)
 
 
 @pytest.fixture

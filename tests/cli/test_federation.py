@@ -26,6 +26,7 @@ from coterie.deployment.envelopes import read_private, read_public
 from coterie.deployment.flower.folder import name_task_key
 from coterie.deployment.flower.keys import make_task_key
 from coterie.deployment.inspection import FederationFacts, look_here
+from coterie.deployment.state_file import read_state
 from coterie.errors import PassingError
 
 INIT = "federation init fed --sites site-a,site-b --shape 1,8,8 --classes 3"
@@ -66,7 +67,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
-    free_text |= {"defence", "privacy", "epsilon", "norm", "sampler", "stages", "scale", "steps"}
+    free_text |= {"defence", "privacy", "epsilon", "norm", "sampler", "stages", "steps"}
     free_text |= {"server", "server_lr", "server_beta1"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
@@ -442,8 +443,10 @@ def test_following_a_run_to_its_end(folder: Path, capsys: pytest.CaptureFixture[
 def test_a_failed_run_is_a_failure(folder: Path) -> None:
     following = follower(folder)
     (folder / "status.json").write_text('{"state": "failed"}')
+    (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
     following.begin()
-    assert not (folder / "status.json").exists()
+    assert read_state(folder)["message"] == "the server is being started", "no former one's word, and never none"
+    assert (read_state(folder)["state"], read_state(folder)["round"]) == ("waiting", 1)
     (folder / "status.json").write_text(
         '{"state": "failed", "round": 0, "rounds": 2, "present": [], "message": "too few sites"}'
     )

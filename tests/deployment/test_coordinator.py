@@ -104,7 +104,7 @@ class Pretence:
         times = self.asked.count((name, note["round"]))
         if note["round"] in one.diverges and 0.5 ** note["halvings"] > one.until - 0.5 * (times == 1):
             reply = one.tampered(reply)
-        answer = one.instead.get(note["round"], Answer(node, purpose, reply))
+        answer = one.instead.pop(note["round"], Answer(node, purpose, reply))
         self._coming.append((self.now + takes, answer))
 
     def answers(self) -> list[Answer]:
@@ -152,6 +152,31 @@ def test_a_quiet_federation_ends_with_the_serial_rows(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "server" / "summary.json").read_text())
     final = serial.lines[-1].received.values["accuracy"]
     assert list(summary["finished"].values()) == pytest.approx(final)
+
+
+def test_what_is_waited_for_stays_said_when_somebody_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each site that came once wiped the word off the status, and nothing was said for half a minute."""
+    told: list[tuple[str, str, list[str]]] = []
+    written = Logbook.status
+
+    def status(self: Logbook, state: Any, server: Any, present: list[str], message: str, passing: bool) -> None:
+        told.append((state, message, sorted(present)))
+        written(self, state, server, present, message, passing)
+
+    monkeypatch.setattr(Logbook, "status", status)
+    Trial(tmp_path, site_b=Behaviour(comes=4.0), site_c=Behaviour(comes=8.0)).run()
+    waiting = [(message, present) for state, message, present in told if state == "waiting"]
+    assert all(message.startswith("waiting for the sites") for message, _ in waiting)
+    assert ("waiting for the sites; not here: site-b, site-c", ["site-a"]) in waiting
+    assert ("waiting for the sites; not here: site-c", ["site-a", "site-b"]) in waiting
+
+
+def test_a_site_whose_line_was_gone_is_asked_again_within_its_deadline(tmp_path: Path) -> None:
+    """The carrier gives a node up whose line is silent; it may be back soon, and was left out of the round."""
+    lost = Answer(SITES.index("site-b"), "work", "no answer came through (code 5)")
+    trial = Trial(tmp_path, site_b=Behaviour(instead={2: lost}))
+    trial.run()
+    assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 4
 
 
 def test_a_late_site_is_left_out_of_the_round_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from coterie.deployment.flower.processes import (
     require_free,
     split_address,
 )
+from coterie.deployment.flower.site_processes import SiteProcesses
 from coterie.errors import CoterieError
 from support import PATIENCE, alive, eventually
 
@@ -198,3 +199,33 @@ def test_addresses_that_are_none(address: str) -> None:
 def test_settings_that_flower_would_misread(value: str) -> None:
     with pytest.raises(CoterieError, match="data = "):
         pairs({"data": value})
+
+
+class Saying:
+    """A process that runs, and has said something."""
+
+    code = None
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+
+    def news(self) -> list[str]:
+        return [self.lines.pop(0)] if self.lines else []
+
+
+def test_a_supernode_that_would_answer_one_behind_is_of_no_use(tmp_path: Path) -> None:
+    """Its server was killed while it fetched a task: each answer that it sent from then on was the one before."""
+    node = SiteProcesses(tmp_path, "127.0.0.1:9", {"name": "site-a"})
+    words = (
+        "Receiving: train message (ID: ab)",
+        "Run ID 5 is not in `RUNNING` status. Ignoring message ab.",
+        "Sending",
+    )
+    node._processes = {"supernode": Saying(*words), "relay": Saying()}  # type: ignore[dict-item]
+    told: list[str] = []
+    found = []
+    for _ in words:
+        node.pass_on(told.append)
+        found.append(node._gone())
+    assert found[0] is None
+    assert found[1] == found[2] == "the supernode has a task left of a run that is over, and would answer one behind"

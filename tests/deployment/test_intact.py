@@ -133,3 +133,36 @@ def test_a_record_of_registered_keys_that_cannot_be_read_has_them_registered_ane
     assert link.forget_unless(["a"]) == []
     assert (tmp_path / UNSETTLED).exists(), "all that the SuperLink kept is forgotten at the start"
     assert not (tmp_path / REGISTERED).exists()
+
+
+@pytest.mark.parametrize("kind", ["torn", "empty", "without its last line"])
+def test_rounds_whose_lines_are_lost_are_taken_again(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that was written after a line that was not: the next line then made the whole file unreadable."""
+    agreement = agreed("fedper", rounds=4, deadline=30.0, gather=10.0)
+    stopped(tmp_path, agreement, 3)
+    path = tmp_path / "server" / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    left = {"torn": b"".join(lines)[: len(lines[0]) + 40], "empty": b"", "without its last line": b"".join(lines[:2])}
+    path.write_bytes(left[kind])
+    trial = Trial(tmp_path, agreement)
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        trial.run()
+    assert "the server goes on from round 2" in caplog.text
+    assert "rounds.jsonl tells of no more than 2 rounds" in caplog.text
+    assert [line.round for line in trial.lines] == [1, 2, 3, 4]
+    quiet = Trial(tmp_path / "quiet", agreement)
+    quiet.run()
+    for slot, rows in trial.server.federation.slots.items():
+        assert torch.equal(rows.shared, quiet.server.federation[slot].shared)
+
+
+def test_a_server_without_the_lines_of_its_rounds_says_so(tmp_path: Path) -> None:
+    agreement = agreed("fedper", rounds=9, checkpoints=2)
+    stopped(tmp_path, agreement, 5)
+    for name in ("rounds.jsonl", "rounds.former.jsonl"):
+        (tmp_path / "server" / name).write_bytes(b"")
+    server = Together(agreement, tmp_path / "other").server
+    with pytest.raises(CoterieError, match=r"no checkpoint in '.*' is as it was written and of at most 0 rounds"):
+        Logbook(tmp_path / "server", agreement).restore(server)

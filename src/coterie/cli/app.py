@@ -34,7 +34,6 @@ COMMANDS = {
     "coterie.cli.listing:partitions": LOOK,
     "coterie.cli.federation:federation": FEDERATE,
     "coterie.cli.listing:version": ABOUT,
-    "coterie.cli.listing:completion": ABOUT,
 }
 
 app = App(

@@ -21,16 +21,12 @@ from coterie.deployment.messages import Packed, Purpose, RefusedError, one_line,
 from coterie.deployment.server import Report, Server
 from coterie.deployment.state_file import State
 from coterie.deployment.versions import LiveTerms
-from coterie.deployment.waiting import AGAIN, AnswerTimes, Pause, WaitingNews
+from coterie.deployment.waiting import AGAIN, LISTEN, POLL, RECONNECT, AnswerTimes, Pause, WaitingNews
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 from coterie.files import FULL
 
 log = logging.getLogger("coterie")
-
-POLL = 0.05  # seconds between two looks for answers
-LISTEN = 1.0  # seconds between two looks for new sites
-RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,11 @@ class Coordinator:
         self._waiting: dict[int, str] = {}  # nodes that have not answered the open round, with their sites
         self._at_work: dict[int, tuple[str, float]] = {}  # nodes that train, with their sites and since when
         self._failed: dict[str, str] = {}  # why sites could not do what the open round asks
-        self._unsent: set[str] = set()  # sites whose tasks of the open round could not be sent yet
+        self._unsent: dict[str, float] = {}  # sites whose tasks did not come through, and until when that is tried
         self._busy: set[int] = set()  # nodes that owe an answer
         self._doubles: dict[int, int] = {}  # refused nodes, each with the live node whose name it wants
         self._looked = -LISTEN
+        self._told: tuple[State, str] = ("waiting", "")  # how the federation stands, in its status
 
     @property
     def agreement(self) -> Agreement:
@@ -133,7 +130,11 @@ class Coordinator:
         news = WaitingNews(begin)
         known = {self.agreement.sites[client] for client in last.nonzero()[:, 0].tolist()}
         self._status("waiting", "waiting for the sites")
+        here = 0
         while len(present := self._present()) < len(self.agreement.sites):
+            if len(present) != here:
+                here = len(present)
+                self._status("waiting", f"waiting for the sites{self._others(list(present))}")
             waited = self._clock() - begin
             enough = not resumed or known <= present.keys() or waited >= RECONNECT
             if waited >= self.agreement.gather and enough:
@@ -214,7 +215,7 @@ class Coordinator:
         If too few have come by then, answers are awaited longer, and late ones count.
         """
         begin = self._clock()
-        self._failed, self._unsent, news = {}, set(), WaitingNews(begin)
+        self._failed, self._unsent, news = {}, {}, WaitingNews(begin)
         tasks = self.server.open_round(list(present))
         needed = min(self.agreement.least_sites, len(tasks))
         self._status("running", f"round {self.server.federation.round} is under way")
@@ -224,6 +225,7 @@ class Coordinator:
             self._listen()
             self._require_possible(needed)
             now = self._clock()
+            self._unsent = {name: until for name, until in self._unsent.items() if now < until}
             if self._unsent and now >= asked_at + AGAIN:
                 asked_at = now
                 self._ask_more(self._unsent)
@@ -250,11 +252,12 @@ class Coordinator:
         late_sites = sorted(self._waiting.values())
         for name in late_sites:
             self._times.missed(name)
-        self._waiting, self._unsent = {}, set()
+        self._waiting, self._unsent = {}, {}
         report = self.server.close_round()
         report.seconds["round"] = self._clock() - begin
         if report.missing:
-            log.warning("round %d goes on without %s%s", report.round, ", ".join(report.missing), _late(late_sites))
+            late_words = f" ({', '.join(late_sites)}: no answer in time)" if late_sites else ""
+            log.warning("round %d goes on without %s%s", report.round, ", ".join(report.missing), late_words)
         log.info("round %d: %s answered", report.round, ", ".join(report.answered))
         return report
 
@@ -264,10 +267,10 @@ class Coordinator:
             node = present[name]
             self._waiting[node] = name
             self._at_work[node] = (name, self._clock())
-            self._unsent.discard(name)
+            self._unsent.pop(name, None)
             if not self._send(node, "work", pack(task)):
                 del self._waiting[node], self._at_work[node]
-                self._unsent.add(name)
+                self._unsent[name] = math.inf
 
     def _in_time(self, now: float) -> list[str]:
         """The sites that are still awaited: each has a deadline of its own, from when it was asked."""
@@ -414,6 +417,9 @@ class Coordinator:
             if isinstance(answer.content, str):
                 self._failed[name] = one_line(answer.content)
                 log.warning("site %s did not do its task: %s", name, one_line(answer.content))
+                if asked is not None and not answer.replied:  # its line is gone, and may be back within its deadline
+                    most = min(self.agreement.deadline, RECONNECT)
+                    self._unsent[name] = asked[1] + self._times.deadline(name, most)
             elif answer.purpose == "work":
                 self.server.receive(name, answer.content)
             else:
@@ -458,7 +464,7 @@ class Coordinator:
         self._refused.pop(answer.node, None)
         self._sites = {node: site for node, site in self._sites.items() if site != name} | {answer.node: name}
         log.info("site %s is here", name)
-        self._status("running" if self.server.federation.round else "waiting")
+        self._status(*self._told)  # who is here has changed, and not what is waited for
 
     def _require_single(self, name: object, node: int) -> None:
         """Refuse a name that a live node has: without keys anybody can claim it, and the first one stays."""
@@ -482,6 +488,7 @@ class Coordinator:
         self._status(state, message)
 
     def _status(self, state: State, message: str = "", passing: bool = False) -> None:
+        self._told = (state, message)
         here = self._free.keys() | self._waiting.keys()
         present = [site for node, site in self._sites.items() if node in here]
         with suppress(OSError):  # what cannot be written down for those who watch must not end what they watch
@@ -491,7 +498,3 @@ class Coordinator:
 def _is_passing(error: BaseException) -> bool:
     """Whether a run ended through nothing of its own, so that the same run may go on."""
     return isinstance(error, KeyboardInterrupt | SystemExit) or (isinstance(error, OSError) and error.errno in FULL)
-
-
-def _late(sites: list[str]) -> str:
-    return f" ({', '.join(sites)}: no answer in time)" if sites else ""

@@ -36,13 +36,15 @@ from coterie.errors import CoterieError, require
 from coterie.files import json_text, link_whole, remove_partial, write_whole
 from coterie.runs.about import session
 from coterie.runs.directory import RunDirectory
-from coterie.runs.record import Line, RunAbout
+from coterie.runs.record import Line, RunAbout, Skipped, read_lines
 from coterie.runs.store import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.runs.tensors import load_metadata, sealed
 
 log = logging.getLogger("coterie")
 
 CHECKPOINTS = "checkpoints"
+FORMER_ROUNDS = "rounds.former.jsonl"
+"""The lines as they were before the last round was added: what to go on from if that line is lost."""
 FINISHED = "finished"
 """Where the summary tells how good every site's finished model is."""
 
@@ -138,7 +140,8 @@ class Logbook:
 
     def restore(self, server: Server) -> bool:
         """Bring a server back to the last checkpoint that is as it was written; whether there was any."""
-        path = self._intact_checkpoint()
+        lines = self._whole_lines()
+        path = self._intact_checkpoint(None if lines is None else len(lines))
         if path is None:
             return False
         state, about = load_intact(path)
@@ -152,20 +155,36 @@ class Logbook:
             server.federation.round = int(about["round"])
             server.halve_rates(int(about["halvings"]))
         self._remove_former()
-        if self._has_lines:
-            done = [line for line in self._lines() if line.round <= server.federation.round]
+        if lines is not None:
+            done = [line for line in lines if line.round <= server.federation.round]
             self._directory.write_lines([renumbered(line, self.agreement) for line in done])
+            (self.path / FORMER_ROUNDS).unlink(missing_ok=True)
         for round in self._directory.recorded_rounds():
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
         return True
 
-    def _intact_checkpoint(self) -> Path | None:
-        """The last checkpoint, or the newest one before it that is as it was written; none if there never was one."""
+    def _whole_lines(self) -> list[Line] | None:
+        """The lines of all rounds, or those before what is damaged if they are more than those kept from before the
+        last round; none if there never were any.
+        """
+        found = [
+            readable_lines(path.read_bytes())
+            for path in (self.path / ROUNDS, self.path / FORMER_ROUNDS)
+            if path.is_file()
+        ]
+        return max(found, key=len, default=None)
+
+    def _intact_checkpoint(self, known: int | None) -> Path | None:
+        """The last checkpoint, or the newest one before it that is as it was written; none if there never was one.
+
+        `known` is the number of rounds whose lines are there: a round without its line is taken again.
+        """
         last, kept = self.path / CHECKPOINT, [self._kept(round) for round in reversed(self.checkpoints())]
         # The last one is a second name of one that is kept; whatever is newer was taken back.
         places = [place for place, path in enumerate(kept) if last.is_file() and path.samefile(last)]
         tried = [last, *kept[places[0] + 1 :]] if places else [last, *kept]
+        lost = False
         for path in tried:
             if not path.is_file():
                 continue
@@ -174,14 +193,19 @@ class Logbook:
             except DamagedError as error:
                 log.error("%s", error)
                 continue
+            if known is not None and int(about["round"]) > known:
+                lost = True
+                continue
             if path != last:
                 link_whole(path, last)
-                log.error("the server goes on from round %s, the last that is whole on the disk", about["round"])
+                why = f"; {ROUNDS} tells of no more than {known} rounds" if lost else ""
+                log.error("the server goes on from round %s, the last that is whole on the disk%s", about["round"], why)
             return last
         require(
             not any(path.is_file() for path in tried),
-            f"no checkpoint in '{self.path}' is as it was written; bring it back from a back-up, or begin in another "
-            "folder",
+            f"no checkpoint in '{self.path}' is as it was written"
+            f"{f' and of at most {known} rounds, of which {ROUNDS} tells' if lost else ''}; bring it back from a "
+            "back-up, or begin in another folder",
         )
         return None
 
@@ -220,6 +244,8 @@ class Logbook:
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
         lines = self._lines()
+        if lines:
+            link_whole(self.path / ROUNDS, self.path / FORMER_ROUNDS)
         self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
 
     def status(
@@ -267,3 +293,13 @@ class Logbook:
         for line in self._lines():
             spent |= note_of(line).epsilon
         return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}
+
+
+def readable_lines(content: bytes) -> list[Line]:
+    """The lines of a file of rounds, in order from the first, before what is damaged."""
+    lines: list[Line] = []
+    for _, line in read_lines(content):
+        if isinstance(line, Skipped) or line.round != len(lines) + 1:
+            break
+        lines.append(line)
+    return lines

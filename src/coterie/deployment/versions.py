@@ -31,7 +31,6 @@ from coterie.runs.newcomers import usual_uploads
 FIXED = (
     "name",
     "shape",
-    "scale",
     "classes",
     "class_names",
     "test",

@@ -6,6 +6,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+POLL = 0.05  # seconds between two looks for answers
+LISTEN = 1.0  # seconds between two looks for new sites
+RECONNECT = 120.0  # seconds that sites may take to find a server again that was gone
 AGAIN = 5.0  # seconds before somebody is asked again; from time to time twice as long
 SELDOM = 320.0  # seconds at most, where it does not help
 NEWS = 15.0  # seconds of waiting after which it is said for whom

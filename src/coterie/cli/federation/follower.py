@@ -70,11 +70,12 @@ class Follower:
         )
 
     def begin(self) -> None:
-        """Forget what a former server said of its state; what it logged is old news. What this one said is not."""
+        """Speak for the server until its app does; what a former one logged is old news. What this one said is not."""
         if self._begun:
             return
         self._begun = True
-        (self.folder / "status.json").unlink(missing_ok=True)
+        self._look_at_rounds()
+        self._wait("the server is being started")
         path = self.folder / "log.txt"
         self._read = path.stat().st_size if path.exists() else 0
 
@@ -112,9 +113,12 @@ class Follower:
 
     def note_restart(self, reason: str) -> None:
         """Say that the server is started again, which has ended."""
+        self._wait(f"{reason}; it is started again")
+
+    def _wait(self, message: str) -> None:
         here = {"round": self.round, "rounds": self.facts.rounds, "present": [], "pid": os.getpid()}
         with suppress(OSError):
-            write_state(self.folder, "waiting", **here, message=f"{reason}; it is started again")
+            write_state(self.folder, "waiting", **here, message=message)
 
     def _follow(self, link: Runs, run: str) -> dict[str, Any]:
         task = self._bar.add_task("waiting for the ServerApp", total=self.facts.rounds)
@@ -174,7 +178,9 @@ class Follower:
         file = path.stat()
         if (file.st_ino, file.st_size) != self._seen:
             self._seen = (file.st_ino, file.st_size)
-            lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+            lines: list[dict[str, Any]] = []
+            with suppress(ValueError):  # what is damaged is the app's business: it goes on from what is whole
+                lines += map(json.loads, path.read_text(encoding="utf-8").splitlines())
             self._scores = means_of(lines)
             self.round = int(lines[-1]["round"]) if lines else 0
 

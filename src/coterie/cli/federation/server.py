@@ -206,6 +206,7 @@ def _kept_up(link: ServerProcesses, follower: Follower, serve: Callable[[], bool
 
     pause, since, done = Pause(), None, 0
     with link.claimed():
+        follower.begin()
         while True:
             try:
                 return serve()
@@ -258,7 +259,6 @@ def _serve(
             mark = app_hash(packed_app(app))
             tell(f"sites run the app {mark} and no other")
             audit.note("started", app=mark, version=facts.version, host=link.host, port=link.port)
-            follower.begin()
             run = link.run(app, config)
         link.open()
         tell(f"the gateway is open on {link.host}, port {link.port}; what it refuses stands in {link.audit}")

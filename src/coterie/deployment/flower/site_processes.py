@@ -120,6 +120,9 @@ NEW_AUTHORITY = (
 )
 HELPERS = ("resident", "forkserver")  # the processes without which a SuperNode stays connected
 RESIDENT = "coterie.deployment.resident"
+# A SuperNode that says so has begun the message's task all the same: from then on each answer that it sends is the one
+# before, for which nobody waits any more, until it is started anew. That a server was killed brings it there.
+STRAY = "status. Ignoring message"
 PORT_TAKEN = ("address already in use", "Runtime HTTP API failed to start")
 
 Tell = Callable[[str], None]
@@ -192,6 +195,7 @@ class SiteProcesses:
         self._restarts: dict[str, Restarts] = {}
         self._lock: Lock | None = None
         self.connected = False  # as far as `keep_alive` knows
+        self._is_behind = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -257,7 +261,7 @@ class SiteProcesses:
         self.revive()
         if "superexec" in self._processes:
             self._processes.pop("superexec").terminate()
-        supernode = self._spawn("supernode")
+        supernode, self._is_behind = self._spawn("supernode"), False
         self._spawn("superexec", "--parent-pid", str(supernode.pid))
 
     def revive(self, tell: Tell = _silent) -> None:
@@ -408,7 +412,9 @@ class SiteProcesses:
             self.start()
 
     def _gone(self) -> str | None:
-        """Which process has ended by itself without which the site is not connected, and its last words."""
+        """Which process without which the site is not connected has ended by itself, or is of no use, in words."""
+        if self._is_behind:
+            return "the supernode has a task left of a run that is over, and would answer one behind"
         for name, process in self._processes.items():
             if process.code is not None and name not in HELPERS:
                 return f"the {name} ended with code {process.code} ({process.last_words()})"
@@ -419,6 +425,7 @@ class SiteProcesses:
         for line in self.relay.news():
             tell(line)
         for line in self.process.news():
+            self._is_behind |= STRAY in line
             news = [text for words, text in NEWS.items() if words in line]
             if news or "ERROR" in line:
                 tell(news[0] if news else line)

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table("lonely.csv", *good, "1,1,0,w")
     np.savez(tmp_path / "nan.npz", x=np.array([[1.0], [np.nan]]), y=np.array([0, 1]))
     np.savez(tmp_path / "part.npz", train=[0, 1], train_offsets=[0, 2], test=[1797], test_offsets=[0, 1])
+    (tmp_path / "wards.csv").write_text("a,ward,label\n1,north,0\n2,south,1\n")
     (tmp_path / "broken.toml").write_text("method = \n")
     (tmp_path / "typo.toml").write_text('methd = "fedavg"\n')
     (tmp_path / "value.toml").write_text('method = "fedavg"\nrounds = "many"\n')
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MISTAKES = {
-    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: check, compare, datasets",
+    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: check, compare, completion, datasets",
     "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apfl",
     "run": "method: name one (allowed: apfl",
     "run fedavg fedper": "'fedper': run takes no further argument",
@@ -81,7 +82,7 @@ MISTAKES = {
     "run fedavg --engine processes --workers 100000": "workers = 100000: must be at most",
     "run --config list.toml": "lr = [0.1]: must be a number",
     "run --config infinite.toml": "lr = inf: must be a number, finite",
-    "run fedavg --scale wide": "scale = wide: must be published, or left out",
+    "run fedavg --scale wide": "scale = wide: must be none, standard, range or published",
     "run fedavg --data digts": "unknown data set 'digts'; did you mean 'digits'?",
     "run fedavg --data nowhere.csv": "data 'nowhere.csv': there is no such file or folder",
     "run fedavg --data nan.csv": "column 'a' of nan.csv is empty, NaN or infinite in row 61",
@@ -90,6 +91,8 @@ MISTAKES = {
     "run fedavg --data negative.csv": "label -1 of sample 60: labels count from 0",
     "run fedavg --data good.csv --label lable": "unknown column of good.csv 'lable'; did you mean 'label'?",
     "run fedavg --data good.csv --client clinet": "unknown column of good.csv 'clinet'; did you mean 'client'?",
+    "run fedavg --data wards.csv --client north": "client = north: must be the column that says whose a sample is, and "
+    "'north' stands in column 'ward' of wards.csv; name that one",
     "run fedavg --client site": "client = site: is for your own data, not for 'digits'",
     "run fedavg --data lonely.csv --partition by_client": "client 'w' has no test samples",
     "run fedavg --data good.csv --model cnn": "model 'cnn' takes inputs of shape (channels, height, width)",

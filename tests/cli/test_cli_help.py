@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 import sys
 from typing import get_args, get_type_hints
 
@@ -111,6 +112,16 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 def test_version(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     answer = call(capsys, *arguments)
     assert (answer.code, answer.out.strip()) == (0, coterie.__version__)
+
+
+def test_bash_completes_options_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    script = call(capsys, "completion", "bash").out
+    ask = "COMP_WORDS=({words}); COMP_CWORD={place}; _coterie; echo ${{COMPREPLY[@]}}"
+    for words, expected in (("run --clie", "--client"), ("comp", "compare"), ("federation se", "server")):
+        code = f"{script}\n{ask.format(words=f'coterie {words}', place=len(words.split()))}"
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True)
+        assert expected in done.stdout.split(), done.stderr
+    assert "unknown shell 'tcsh' (allowed: bash, fish, zsh)" in call(capsys, "completion", "tcsh").err
 
 
 def test_the_list_of_methods_trains_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_figure_orders_both_axes_and_the_strip_alike() -> None:
     matrix = [[0.6, 0, 0.4, 0], [0, 0.6, 0, 0.4], [0.4, 0, 0.6, 0], [0, 0.4, 0, 0.6]]
     figure = draw(learning(matrix, counts, ["a", "b", "c", "d"]))
     names = [text for text in texts(figure) if text in "abcd"]
-    assert names == [name for name in "acbd" for _ in range(2)], "beside and below"
+    assert names == [*"acbd", *"acbd"], "beside and below"
     assert {"learns", "from", "classes held", "who", "what"} <= set(texts(figure))
     block = [[0.6, 0.4, 0, 0], [0.4, 0.6, 0, 0], [0, 0, 0.6, 0.4], [0, 0, 0.4, 0.6]]
     cells = [float(one.get("data-value") or "nan") for one in parts(figure, "rect") if one.get("data-cell")]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import Any
 
 from coterie.compare.grid import Grid
-from coterie.report.tables import as_csv, as_latex, as_markdown
+from coterie.methods import METHODS
+from coterie.report.tables import as_csv, as_latex, as_markdown, in_print
 
 COLUMNS = ("received.mean.best", "bytes")
 
@@ -40,6 +42,15 @@ def test_winners_are_bold_and_others_are_not() -> None:
     ]
     assert lines[0] == r"\begin{tabular}{lrr}"
     assert lines[2] == r"method & received mean best (\%) & bytes per client round \\"
+
+
+def test_latex_calls_methods_as_their_papers_do() -> None:
+    """As the titles of their pages spell them."""
+    pages = Path(__file__).parents[2] / "docs" / "methods"
+    for name in METHODS:
+        title = (pages / f"{name}.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert in_print(name) == title.split(" (")[0]
+    assert r"PFedCS (beta = 4) & " in as_latex(grid_of(**{"pfedcs:beta=4": [0.5]}))
 
 
 def test_csv_has_all_digits_and_leaves_out_what_is_no_number() -> None:

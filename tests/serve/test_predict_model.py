@@ -162,6 +162,7 @@ def test_the_description_says_what_the_model_is_and_names_no_other_site(tmp_path
         "feature_names": [],
         "norm": None,
         "plain": False,
+        "scaling": None,
         "version": coterie.__version__,
         "format": 1,
     }

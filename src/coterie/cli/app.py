@@ -34,6 +34,7 @@ COMMANDS = {
     "coterie.cli.listing:partitions": LOOK,
     "coterie.cli.federation:federation": FEDERATE,
     "coterie.cli.listing:version": ABOUT,
+    "coterie.cli.listing:completion": ABOUT,
 }
 
 app = App(

@@ -7,11 +7,12 @@ import json as json_format
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
 from coterie.cli.options import AsJson, ConfigFile, GivenSettings, Seed, Sets
+from coterie.errors import unknown
 from coterie.options import option_fields
 from coterie.version import VERSION
 
@@ -106,6 +107,18 @@ def partitions() -> None:
 def version() -> None:
     """Print the version."""
     print(VERSION)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(shell: Annotated[str, Parameter(help="bash, zsh or fish.")], /) -> None:
+    """Print what lets a shell complete commands and options: source <(coterie completion bash)."""
+    from coterie.cli.app import app
+
+    if shell not in SHELLS:
+        raise unknown("shell", shell, SHELLS)
+    print(app.generate_completion(shell=cast(Literal["bash", "zsh", "fish"], shell)))
 
 
 def _print(table: Table, registry: Registry[Any]) -> None:

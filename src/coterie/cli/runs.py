@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from coterie.cli.compare import print_comparison
-from coterie.cli.options import OUTPUT, AsJson, Columns, flag, option
+from coterie.cli.options import OUTPUT, AsJson, Columns, flag, listed, option
 from coterie.cli.sweep import show_sweep
 from coterie.errors import CoterieError, require, said, unknown
 
@@ -181,6 +181,10 @@ def table(
     *runs: Annotated[Path, Parameter(help="Directories of runs, folders with some, or a .zip of runs.")],
     format: Annotated[str, Parameter(help="text, md, latex or csv.", group=OUTPUT)] = "text",
     columns: Columns = None,
+    methods: Annotated[
+        list[str] | None,
+        listed("The table's rows, with commas, in this order: methods, or rows as they are called.", "all", OUTPUT),
+    ] = None,
 ) -> None:
     """Print a table of any runs that are kept, by run, compare or reproduce; a row for each configuration."""
     from coterie.compare.grid import Grid
@@ -195,7 +199,7 @@ def table(
         print(f"coterie: left out: {line}", file=sys.stderr)
     if not tables:
         raise CoterieError("run: none of these runs is whole, so there is no table")
-    named = keys_of(tables)
+    named = {title: kept.only(methods) if methods else kept for title, kept in keys_of(tables).items()}
     grids = {title: Grid(kept.rows, tuple(columns or [])) for title, kept in named.items()}
     if len(named) > 1:
         print(f"coterie: {len(named)} tables, since data or partition differ", file=sys.stderr)
@@ -213,7 +217,8 @@ def _print_table(title: str, grid: Grid, table: KeptTable, format: str) -> None:
     from coterie.report.tables import as_latex, as_markdown, grid_lines, print_grid
     from coterie.report.terminal import print_result
 
-    different = settings_note(table.configs)
+    others = f"Not shown: {', '.join(table.left_out)}." if table.left_out else ""
+    different = " ".join(filter(None, (settings_note(table.configs), others)))
     if format == "text":
         print_result(title, "")
         print_grid(grid, different)

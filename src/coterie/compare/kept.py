@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from coterie.compare.one_run import EARLIER, Summary
 from coterie.compare.remarks import shared_settings
 from coterie.compare.table import TUNING
 from coterie.core.numbers import judged_scale
-from coterie.errors import CoterieError, require
+from coterie.errors import CoterieError, require, unknown
 from coterie.options import option_fields
 from coterie.registry import short_name
 from coterie.runs.reader import record_of
@@ -54,6 +54,17 @@ class KeptTable:
     data: Identity = field(default_factory=dict)
     partitions: dict[int, str] = field(default_factory=dict)
     runs: dict[str, dict[int, TabledRun]] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()  # rows that nobody wanted to see
+
+    def only(self, wanted: Sequence[str]) -> KeptTable:
+        """The same with some of its rows, in the order in which they or their methods are named."""
+        chosen: dict[str, dict[int, TabledRun]] = {}
+        for name in wanted:
+            found = [row for row in self.runs if name in (row, row.partition(":")[0])]
+            if not found:
+                raise unknown("method of this table", name, self.runs)
+            chosen |= {row: self.runs[row] for row in found}
+        return replace(self, runs=chosen, left_out=tuple(row for row in self.runs if row not in chosen))
 
     @property
     def title(self) -> str:

@@ -152,8 +152,8 @@ def warn_of_ranges(data: Dataset) -> None:
         return
     names = data.feature_names or tuple(f"number {place}" for place in range(inputs.shape[1]))
     log.warning(
-        "data '%s': its inputs are not of one scale: %s spans %.3g, %s spans %.3g; bring all to about -1 .. 1 "
-        "first, or models learn little",
+        "data '%s': its inputs are not of one scale: %s spans %.3g, %s spans %.3g, so that models learn little; "
+        "scale = standard brings all to about -1 .. 1 (scale = none leaves them so)",
         data.name,
         names[widest],
         float(spans[widest]),
@@ -209,7 +209,7 @@ PUBLISHED = {"cifar10": Channels((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.20
 
 
 def rescaled(dataset: Dataset, scale: str) -> Dataset:
-    """A data set on another scale: `published`, or as it is.
+    """A data set on another scale: `published`, or as it is (others are agreed: `coterie.data.scaling`).
 
     Loaded images are x = (p / 255 − 0.5) / 0.5 of pixels p from 0 to 255. Published, they are (p − mean) / deviation:
     an affine map of x, by channel, or another scale of the pixels themselves. The others stay as they were loaded.
@@ -220,7 +220,7 @@ def rescaled(dataset: Dataset, scale: str) -> Dataset:
     >>> rescaled(black, "") is black
     True
     """
-    if not scale:
+    if scale != "published":
         return dataset
     if dataset.name not in PUBLISHED:
         known = ", ".join(PUBLISHED)

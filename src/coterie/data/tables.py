@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -250,6 +251,8 @@ def data_of(
     names = tables[0].column_names
     owner = client or (DEFAULT_CLIENT if DEFAULT_CLIENT in names and label != DEFAULT_CLIENT else None)
     declared = declared_names(tables[0].schema, label)
+    if client is not None and client not in names:
+        _require_no_value(tables[0], client, sources[0])
     _require_columns(tables, sources, [column for column in (label, owner) if column is not None])
     inputs, features = feature_arrays(tables, sources, (label, owner), size, name, progress)
     labels = [
@@ -319,6 +322,18 @@ def label_column(table: pa.Table, column: str, source: Source, names: tuple[str,
     if not names or labels.dtype.kind not in "iu" or int(labels.min()) < 0 or int(labels.max()) >= len(names):
         return labels
     return np.array(names)[labels]
+
+
+def _require_no_value(table: pa.Table, client: str, source: Source) -> None:
+    """An error if what should name a column is what stands in one: a client in place of the column of clients."""
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            require(
+                not pc.any(pc.equal(table.column(name), client)).as_py(),
+                f"client = {client}: must be the column that says whose a sample is, and '{client}' stands in column "
+                f"'{name}' of {source}; name that one (all clients of it take part)",
+            )
 
 
 def _require_columns(tables: Sequence[pa.Table], sources: Sequence[Source], columns: Sequence[str]) -> None:

@@ -35,6 +35,8 @@ from coterie.setup.parts import sampler_of, stages_of
 from coterie.setup.prepared import extend_classifier, initial_model
 from coterie.setup.settings import PARTS, make_method
 
+SCALING = "inputs.scaling"
+"""The value that says what is done to each column at all sites: shift and divisor `[2, n]`, zeros until it is fixed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -86,6 +88,10 @@ class Agreement(FederationTerms):
         require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")
         require(len(set(self.class_names)) == named, "class_names: must all be different")
         MODELS.find(self.model)
+        require(
+            not self.scale or len(self.shape) == 1,
+            f"scale = {self.scale}: is for columns of numbers, and shape = {list(self.shape)}; leave it out",
+        )
         most = len(self.sites)
         if not self.least_sites:
             usual = range(min(most, max(2, most // 2 + 1)), most + 1)
@@ -256,6 +262,8 @@ class Agreement(FederationTerms):
         )
         for stage in self.parts:
             stage.attach(federation)
+        if self.scale:
+            federation.add_value(SCALING, torch.zeros(2, *self.shape))
         federation.add_slot("model", blueprint.layout.everything, shared=self.kind.shared)
         return federation
 

@@ -54,6 +54,12 @@ class FederationTerms(JointTraining):
     largest_input: float = setting(
         1000.0, "Data with larger numbers than this are refused at their site: they are not scaled.", "sites"
     )
+    scale: str = setting(
+        "",
+        "Columns of tables, before round 1: standard (mean 0, deviation 1, from what sites tell of theirs).",
+        "sites",
+        shown="as they are",
+    )
     baseline: bool = setting(
         True,
         "Each site also trains a model alone, and sees what taking part gains it: as much training again.",
@@ -92,6 +98,11 @@ class FederationTerms(JointTraining):
             f"norm_limit = {self.norm_limit:g}: must be greater than 1, or 0 for no bound",
         )
         require(0 <= self.halvings <= 20, f"halvings = {self.halvings}: must lie in 0..20")
+        require(
+            self.scale in ("", "standard"),
+            f"scale = {self.scale}: must be standard, or left out; lowest and highest values would tell of single "
+            "samples",
+        )
         require(self.largest_input > 0, f"largest_input = {self.largest_input}: must be greater than 0")
         require(self.checkpoints >= 1, f"checkpoints = {self.checkpoints}: must be at least 1")
         require(self.fresh_data >= 0, f"fresh_data = {self.fresh_data}: must be a number of rounds, or 0")

@@ -111,6 +111,10 @@ class Baseline:
     def _row(self) -> Tensor:
         return self._place.federation["model"].own  # [1, P]
 
+    def put_inputs(self, inputs: Tensor) -> None:
+        """Work on other inputs of the same samples from now on."""
+        self._place.put_inputs(inputs)
+
     def restore(self, kept: Mapping[str, Tensor] | None) -> bool:
         """Go on from what was kept after a round (none: from the first weights); False if it was not among that."""
         if kept is not None and ROW not in kept:
@@ -163,6 +167,11 @@ class Assessment:
     @cached_property
     def _baseline(self) -> Baseline:
         return Baseline(self._place.agreement, self._place.client, self._data, self._device)
+
+    def put_inputs(self, inputs: Tensor) -> None:
+        """Have a baseline that is there already work on other inputs of the same samples."""
+        if "_baseline" in vars(self):
+            self._baseline.put_inputs(inputs)
 
     def begin(self, round: int, since: int, kept: Mapping[str, Tensor] | None, received: Score | None) -> None:
         """A task came in. The site goes on from what it kept after round `since`; `received` is its model's score."""

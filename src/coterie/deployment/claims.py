@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.core.pixels import whole
 from coterie.core.task import Task
 from coterie.data import Dataset
+from coterie.data.scaling import Moments
 from coterie.deployment.agreement import Agreement
+from coterie.deployment.bounds import LARGEST
 from coterie.deployment.messages import Note, RefusedError, one_line
 
 MOST_COLUMNS = 1000  # of which each has its order of magnitude; more are summed up in one
@@ -189,6 +192,43 @@ def said_counts(name: str, hello: Note, agreement: Agreement, samples: int) -> T
     if not whole or len(counts or ()) != agreement.classes or sum(counts or ()) != samples:
         raise RefusedError(f"site {name} does not say how many samples of each class it has")
     return torch.tensor(counts)
+
+
+FEWEST_SAMPLES = 10
+"""Of fewer training samples a site tells no means: they would be about persons. It is scaled like the others."""
+
+
+def told_moments(inputs: Tensor) -> Note | None:
+    """What a site tells of its training samples `[n, columns]` where a scale is agreed on.
+
+    >>> told_moments(torch.tensor([[1.0, 5.0], [3.0, 5.0]]).repeat(5, 1))
+    {'means': [2.0, 5.0], 'deviations': [1.0, 0.0]}
+    >>> told_moments(torch.zeros(9, 2)) is None
+    True
+    """
+    if len(inputs) < FEWEST_SAMPLES:
+        return None
+    moments = Moments.of(inputs)
+    return {"means": moments.means.tolist(), "deviations": moments.deviations.tolist()}
+
+
+def said_moments(name: str, hello: Note, agreement: Agreement, samples: int) -> Moments | None:
+    """What it tells of its columns; none where it has too few samples."""
+    told, columns = hello.get("moments"), agreement.shape[0]
+    if told is None and samples < FEWEST_SAMPLES:
+        return None
+    values = [told.get(part) for part in ("means", "deviations")] if isinstance(told, dict) else []
+    lists = [part for part in values if isinstance(part, list) and len(part) == columns and all(map(_is_bounded, part))]
+    if len(lists) != 2:
+        raise RefusedError(f"site {name} does not say what the means and deviations of its columns are")
+    means, deviations = (np.array(part, np.float64) for part in lists)
+    if (deviations < 0).any():
+        raise RefusedError(f"site {name} says that a deviation is negative")
+    return Moments(samples, means, np.square(deviations) * samples)
+
+
+def _is_bounded(number: object) -> bool:
+    return type(number) in (int, float) and abs(float(str(number))) <= LARGEST
 
 
 def said_snapshots(name: str, hello: Note) -> list[int]:

@@ -20,7 +20,9 @@ from torch import Tensor
 from coterie.client.recipe import keeps, measures
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
+from coterie.core.pixels import whole
 from coterie.data import Dataset
+from coterie.data.scaling import AgreedScale, Moments
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.messages import FAULTS, Note, read_text
 from coterie.deployment.server import Server
@@ -238,6 +240,8 @@ def _messages(agreement: Agreement, site: Site) -> Iterator[tuple[str, Parcel]]:
     hello: Note = read_text(pack(Parcel({}, site.hello())).text)["note"]
     yield HELLO, Parcel({}, hello)
     name = server.admit(hello)
+    if agreement.scale:  # what the others tell of their columns is not known here
+        server.put_scale(AgreedScale.standard(Moments.of(whole(site.problem.inputs))))
     answer = site.work(_received(site, server.open_round([name])[name]))
     yield ROUND, answer
     server.receive(name, pack(answer))

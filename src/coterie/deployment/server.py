@@ -17,15 +17,19 @@ from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.downloads import begin_anew, owed
 from coterie.core.exchange import Applied
 from coterie.core.federation import Federation
-from coterie.deployment.agreement import Agreement
+from coterie.core.tracks import delivery_mark
+from coterie.data.scaling import AgreedScale, Moments
+from coterie.deployment.agreement import SCALING, Agreement
 from coterie.deployment.bounds import bounded_sizes, check_numbers, check_sums, oversized
 from coterie.deployment.claims import (
+    FEWEST_SAMPLES,
     DataFacts,
     Standing,
     check_answer,
     fault_of,
     other_columns,
     said_counts,
+    said_moments,
     said_name,
     said_snapshots,
     said_standing,
@@ -90,6 +94,7 @@ class Server:
         self.standing: dict[str, Standing] = {}
         self.halvings = 0  # of all rates, since training diverged at too many sites
         self.finals: dict[str, Note] = {}  # every site's result with its finished model
+        self._moments: dict[str, Moments] = {}  # of sites' columns, where a scale is agreed on
         self._begins_anew = False
         self._shapes: dict[str, Expected] = {}  # of what sites measure
         self._open: _Answers | None = None
@@ -119,9 +124,12 @@ class Server:
         said = said_standing(name, hello, self.agreement, self.period)
         self._require_plausible(name, said.samples)
         counts = said_counts(name, hello, self.agreement, said.samples) if self.federation.asks_class_counts else None
+        moments = said_moments(name, hello, self.agreement, said.samples) if self.agreement.scale else None
         self._require_like_others(name, said.facts)
         self._require_snapshot(name, said_snapshots(name, hello))
         self._learn(name, said, counts)
+        if moments is not None:
+            self._moments[name] = moments
         return name
 
     def _require_plausible(self, name: str, samples: int) -> None:
@@ -187,6 +195,8 @@ class Server:
         if self._begins_anew:
             method.init(federation)
             self._begins_anew = False
+        if self.agreement.scale and not bool(federation.values[SCALING].any()):
+            self._fix_scale()
         here = torch.tensor(sorted(self.agreement.sites.index(name) for name in present))
         asked = self._drawing.asked(federation, here, federation.round + 1)
         begin = time.perf_counter()
@@ -196,6 +206,29 @@ class Server:
         self._open.report.bytes["down"] = sum(task.bytes for task in tasks.values())
         self._open.report.seconds["tasks"] = time.perf_counter() - begin
         return tasks
+
+    def _fix_scale(self) -> None:
+        """Settle for good what is done to columns, from what all sites that are known have told of theirs.
+
+        A site counts as many samples as it weighs. At least two must have told: of one the others would learn its own.
+        """
+        sites, sizes, merged = self.agreement.sites, self.federation.sizes.tolist(), None
+        for name, told in self._moments.items():
+            size = sizes[sites.index(name)]
+            own = Moments(size, told.means, told.squares * (size / told.count))
+            merged = own if merged is None else merged.merged(own)
+        if merged is None or len(self._moments) < min(2, len(sites)):
+            raise CoterieError(
+                f"scale = {self.agreement.scale}: {len(self._moments)} of {len(sites)} sites have the "
+                f"{FEWEST_SAMPLES} training samples of which a site tells its means; at least 2 must: wait for more "
+                "sites (least_sites), or leave scale out"
+            )
+        self.put_scale(AgreedScale.standard(merged))
+        log.info("columns are scaled by what %s told of theirs", ", ".join(self._moments))
+
+    def put_scale(self, scaling: AgreedScale) -> None:
+        """Let every site bring its columns to this scale, before its first round."""
+        self.federation.write_value(SCALING, torch.stack([scaling.shift, scaling.divisor]), delivery_mark(1))
 
     def ask_more(self, names: list[str]) -> dict[str, Parcel]:
         """The tasks of further sites in the open round, or once more of those that were asked: too few have answered.

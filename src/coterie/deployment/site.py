@@ -18,14 +18,16 @@ from torch import Tensor
 from coterie.client.recipe import Measure, Recipe
 from coterie.client.scores import TUNING_DIVERGED, Score
 from coterie.core.columns import Columns
+from coterie.core.pixels import whole
 from coterie.data import Dataset
-from coterie.deployment.agreement import Agreement
+from coterie.data.scaling import AgreedScale, require_columns
+from coterie.deployment.agreement import SCALING, Agreement
 from coterie.deployment.assessment import Assessment
-from coterie.deployment.claims import facts_of, unsaid
+from coterie.deployment.claims import facts_of, told_moments, unsaid
 from coterie.deployment.journal import Journal
 from coterie.deployment.messages import Note, RefusedError, one_line
 from coterie.deployment.privacy_account import SiteAccount
-from coterie.deployment.site_data import OwnData
+from coterie.deployment.site_data import OwnData, require_scaled
 from coterie.deployment.slowed import slowed
 from coterie.deployment.store import Store
 from coterie.deployment.versions import carried_snapshot
@@ -51,8 +53,13 @@ class Site:
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
         self._account: SiteAccount | None = None
-        self._data, self._place = data, workplace(agreement, self.client, data, self._told_size, device)
+        self._data = data  # as it is; what is worked on is brought to the scale that was agreed on, once that is known
+        if agreement.scale:
+            data = replace(data, inputs=require_columns(data.inputs, agreement.scale, f"data '{data.name}'").clone())
+        self._place = workplace(agreement, self.client, data, self._told_size, device)
         self._facts = facts_of(data)
+        self._moments = told_moments(whole(data.inputs)[self._place.train]) if agreement.scale else None
+        self._scaled_by = torch.empty(0)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
         self._stages = agreement.parts
         self._coding = coding_of(self._stages)
@@ -73,7 +80,8 @@ class Site:
     def hello(self) -> Note:
         """What the server needs to know before the first round; where privacy is promised, no exact numbers."""
         counts = self.federation.class_counts[self.client].tolist() if self.federation.asks_class_counts else None
-        return {
+        moments = {"moments": self._moments} if self.agreement.scale else {}
+        return moments | {
             "site": self.name,
             "fingerprint": self.agreement.fingerprint,
             "first_weights": self._place.first_weights,
@@ -234,7 +242,22 @@ class Site:
             else:
                 federation.values[name] = task.tensors[f"value.{name}"]
         self.worker.visitors = task.tensors.get("peers")
+        if self.agreement.scale:
+            self._scale(federation.values[SCALING])
         return kept_all
+
+    def _scale(self, told: Tensor) -> None:
+        """Bring the samples to a scale, `[2, n]`: those of the data, whatever was done to them before."""
+        if torch.equal(told, self._scaled_by):
+            return
+        scaling = AgreedScale(*told)
+        if not bool(torch.isfinite(told).all()) or not bool((scaling.divisor > 0).all()):
+            raise RefusedError("the task does not say how columns are scaled")
+        inputs = scaling(whole(self._data.inputs))
+        require_scaled(inputs, self.agreement.largest_input, self._data.name)
+        self._place.put_inputs(inputs)
+        self.assessment.put_inputs(inputs)
+        self._scaled_by = told.clone()
 
     def _write(self, name: str, columns: Columns, row: Tensor) -> None:
         slot, me = self.federation[name], torch.tensor([self.client])

@@ -38,7 +38,8 @@ def load_site_data(agreement: Agreement, path: Path, label: str = DEFAULT_LABEL,
     classes = Classes(agreement.classes, agreement.class_names)
     data = load_own(path, label, size=size, progress=progress, classes=classes)
     inputs = fitted(whole(data.inputs), agreement.shape, data.name, resized=size is not None)
-    require_scaled(inputs, agreement.largest_input, data.name)
+    if not agreement.scale:
+        require_scaled(inputs, agreement.largest_input, data.name)
     # Whose a sample is plays no part here: all of them are this site's.
     return replace(data, inputs=inputs, owners=None, owner_names=())
 
@@ -89,7 +90,7 @@ def require_scaled(inputs: Tensor, largest: float, what: str) -> None:
     Traceback (most recent call last):
     ...
     coterie.errors.CoterieError: data 'scans.csv': it is not scaled, input 1 of a sample is -2e+06 (largest_input is \
-1000); bring all to about -1 .. 1, the same way at every site
+1000); bring all to about -1 .. 1, the same way at every site, or agree on scale = standard
     """
     if not len(inputs) or not inputs.is_floating_point():
         return
@@ -100,7 +101,7 @@ def require_scaled(inputs: Tensor, largest: float, what: str) -> None:
     require(
         abs(value) <= largest,
         f"data '{what}': it is not scaled, input {place} of a sample is {value:.4g} (largest_input is {largest:g}); "
-        "bring all to about -1 .. 1, the same way at every site",
+        "bring all to about -1 .. 1, the same way at every site, or agree on scale = standard",
     )
 
 

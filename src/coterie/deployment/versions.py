@@ -31,6 +31,7 @@ from coterie.runs.newcomers import usual_uploads
 FIXED = (
     "name",
     "shape",
+    "scale",
     "classes",
     "class_names",
     "test",

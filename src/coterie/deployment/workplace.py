@@ -16,6 +16,7 @@ from coterie.client.problem import Problem
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
+from coterie.core.pixels import whole
 from coterie.core.slots import Follows, HeldBy, Slot
 from coterie.core.tracks import Tracks
 from coterie.data import Dataset
@@ -83,6 +84,11 @@ class Workplace:
     federation: Federation
     worker: SiteWorker
     first_weights: str  # a text that differs if the first weights do
+
+    def put_inputs(self, inputs: Tensor) -> None:
+        """Work on other inputs `[N, ...]` of the same samples from now on."""
+        for problem in (self.problem, self.worker.problem):  # on a device they are two
+            whole(problem.inputs).copy_(inputs)
 
     @property
     def train(self) -> Tensor:

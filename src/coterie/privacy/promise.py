@@ -81,6 +81,12 @@ class Privacy(metaclass=TypedOptions):
             "leave one of the two out",
         )
 
+        scale = getattr(self, "scale", "")
+        require(
+            scale not in ("standard", "range"),
+            f"scale = {scale}: what clients tell of their inputs for it is not accounted for where privacy is "
+            "promised; bring inputs to about -1 .. 1 by numbers that are known beforehand, and leave scale out",
+        )
         for option, value in (("epochs", getattr(self, "epochs", 1)), ("steps", getattr(self, "steps", 0))):
             require(
                 not self.of_examples or (value == int(value) if option == "epochs" else not value),

@@ -28,13 +28,12 @@ from coterie.partition.partition import is_partition_file
 from coterie.registry import short_name
 from coterie.report.html import CHARTS, Content, asset, light_colours, rounded
 from coterie.report.learning import (
-    ABSENT,
-    PARTS,
     Floats,
     label_order,
     learn_differently,
     learning_matrix,
     most_personal,
+    whole_numbers,
 )
 from coterie.report.onerun import MOST_ENTRIES, basic_content, metric_content, run_content
 from coterie.report.reading import read_run
@@ -229,13 +228,12 @@ def plot_mixing(kept: Record, round: int | None) -> Figure:
 
 def draw(learning: Learning) -> Figure:
     """The picture: the matrix beside the classes that clients hold, in an order that shows groups."""
-    parts = np.where(np.isnan(learning.matrix), ABSENT, np.nan_to_num(learning.matrix) * PARTS)
     content = {
         "clients": learning.names,
         "classes": learning.classes,
         "counts": learning.counts.tolist(),
         "order": label_order(learning.counts),
-        "learning": [{"rounds": [learning.round], "weights": [parts.reshape(-1).tolist()]}],
+        "learning": [{"rounds": [learning.round], "weights": [whole_numbers(learning.matrix)]}],
     }
     return drawn(content, ["mixing"], [learning.title, *learning.about.splitlines()])["mixing"]
 

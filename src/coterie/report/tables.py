@@ -16,6 +16,7 @@ from rich.text import Text
 from coterie.compare.grid import Column, Grid
 from coterie.core.numbers import NO_NUMBER, Number, number_text, spoken_bytes
 from coterie.errors import spreadsheet_cell
+from coterie.methods import METHODS
 from coterie.report.terminal import plain_table, print_result, result_console
 
 
@@ -107,14 +108,39 @@ def as_markdown(grid: Grid) -> str:
     return "\n".join([f"| method | {' | '.join(titles)} |", f"|---|{'---:|' * len(titles)}", *rows])
 
 
+# Methods whose papers spell them otherwise than their classes can be called.
+SPELLED = {
+    "fedap": "f-FedAP",
+    "fedrod": "FedRoD",
+    "knn-per": "kNN-Per",
+    "lg-fedavg": "LG-FedAvg",
+    "mr-mtl": "MR-MTL",
+    "per-fedavg": "Per-FedAvg",
+    "pfedgraph": "pFedGraph",
+    "pfedme": "pFedMe",
+    "pfedsim": "pFedSim",
+}
+
+
+def in_print(row: str) -> str:
+    """A row as papers call it: the method as its authors spell it, with its options.
+
+    >>> in_print("pfedcs:beta=4,lr=0.01"), in_print("mine")
+    ('PFedCS (beta = 4, lr = 0.01)', 'mine')
+    """
+    name, _, settings = row.partition(":")
+    spelled = SPELLED.get(name) or (METHODS[name].__name__ if name in METHODS else name)
+    return f"{spelled} ({settings.replace('=', ' = ').replace(',', ', ')})" if settings else spelled
+
+
 def as_latex(grid: Grid) -> str:
-    """A `tabular` of LaTeX, which needs no package; winners are bold."""
+    """A `tabular` of LaTeX, which needs no package; methods are called as in papers, winners are bold."""
     titles = [_in_latex(_title_in_a_line(column)) for column in grid.columns.values()]
     head = f"method & {' & '.join(titles)} \\\\"
     lines = [f"\\begin{{tabular}}{{l{'r' * len(titles)}}}", "\\hline", head, "\\hline"]
     for row in grid.rows:
         cells = _cells(grid, row, r"\textbf{{{}}}", _in_latex)
-        lines.append(f"{_in_latex(row)} & {' & '.join(cells)} \\\\")
+        lines.append(f"{_in_latex(in_print(row))} & {' & '.join(cells)} \\\\")
     return "\n".join([*lines, "\\hline", "\\end{tabular}"])
 
 

@@ -52,6 +52,7 @@ def described_data(prepared: Prepared) -> DataAbout:
         class_names=list(data.class_names or map(str, range(data.classes))),
         fingerprint=None,
         feature_names=list(data.feature_names),
+        scaling=None if prepared.scaling is None else prepared.scaling.plain(),
     )
 
 

@@ -22,6 +22,7 @@ from coterie.core.pixels import whole
 from coterie.core.task import Classification, Task, as_task
 from coterie.data import Dataset
 from coterie.data.arrays import require_unmasked
+from coterie.data.scaling import AgreedScale, OnScale
 from coterie.errors import CoterieError, require
 from coterie.files import silence
 from coterie.methods import METHODS, Method
@@ -48,8 +49,14 @@ class Models:
         """An ordinary module with the weights that the method tests for a client, as received after the last round.
 
         Where the method mixes at download or tests a tuned copy, that is done here too. Methods that predict
-        with more than one model's output (see `predict`) give the model of their tested slot.
+        with more than one model's output (see `predict`) give the model of their tested slot. Where a scale was agreed
+        on, the module brings inputs to it.
         """
+        module, scaling = self.bare(client), self.prepared.scaling
+        return module if scaling is None else OnScale(scaling, module).eval()
+
+    def bare(self, client: int) -> nn.Module:
+        """The same without the scaling that was agreed on: it takes inputs as they were trained on."""
         tested, layout = self.prepared.method.tested, self.prepared.problem_base.layout
         rows = self.rows(client)
         row, columns = rows["model"].clone(), self.federation[tested].columns
@@ -64,13 +71,15 @@ class Models:
     def predict(self, client: int, inputs: Inputs) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`.
 
-        They are a tensor or an array, prepared as the data of the run were.
+        They are a tensor or an array, prepared as the data of the run were; a scale that was agreed on is applied here.
         """
         return self.prepared.problem_base.task.predict(self.scores(client, inputs))
 
     def scores(self, client: int, inputs: Inputs) -> Tensor:
         """The method's outputs for `inputs [n, ...]` at a client, just as it is tested: `[n, C]`."""
         inputs, method = fitting_inputs(inputs, self.prepared.data), self.prepared.method
+        if self.prepared.scaling is not None:
+            inputs = self.prepared.scaling(inputs)
         labels = torch.zeros(len(inputs), dtype=self.prepared.problem_base.task.label_dtype)
         known = problem = self.prepared.problem()
         first = len(problem.labels) if method.predicts_with_samples else 0
@@ -184,8 +193,9 @@ def prepared_without_data(
         skip_single_samples=about.model.skip_single_samples,
     )
     counts = np.array([client.classes for client in about.clients], np.int64).reshape(partition.clients, -1)
-    width = about.model.feature_width
-    return Prepared(experiment, method, data, partition, problem, width, counts, stands_in=True)
+    width, told = about.model.feature_width, about.data.scaling
+    scaling = None if told is None else AgreedScale.parse(told)
+    return Prepared(experiment, method, data, partition, problem, width, counts, stands_in=True, scaling=scaling)
 
 
 def task_of(config: Config, data: DataAbout, experiment: Settings | None, run: object) -> Task:

@@ -290,6 +290,7 @@ class DataAbout(Struct, frozen=True):
     class_names: list[str]
     fingerprint: dict[str, str] | None
     feature_names: list[str] = []
+    scaling: dict[str, list[float]] | None = None  # shift and divisor of each column, where a scale was agreed on
 
 
 class ModelAbout(Struct, frozen=True):

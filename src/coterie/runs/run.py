@@ -363,7 +363,8 @@ class Run(Displayed):
 
         Of a run that has not ended it is that of the last checkpoint, as it was when models were first asked for. Where
         the method mixes at download or tests a tuned copy, that is done here too. Methods that predict with more than
-        one model's output (see `predict`) give the model of their tested slot.
+        one model's output (see `predict`) give the model of their tested slot. Where a scale was agreed on, the module
+        brings inputs to it.
         """
         return self.models.model(client)
 
@@ -374,7 +375,7 @@ class Run(Displayed):
     def predict(self, client: int, inputs: Inputs) -> Tensor:
         """What the method predicts for `inputs [n, ...]` at a client, such as their classes: `[n]`.
 
-        They are a tensor or an array, prepared as the data of the run were.
+        They are a tensor or an array, prepared as the data of the run were; a scale that was agreed on is applied here.
         """
         return self.models.predict(client, inputs)
 

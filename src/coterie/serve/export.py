@@ -75,7 +75,7 @@ def _about(run: Run, client: int) -> About:
     names = [one.name for one in run.about.participants]
     round, rounds = models.federation.round, int(run.config["rounds"])
     notes = [] if run.status == "finished" else [f"the run has not ended: this is the model of round {round}"]
-    if scale := run.config.get("scale"):
+    if (scale := run.config.get("scale")) == "published":
         notes.append(f"inputs must be scaled as the run's were: {scale}")
     layout, method = models.prepared.problem_base.layout, models.prepared.method
     return About(
@@ -97,6 +97,7 @@ def _about(run: Run, client: int) -> About:
         feature_names=tuple(data.feature_names),
         norm=run.config.get("norm"),
         plain=is_plain(method),
+        scaling=data.scaling,
     )
 
 

@@ -27,7 +27,8 @@ from coterie.core.slots import Slot
 from coterie.data import Dataset
 from coterie.data.archives import progress_bar
 from coterie.data.arrays import Array, require_unmasked, to_inputs
-from coterie.deployment.agreement import Agreement, Blueprint
+from coterie.data.scaling import AgreedScale, OnScale
+from coterie.deployment.agreement import SCALING, Agreement, Blueprint
 from coterie.deployment.site_data import fitted
 from coterie.deployment.store import FINAL, Store, require_readable
 from coterie.deployment.workplace import SiteFederation
@@ -134,6 +135,9 @@ def export_model(site: Store | Path, out: Path) -> About:
         about = replace(about, trained_on=json.loads(metadata["trained_on"]))
     if "feature_names" in metadata:
         about = replace(about, feature_names=tuple(json.loads(metadata["feature_names"])))
+    if agreement.scale:
+        shift, divisor = tensors[f"value.{SCALING}"]
+        about = replace(about, scaling=AgreedScale(shift, divisor).plain())
     require_exportable(agreement.kind)
     alone = replace(about, plain=False).agreement()  # the method says which rows the site's file holds
     federation = _federation(alone, blueprint)
@@ -145,7 +149,7 @@ def export_model(site: Store | Path, out: Path) -> About:
 def client_tensors(about: About, result: Run, client: int) -> dict[str, Tensor]:
     """The tensors of the file of a client's model, from a run."""
     if about.plain:  # the method may be anybody's
-        return {name: tensor.clone() for name, tensor in result.model(client).state_dict().items()}
+        return {name: tensor.clone() for name, tensor in result.models.bare(client).state_dict().items()}
     agreement = about.agreement()
     blueprint = agreement.build()
     return _named(agreement, blueprint, _of_client(agreement, blueprint, result, client))
@@ -314,12 +318,19 @@ def _entries(layout: Layout, slot: Slot) -> list[str]:
 
 
 def loaded(path: Path) -> tuple[nn.Module, About]:
-    """A model from its file, in evaluation mode, and its description; the file's ending says how it is read."""
-    suffix = path.suffix.lower()
-    if suffix == ".onnx":
-        module, about = read_onnx(path)
+    """A model from its file, in evaluation mode, and its description; the file's ending says how it is read.
+
+    It takes inputs as they are in the data: where a scale was agreed on, it applies that.
+    """
+    if path.suffix.lower() == ".onnx":
+        module, about = read_onnx(path)  # its graph scales inputs by itself
         return module.eval(), about
-    tensors, about = read_pt2(path) if suffix == ".pt2" else read_model(path)
+    module, about = _loaded(path)
+    return (module if about.scaling is None else OnScale(AgreedScale.parse(about.scaling), module).eval()), about
+
+
+def _loaded(path: Path) -> tuple[nn.Module, About]:
+    tensors, about = read_pt2(path) if path.suffix.lower() == ".pt2" else read_model(path)
     # Without weights of its own until the file's are known to fit: a description cannot ask for endless memory.
     with torch.device("meta"):
         module = _built(about)

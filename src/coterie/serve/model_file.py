@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from coterie.core.layout import Layout
+from coterie.data.scaling import AgreedScale
 from coterie.deployment.agreement import Agreement
 from coterie.errors import CoterieError, require
 from coterie.methods.base import Method, extends_classifier
@@ -30,7 +31,9 @@ class About:
     `classifier` is a module's path, `set` the method's options. `finished` says whether the federation came to its
     end at the site; if not, `note` says what that means for the model. `trained_on` is the site's `OwnData`, by which
     its held-out samples are known again. `feature_names` are those of the inputs, in their order, if they have any.
-    `plain` says that the method predicts what its model puts out, so that nobody needs the method for it.
+    `plain` says that the method predicts what its model puts out, so that nobody needs the method for it. `scaling` is
+    the shift and the divisor of each column, where a scale was agreed on: whoever loads the model applies them, and a
+    program does so itself.
     """
 
     model: str
@@ -52,6 +55,7 @@ class About:
     feature_names: tuple[str, ...] = ()
     norm: str | None = None
     plain: bool = False
+    scaling: dict[str, list[float]] | None = None
     version: str = VERSION
     format: int = FORMAT
 
@@ -139,6 +143,9 @@ def about_from(values: Any, path: Path) -> About:
         require(
             not columns or told["shape"] == (len(columns),), f"feature_names = {columns}: there must be one an input"
         )
+        if told.get("scaling") is not None:
+            shift = AgreedScale.parse(told["scaling"]).shift
+            require(told["shape"] == tuple(shift.shape), "scaling: there must be one for each input")
         return About(**told)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _not_a_description(path, error) from None

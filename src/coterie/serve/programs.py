@@ -25,6 +25,8 @@ from coterie.serve.model_file import About, about_from
 DTYPES = {7: torch.float32, 5: torch.int64}
 """The numbers by which `torch.export` names the kinds of tensors that models have here."""
 PREFIX = "coterie."
+INNER = "model."
+"""Where the tensors of a model are in the one that scales its inputs."""
 
 
 class OnnxModule(nn.Module):
@@ -97,6 +99,9 @@ def read_pt2(path: Path) -> tuple[dict[str, Tensor], About]:
             tensors = {
                 str(name): _tensor(one, content(f"data/weights/{one['path_name']}")) for name, one in config.items()
             }
+            if about.scaling is not None:  # the program is that of a model around the one that is described
+                inner = [name for name in tensors if name.startswith(INNER)]
+                tensors = {name.removeprefix(INNER): tensors[name] for name in inner}
     except CoterieError:
         raise
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:

@@ -22,6 +22,7 @@ from coterie.core.pixels import as_memory
 from coterie.core.training import MemoryFormat, epoch_batches
 from coterie.data import Dataset, load
 from coterie.data.dataset import fingerprint, part_of, rescaled, warn_of_ranges
+from coterie.data.scaling import AGREED_SCALES, AgreedScale, require_columns, scaled
 from coterie.devices import PROCESSOR, free_bytes, has_float64
 from coterie.engines import ENGINES, Engine, EngineOptions, make_engine
 from coterie.errors import require
@@ -65,6 +66,7 @@ class Prepared:
     loaded: Mapping[str, str] | None = None  # the fingerprint of the data as they were loaded, if they are others now
     resolved: Mapping[str, int | float] = field(default_factory=dict)  # what the method makes of the run's settings
     epochs: float = 0  # those of a client's first round
+    scaling: AgreedScale | None = None  # what was done to the inputs as they were loaded, if that was agreed
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -232,7 +234,10 @@ def prepare(experiment: Settings) -> Prepared:
     assert isinstance(data, Dataset)
     loaded = None if experiment.share == 1 and not experiment.scale else fingerprint(data)
     data = rescaled(data.with_task(experiment.task), experiment.scale)
-    warn_of_ranges(data)
+    if not experiment.scale:
+        warn_of_ranges(data)
+    elif experiment.scale in AGREED_SCALES:
+        require_columns(data.inputs, experiment.scale, f"data '{data.name}'")
     if experiment.share < 1:
         require(
             not isinstance(experiment.partition, FromFile),
@@ -240,6 +245,11 @@ def prepare(experiment: Settings) -> Prepared:
         )
         data = part_of(data, experiment.share, _partition_seed(experiment))
     partition = _partition(experiment, data)
+    scaling = None
+    if experiment.scale in AGREED_SCALES:  # newcomers come later, and take the numbers as they are
+        held_out = set(partition.held_out)
+        trained_on = [own for client, own in enumerate(partition.train) if client not in held_out]
+        data, scaling = scaled(data, experiment.scale, trained_on)
     module, layout = make_model(experiment, data, method)
     feature_width = check_split(module, layout, data.inputs[:2])
     if not is_built_in(experiment.model):  # tests have seen to those
@@ -259,7 +269,9 @@ def prepare(experiment: Settings) -> Prepared:
         skip_single_samples=single_samples_fail(module, data.inputs[:1]),
     )
     counts = partition.class_counts(data)
-    prepared = Prepared(experiment, method, data, partition, problem, feature_width, counts, loaded=loaded)
+    prepared = Prepared(
+        experiment, method, data, partition, problem, feature_width, counts, loaded=loaded, scaling=scaling
+    )
     told = f"{type(method).__name__}: shared = {shown(method.shared)}: must name groups of the model, such as 'all'"
     require(isinstance(method.shared, str), told)
     begun = prepared.outline()

@@ -15,7 +15,7 @@ from coterie.processes import most_threads
 from coterie.setup.features import SIMULATED, JointTraining, SimulatedFeatures, settings_of
 
 RUNS_SEED = "the run's seed"
-SCALES = ("", "published")
+SCALES = ("", "none", "standard", "range", "published")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,13 @@ class RunOptions(SimulatedFeatures, JointTraining):
         "data",
         shown="the data set's",
     )
-    scale: str = setting("", "published: images scaled as pFedSim's authors did (cifar10).", "data", shown="to -1 .. 1")
+    scale: str = setting(
+        "",
+        "Columns of tables, by all clients' training samples: standard (mean 0, deviation 1), range (-1 .. 1), none; "
+        "published: images as pFedSim's authors did (cifar10).",
+        "data",
+        shown="tables as they are, images to -1 .. 1",
+    )
     share: float = setting(1.0, "Use only this share of the data's samples, drawn from every class.", "data")
     partition: Any = setting(
         None,
@@ -129,7 +135,7 @@ class RunOptions(SimulatedFeatures, JointTraining):
             value = getattr(self, option)
             require(value is None or value >= 0, f"{option} = {value}: must not be negative")
         require(0 < self.share <= 1, f"share = {self.share:g}: must be above 0 and at most 1")
-        require(self.scale in SCALES, f"scale = {self.scale}: must be published, or left out")
+        require(self.scale in SCALES, f"scale = {self.scale}: must be {', '.join(SCALES[1:-1])} or {SCALES[-1]}")
         require(self.threads >= 0, f"threads = {self.threads}: must not be negative (0: by model)")
         most, started = most_threads(), {"threads": self.threads, "workers": self.workers}
         for option in ("threads",) if self.engine == "ray" else started:  # a cluster has room for more

@@ -147,7 +147,7 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
     )
     training = ("epochs", "steps", "batch", "lr", "momentum", "seed")
     features = (name for feature in settings_of(FEATURES) for name in option_fields(feature))
-    names = ("method", "model", "classifier", "rounds", "join", "sampler", "stages", *training, *features)
+    names = ("method", "model", "classifier", "rounds", "join", "sampler", "stages", "scale", *training, *features)
     shared = {name: getattr(agreement, name) for name in names}
     data = Dataset("all", inputs, labels, agreement.classes)
     return Experiment(data=data, partition=partition, threads=1, **shared)

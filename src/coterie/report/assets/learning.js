@@ -21,26 +21,31 @@ function largest(track, clients) {
   return (others || all) / PARTS || 1;
 }
 
-/** A square of cells in the clients' order; `value(i, j)` gives none for cells without one. Beside it, on wish, classes. */
-function matrix(width, run, { value, most, tell, rowTitle, columnTitle, beside = false }) {
-  const names = run.order.map((k) => run.clients[k]);
-  const strip = beside ? Math.min(Math.max(run.classes.length * 12.5, 60), 200) : 0;
+/** A square of cells in the clients' order; `value(i, j)` gives none for cells without one. Beside it, on wish, classes. One row of weights that all have in `alike` is drawn as one. */
+function matrix(width, run, { value, most, tell, rowTitle, columnTitle, beside = false, alike = false }) {
+  const names = alike ? ['everybody'] : run.order.map((k) => run.clients[k]);
+  const learners = alike ? run.order.slice(0, 1) : run.order;
+  const strip = beside && !alike ? Math.min(Math.max(run.classes.length * 12.5, 60), 200) : 0;
   const first = nameRoom(names) + 16;
   const left = first + (strip && strip + 10);
   const across = Math.min(width - left - 4, 560);
-  const step = across / names.length;
+  const step = across / run.order.length;
   const sparse = Math.ceil(13 / step);
-  const below = Math.max(...names.map((name) => shortened(name, 12).length)) * 7 + 30;
-  const svg = canvas(Math.min(width, left + across + 4), across + below + 34);
+  const below = Math.max(...run.clients.map((name) => shortened(name, 12).length)) * 7 + 30;
+  const rise = alike ? Math.max(step, 26) : step;
+  const down = rise * names.length;
+  const svg = canvas(Math.min(width, left + across + 4), down + below + 34);
   const gap = step > 9 ? 1 : 0;
-  run.order.forEach((i, row) => {
-    if (row % sparse === 0) svg.append(draw('text', { class: 'name', x: first - 6, y: (row + 0.5) * step + 4, 'text-anchor': 'end' }, shortened(run.clients[i], 16)));
+  learners.forEach((i, row) => {
+    if (row % sparse === 0) svg.append(draw('text', { class: 'name', x: first - 6, y: (row + 0.5) * rise + 4, 'text-anchor': 'end' }, shortened(names[row], 16)));
     run.order.forEach((j, column) => {
       const found = value(i, j);
-      const cell = draw('rect', { x: left + column * step, y: row * step, width: step - gap, height: step - gap, rx: Math.min(step / 8, 3), fill: known(found) ? heatColour(found / (most || 1)) : 'var(--absent)', 'data-cell': `${i},${j}`, 'data-value': known(found) ? found : '' });
+      const cell = draw('rect', { x: left + column * step, y: row * rise, width: step - gap, height: rise - gap, rx: Math.min(step / 8, 3), fill: known(found) ? heatColour(found / (most || 1)) : 'var(--absent)', 'data-cell': `${i},${j}`, 'data-value': known(found) ? found : '' });
       svg.append(cell);
     });
-    if (row % sparse === 0) columnName(svg, run.clients[i], left + (row + 0.5) * step, across + 6, step * sparse);
+  });
+  run.order.forEach((j, column) => {
+    if (column % sparse === 0) columnName(svg, run.clients[j], left + (column + 0.5) * step, down + 6, step * sparse);
   });
   if (strip) classStrip(svg, run, first, strip, step, gap);
   // One listener for all cells: there may be tens of thousands.
@@ -50,14 +55,16 @@ function matrix(width, run, { value, most, tell, rowTitle, columnTitle, beside =
     showTip(event, cell ? tell(i, j, value(i, j)) : '');
   });
   svg.addEventListener('pointerleave', (event) => showTip(event, ''));
-  svg.append(draw('text', { transform: `translate(11 ${across / 2}) rotate(-90)`, 'text-anchor': 'middle' }, rowTitle));
-  svg.append(draw('text', { x: left + across / 2, y: across + below - 8, 'text-anchor': 'middle' }, columnTitle));
+  if (!alike) svg.append(draw('text', { transform: `translate(11 ${down / 2}) rotate(-90)`, 'text-anchor': 'middle' }, rowTitle));
+  svg.append(draw('text', { x: left + across / 2, y: down + below - 8, 'text-anchor': 'middle' }, columnTitle));
   const bar = Math.min(across, 220);
-  for (let i = 0; i < 40; i += 1) svg.append(draw('rect', { x: left + (i * bar) / 40, y: across + below + 4, width: bar / 40 + 0.6, height: 9, fill: heatColour(i / 39) }));
-  ['0', plainNumber(most / 2), plainNumber(most)].forEach((text, i) => svg.append(draw('text', { x: left + (bar * i) / 2, y: across + below + 27, 'text-anchor': ['start', 'middle', 'end'][i] }, text)));
-  if (across > bar + 160) svg.append(draw('text', { x: left + bar + 12, y: across + below + 13 }, 'colours follow the square root'));
+  for (let i = 0; i < 40; i += 1) svg.append(draw('rect', { x: left + (i * bar) / 40, y: down + below + 4, width: bar / 40 + 0.6, height: 9, fill: heatColour(i / 39) }));
+  ['0', plainNumber(most / 2), plainNumber(most)].forEach((text, i) => svg.append(draw('text', { x: left + (bar * i) / 2, y: down + below + 27, 'text-anchor': ['start', 'middle', 'end'][i] }, text)));
+  if (across > bar + 160) svg.append(draw('text', { x: left + bar + 12, y: down + below + 13 }, 'colours follow the square root'));
   return svg;
 }
+/** Names in a line: the first and the last of many. */
+const listed = (names) => (names.length > 10 ? `${names.slice(0, 4).join(', ')} … ${names[names.length - 1]}` : names.join(', '));
 /** The shares of classes that each client holds: the darker, the more. */
 function classStrip(svg, run, left, across, rise, gap) {
   const { classes } = run;
@@ -78,14 +85,16 @@ function weights(parent, run, at, look = {}) {
   const clients = run.clients.length;
   const value = (i, j) => weightOf(at.track, at.t, clients, i, j);
   const absent = run.learning.some((track) => track.weights.some((one) => one.includes(-1)));
+  const alike = () => clients > 1 && at.track.weights[at.t].length === clients;
+  const strip = look.beside && !alike() ? [[areaMark('var(--ink)', 0.04), 'none of a client’s samples'], [areaMark('var(--ink)'), 'all of them'], [areaMark('var(--card)'), `classes from left to right: ${listed(run.classes)}`]] : [];
   return figure(parent, {
     title: 'Who learns from whom: the weights W of the round',
-    legend: absent ? [[areaMark('var(--absent)'), 'took no part']] : [],
+    legend: [...(absent ? [[areaMark('var(--absent)'), 'took no part']] : []), ...strip],
     how: 'How to read: row i shows from whom client i learned and how much; a row sums to 1. Clients with similar classes stand together, so a method that finds them draws blocks along the diagonal. Colours follow the square root of the weight; the strongest is the largest weight between different clients, of all rounds.',
     ...look,
   }, (width) => matrix(width, run, {
-    value, most: at.most || largest(at.track, clients), rowTitle: 'learns', columnTitle: 'from', beside: look.beside,
-    tell: (i, j, found) => `client ${run.clients[i]} from client ${run.clients[j]}, round ${at.track.rounds[at.t]}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}${run.overlap ? `\ntheir classes overlap by ${(100 * run.overlap[i][j]).toFixed(1)} %` : ''}`,
+    value, most: at.most || largest(at.track, clients), rowTitle: 'learns', columnTitle: alike() ? 'learns from' : 'from', beside: look.beside, alike: alike(),
+    tell: (i, j, found) => `${alike() ? 'everybody' : `client ${run.clients[i]}`} from client ${run.clients[j]}, round ${at.track.rounds[at.t]}: ${known(found) ? `${(100 * found).toFixed(2)} %` : 'took no part'}${run.overlap && !alike() ? `\ntheir classes overlap by ${(100 * run.overlap[i][j]).toFixed(1)} %` : ''}`,
   }));
 }
 function overlapOfClasses(parent, run) {

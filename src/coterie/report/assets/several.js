@@ -6,7 +6,8 @@ function methodLines(parent, { metric, methods }, { title, moment, what, xTitle,
   const there = methods.map((one, i) => [one.curves[moment], i]).filter(([one]) => one && one.rounds.length);
   if (!there.length) return;
   const around = (one, sign) => one.mean.map((value, i) => value + sign * (one.std ? one.std[i] : 0));
-  const y = scoreRange(metric, there.flatMap(([one]) => [...around(one, 1), ...around(one, -1)]));
+  // All moments have the same axis: their figures stand side by side.
+  const y = scoreRange(metric, methods.flatMap((one) => Object.values(one.curves).flatMap((at) => [...around(at, 1), ...around(at, -1)])));
   figure(parent, { title: `${capital(metric.name)} ${title}`, legend: methods.map((one, i) => [lineMark(look[i].colour, look[i].dash), one.title]), how: `How to read: ${how}` }, (width) => lines(width, 300, {
     series: there.map(([one, i]) => ({
       label: methods[i].title, xs: one[what].map((value) => value / size), ys: one.mean, ...look[i],
@@ -72,7 +73,7 @@ function gains(parent, { gains: found, metric }) {
     if (!rows.length) continue;
     figure(parent, {
       title: `Each client against training alone, models as ${moment}`,
-      legend: [[dotMark('var(--s0)'), 'gained'], [dotMark('var(--s1)'), 'lost'], [dotMark('var(--s5)'), 'the same']],
+      legend: [[dotMark('var(--ink)'), 'gained'], [dotMark('var(--ink)', true), 'lost'], [dotMark('var(--line)'), 'the same']],
       how: `How to read: a dot is a client (of one seed): its last ${metric.name} minus what Local gives it on the same samples. Right of the line it gained by learning from others, left of it, it lost. Bars are means. Point at a dot for its name.`,
     }, (width) => {
       const row = 74;
@@ -80,7 +81,8 @@ function gains(parent, { gains: found, metric }) {
       const svg = canvas(width, height);
       const px = (value) => 14 + ((value - spread[0]) / (spread[1] - spread[0])) * (width - 28);
       for (const at of ticks(spread, Math.max(2, width / 90))) {
-        svg.append(draw('line', { class: at === 0 ? 'axis strong' : 'axis', x1: px(at), x2: px(at), y1: 0, y2: height - 40 }));
+        // Only beside the dots: the words above them stay clear.
+        rows.forEach((_, place) => svg.append(draw('line', { class: at === 0 ? 'axis strong' : 'axis', x1: px(at), x2: px(at), y1: place * row + 24, y2: place * row + 68 })));
         svg.append(draw('text', { x: px(at), y: height - 24, 'text-anchor': 'middle' }, signed(at)));
       }
       svg.append(draw('text', { x: width / 2, y: height - 4, 'text-anchor': 'middle' }, `gain in ${metric.name}${metric.share ? ', percentage points' : ''}`));
@@ -90,8 +92,10 @@ function gains(parent, { gains: found, metric }) {
         svg.append(draw('text', { class: 'told', x: width - 4, y: y + 16, 'text-anchor': 'end' }, `${one.gained} gained, ${one.lost} lost, mean ${signed(one.mean)}`));
         svg.append(draw('line', { x1: px(one.mean), x2: px(one.mean), y1: y + 28, y2: y + 62, stroke: 'var(--ink)', 'stroke-width': 2.5 }));
         one.gains.forEach((gain, i) => {
-          const colour = gain.gain > 1e-9 ? 'var(--s0)' : gain.gain < -1e-9 ? 'var(--s1)' : 'var(--s5)';
-          const dot = draw('circle', { cx: px(gain.gain), cy: y + 45 + ((i * 7) % 5 - 2) * 5, r: 4.5, fill: colour, 'fill-opacity': 0.75 });
+          // Tones, not colours: those are the methods'.
+          const lost = gain.gain < -1e-9;
+          const fill = lost ? 'var(--card)' : gain.gain > 1e-9 ? 'var(--ink)' : 'var(--line)';
+          const dot = draw('circle', { cx: px(gain.gain), cy: y + 45 + ((i * 7) % 5 - 2) * 5, r: 4.2, fill, 'fill-opacity': 0.75, stroke: 'var(--ink)', 'stroke-width': lost ? 1.6 : 0.6 });
           svg.append(tipped(dot, () => `client ${gain.client}, seed ${gain.seed}: ${signed(gain.gain)}`));
         });
       });

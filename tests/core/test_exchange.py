@@ -192,6 +192,57 @@ def test_only_gated_elements_are_written() -> None:
     assert applied[0].gated
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_elements_that_do_not_count_have_no_part_in_the_mean(shared: bool) -> None:
+    """Weights ¼ and ¾: alone each counts for all of it, nobody leaves what was there; also where one is no number."""
+    whole = federation("fedavg" if shared else "local")
+    sent, group = uploads(whole), whole.layout.columns("classifier")
+    kinds = torch.arange(group.size) % 4
+    given = torch.stack([(kinds == 0) | (kinds == 1), (kinds == 0) | (kinds == 2)])
+    sent.trained["model"][1] = torch.where(sent.trained["model"][1] > 1, torch.inf, sent.trained["model"][1])
+    one, other = group.take(sent.trained["model"])
+    other = torch.where(given[1], other.clamp(max=9.0), other)
+    group.put(sent.trained["model"][1], other)
+    before = columns_of(whole, group, rows_of(whole))[COHORT]
+    (applied,) = apply([Mix(torch.tensor([[0.25, 0.75]]), group, source_gate=given)], whole, sent, MARK)
+    after = columns_of(whole, group, rows_of(whole))[COHORT]
+    expected = [0.25 * one + 0.75 * other, one, other]
+    for kind, values in enumerate(expected):
+        assert torch.allclose(after[:, kinds == kind], values[kinds == kind].expand(2, -1), atol=1e-6)
+    assert torch.equal(after[:, kinds == 3], before[:, kinds == 3])
+    counts = torch.bincount(kinds, minlength=3)[:3].double()
+    found = torch.tensor([[0.25 * counts[0] + counts[1], 0.75 * counts[0] + counts[2]]]) / counts.sum()
+    assert torch.allclose(applied.weights.double(), found, atol=1e-6), "who counted for how much, over the elements"
+
+
+def test_elements_of_a_slots_rows_count_too() -> None:
+    """Client 0 has weight zero and is not read; of clients 1 and 2 each counts in every other element."""
+    whole = federation("local")
+    group = whole.layout.columns("classifier")
+    given = torch.zeros(CLIENTS, group.size, dtype=torch.bool)
+    given[0], given[1, ::2], given[2, 1::2] = True, True, True
+    before = columns_of(whole, group, rows_of(whole))
+    mix = Mix(torch.tensor([[0.0, 0.5, 0.5, 0.0]]), group, source="model", to=torch.tensor([3]), source_gate=given)
+    (applied,) = apply([mix], whole, uploads(whole), MARK)
+    after = columns_of(whole, group, rows_of(whole))
+    assert torch.equal(after[3], torch.where(given[1], before[1], before[2]))
+    assert torch.equal(after[:3], before[:3])
+    odd = float(given[1].float().mean())
+    assert torch.allclose(applied.weights, torch.tensor([[0.0, odd, 1 - odd, 0.0]]), atol=1e-6)
+
+
+def test_a_source_gate_of_the_wrong_shape_is_refused_and_defences_know_none() -> None:
+    whole = federation("local")
+    width = whole.layout.columns("all").size
+    wrong = Mix(stochastic(2, 2), "all", source_gate=torch.ones(3, width, dtype=torch.bool))
+    with pytest.raises(CoterieError, match=r"^mix of 'all': its source_gate is \(3, "):
+        apply([wrong], whole, uploads(whole), MARK)
+    whole.reduction = Defended.of(Defence(defence="median"))
+    right = Mix(stochastic(2, 2), "all", source_gate=torch.ones(2, width, dtype=torch.bool))
+    with pytest.raises(CoterieError, match="means of 'all' in which not every element counts"):
+        apply([right], whole, uploads(whole), MARK)
+
+
 def test_a_gate_works_on_shared_columns_too() -> None:
     whole = federation("fedavg")
     sent = uploads(whole)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.methods import FedCAC, FedReMa, FedTC, Method, PFedCS, PFedGraph, PFedSim
+from coterie.methods import FedCAC, FedReMa, FedSelect, FedTC, Method, PFedCS, PFedGraph, PFedSim
 from coterie.partition import Pathological
 from coterie.runs.experiment import Experiment
 
@@ -50,6 +50,8 @@ CASES: list[tuple[str, Method, dict[str, Any]]] = [
     ("fedtc", FedTC(reset_local_head=True), {"reset_local_head": True}),
     ("pfedgraph", PFedGraph(), {}),
     ("pfedgraph", PFedGraph(alpha=0.2, lam=0.5), {"alpha": 0.2, "lam": 0.5}),
+    ("fedselect", FedSelect(every=1), {"every": 1}),
+    ("fedselect", FedSelect(every=1, share=0.5, alternations=2), {"every": 1, "share": 0.5, "alternations": 2}),
 ]
 
 
@@ -139,4 +141,12 @@ def test_rows_equal_the_oracles_after_three_rounds(
 
 
 def test_the_oracles_cover_their_methods() -> None:
-    assert {name for name, _, _ in CASES} == {"pfedcs", "fedrema", "fedcac", "pfedsim", "fedtc", "pfedgraph"}
+    assert {name for name, _, _ in CASES} == {
+        "pfedcs",
+        "fedrema",
+        "fedcac",
+        "pfedsim",
+        "fedtc",
+        "pfedgraph",
+        "fedselect",
+    }

@@ -8,7 +8,6 @@ from coterie.client.recipe import phases
 from coterie.methods import METHODS
 from coterie.methods.apfl import APFL
 from coterie.methods.fedas import FedAS
-from coterie.methods.fedavg import FedAvg
 from coterie.methods.fedbabu import FedBABU
 from coterie.methods.fedgh import FedGH
 from coterie.methods.fedpac import FedPAC
@@ -17,6 +16,7 @@ from coterie.methods.fedtc import FedTC
 from coterie.methods.per_fedavg import PerFedAvg
 from coterie.methods.pfedcs import PFedCS
 from coterie.methods.pfedme import PFedMe
+from coterie.partition import Iid
 from support import tiny
 
 ROUNDS, EPOCHS, LR = 4, 3, 0.07
@@ -25,8 +25,8 @@ ROUNDS, EPOCHS, LR = 4, 3, 0.07
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_no_phase_has_a_length_or_a_rate_of_its_own_unless_told(name: str) -> None:
     method = METHODS[name]()
-    federation = tiny(FedAvg(), rounds=ROUNDS, epochs=EPOCHS, lr=LR).prepare().federation()
-    method.init(federation)
+    run = tiny(method, rounds=ROUNDS, epochs=EPOCHS, lr=LR, partition=Iid(clients=3), validation=0.2)
+    federation = run.prepare().federation()
     for federation.round in range(1, ROUNDS + 1):
         every = [*phases(method.recipe(federation)), *phases(method.tune(federation))]
         assert [phase for phase in every if phase.epochs not in (None, EPOCHS) or phase.lr not in (None, LR)] == []

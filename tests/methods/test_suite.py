@@ -291,10 +291,10 @@ def test_clients_that_sit_out_keep_all_but_what_they_are_owed(name: str) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_value_with_a_row_for_every_client_says_so(name: str) -> None:
-    """Otherwise it would be handed to newcomers as it is. Nothing else here has eleven rows."""
-    federation = experiment(name, clients=11).prepare().federation()
+    """Otherwise it would be handed to newcomers as it is. Nothing else here has thirteen rows."""
+    federation = experiment(name, clients=13).prepare().federation()
     for key, value in federation.values.items():
-        if value.shape[:1] == (11,):
+        if value.shape[:1] == (13,):
             assert federation.kinds[key].per_client or federation.kinds[key].told, key
 
 

@@ -32,8 +32,10 @@ NEED_CLASSES = {
     "fedproto",
     "fedrema",
     "fedrod",
+    "gpfl",
     "knn-per",
     "pfedcs",
+    "pfedfda",
 }
 QUICK: dict[str, Any] = {"data": "diabetes", "rounds": 3, "epochs": 1, "threads": 1}
 

@@ -111,7 +111,7 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
                 f"classifier '{layout.classifier}': its input is not what the rest of the model returns; name the "
                 f"last module of the model's forward pass ({described(error)})"
             ) from error
-    if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5):
+    if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5, equal_nan=True):
         raise CoterieError(
             f"classifier '{layout.classifier}': the model computes something after it; name the module whose output "
             "is the model's output"

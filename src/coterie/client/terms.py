@@ -11,7 +11,8 @@ from torch import Tensor
 
 from coterie.client.views import BatchView
 
-# A loss term gives one value per sample of the batch, [B]; the engine takes the mean.
+# A loss term gives one value per sample of the batch, [B]; the engine takes the mean. One in which a sample's value
+# depends on the others of its batch says `whole_batch = True`.
 Term = Callable[[BatchView], Tensor]
 
 RECEIVED = "received"  # the anchor that means: the model as it was downloaded
@@ -73,6 +74,11 @@ class Proximal:
 def asked_for_whole_rows(term: RowTerm) -> bool:
     """Whether a term's gradient at a column depends on the others."""
     return bool(getattr(term, "whole", False))
+
+
+def looks_at_whole_batches(term: Term) -> bool:
+    """Whether a term's value for a sample depends on the others of its batch."""
+    return bool(getattr(term, "whole_batch", False))
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,8 @@ def _require_mixes(actions: Iterable[Action], federation: Federation, method: st
     for action in actions:
         if isinstance(action, Put) and (action.group is not None or federation.kinds[action.name].held_by != "server"):
             raise no_share_defined(federation, method, f"what it puts into '{action.name}'")
+        if isinstance(action, Mix) and action.source_gate is not None:
+            raise no_share_defined(federation, method, f"means of '{action.group}' in which not every element counts")
 
 
 def _require_no_steps(actions: Iterable[Action], server: ServerStep, method: str) -> None:
@@ -231,6 +233,9 @@ class _BoundMix:
         gated = (1 if self.to_shared else len(self.clients), self.columns.size)
         if self.gate is not None and self.gate.shape != gated:
             raise CoterieError(f"mix of '{mix.group}': its gate is {tuple(self.gate.shape)}, but {gated} are written")
+        self.source_gate = None if mix.source_gate is None else mix.source_gate.to(federation.initial.device)
+        if self.source_gate is not None:
+            self._count_elements(mix.group)
         # Whom the result is for: everybody who shares it, or those of whom anything is written.
         self.receivers = None if self.to_shared else self.clients[self._changes()]
         self.target_name = mix.target
@@ -267,6 +272,22 @@ class _BoundMix:
                 self.stays = (1 - total).float()
                 reduced = reduced / total.where(total > 0, 1)
             self.weights = reduced.float()
+
+    def _count_elements(self, group: str | Columns) -> None:
+        """What each source counts for, if it does so in some elements alone: over the columns in which any does."""
+        assert self.source_gate is not None
+        gated, weights = (len(self.learned_from), self.columns.size), self.used_weights
+        if self.source_gate.shape != gated:
+            shape = tuple(self.source_gate.shape)
+            raise CoterieError(f"mix of '{group}': its source_gate is {shape}, but its sources have {gated}")
+        self.source_gate = self.source_gate[self.counts.to(self.source_gate.device)]
+        counted, covered = torch.zeros_like(weights), weights.new_zeros(len(weights), 1)
+        for part in self.columns.blocks(block_width(len(self.learned_from))):
+            given = part.within(self.columns).take(self.source_gate).to(weights.dtype)
+            total = weights @ given
+            counted += weights * (torch.where(total > 0, 1 / total, 0.0) @ given.T)
+            covered += (total > 0).sum(1, keepdim=True)
+        self.counted = (counted * self.columns.size / covered.clamp(min=1)).cpu()
 
     def _restrict(self, only: Tensor) -> None:
         """Keep what is for some of the clients that it was made for."""
@@ -311,6 +332,10 @@ class _BoundMix:
     def product(self, part: Columns) -> Tensor:
         """What the source comes to for some of the columns, by default `weights @ source`: `[rows, |part|]`."""
         rows = self._sources(part) if self.from_upload else self.source.rows(self.read, part)
+        if self.source_gate is not None:
+            given = part.within(self.columns).take(self.source_gate)
+            total = self.used_weights @ given.to(rows.dtype)
+            return torch.where(total > 0, self.used_weights @ torch.where(given, rows, 0.0) / total, self._there(part))
         if self.reduction is None:
             return self.used_weights @ rows
         values, counted = self.reduction.reduce(self.used_weights, rows)

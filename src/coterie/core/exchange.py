@@ -99,7 +99,9 @@ class Mix:
     names (the cohort, everyone, or ids `[r]`), with a row of weights for each of them, or one row for all
     (`[1, ·]`). With `gate` (bool, one row per client written, `[·, |group|]`) only the gated elements are written; a
     client of whom nothing is gated receives nothing, nor does one that would get its own row back. Rows of weight
-    zero are not read.
+    zero are not read. With `source_gate` (bool, one row per source, `[m, |group|]`) each source counts in its gated
+    elements alone: weights are those of the sources that count there, divided by their sum, and where none does, what
+    was there stays.
 
     >>> import torch
     >>> everybody_alike = Mix(torch.tensor([[0.25, 0.75]]), "extractor")
@@ -115,6 +117,7 @@ class Mix:
     of: str = "model"
     to: Literal["cohort", "everyone"] | Tensor = "cohort"
     gate: Tensor | None = None
+    source_gate: Tensor | None = None
     sources: Tensor | None = None
 
 
@@ -180,7 +183,7 @@ class Applied:
 
 
 Kind = TypeVar("Kind")
-NUMBERS = ("weights", "gate", "sources", "value")  # what is a tensor in an action, if it is there at all
+NUMBERS = ("weights", "gate", "source_gate", "sources", "value")  # what is a tensor in an action, if it is there at all
 
 
 def actions_of(hook: Callable[..., Iterable[Kind]], *given: Any, kinds: tuple[type, ...]) -> list[Kind]:

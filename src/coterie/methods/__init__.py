@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from coterie.methods.fedbabu import FedBABU as FedBABU
     from coterie.methods.fedbn import FedBN as FedBN
     from coterie.methods.fedcac import FedCAC as FedCAC
+    from coterie.methods.fedcp import FedCP as FedCP
     from coterie.methods.feddbe import FedDBE as FedDBE
     from coterie.methods.feddistill import FedDistill as FedDistill
     from coterie.methods.feddyn import FedDyn as FedDyn
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from coterie.methods.fedrema import FedReMa as FedReMa
     from coterie.methods.fedrep import FedRep as FedRep
     from coterie.methods.fedrod import FedRod as FedRod
+    from coterie.methods.fedselect import FedSelect as FedSelect
     from coterie.methods.fedtc import FedTC as FedTC
     from coterie.methods.fesem import FeSEM as FeSEM
+    from coterie.methods.gpfl import GPFL as GPFL
     from coterie.methods.ifca import IFCA as IFCA
     from coterie.methods.knn_per import KNNPer as KNNPer
     from coterie.methods.lg_fedavg import LGFedAvg as LGFedAvg
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from coterie.methods.mr_mtl import MRMTL as MRMTL
     from coterie.methods.per_fedavg import PerFedAvg as PerFedAvg
     from coterie.methods.pfedcs import PFedCS as PFedCS
+    from coterie.methods.pfedfda import PFedFDA as PFedFDA
     from coterie.methods.pfedgraph import PFedGraph as PFedGraph
     from coterie.methods.pfedme import PFedMe as PFedMe
     from coterie.methods.pfedsim import PFedSim as PFedSim

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from coterie.client.recipe import Recipe, measures, phases, plain_steps
+from coterie.client.terms import looks_at_whole_batches
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
@@ -199,6 +200,8 @@ def _check_recipe(promise: Privacy, recipe: Recipe, name: str) -> None:
         raise _refusal(promise, f"{name} measures '{measure.name}' on a client's data")
     if promise.of_examples and any(phase.rule is not plain_steps for phase in phases(recipe)):
         raise _refusal(promise, f"{name} takes steps by a rule of its own")
+    if promise.of_examples and any(looks_at_whole_batches(term) for phase in phases(recipe) for term in phase.terms):
+        raise _refusal(promise, f"{name} looks at a batch as a whole")
 
 
 def _check_budget(promise: Privacy, federation: Federation, times: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ PARTIAL = ".partial"
 """What the name of a file ends with while it is written; whoever was killed then leaves it behind."""
 
 
+SEALED = b'"sha256":"'
+"""What the checksum of a line of JSON begins with."""
 UNFIT = (ValueError, TypeError, AttributeError, LookupError, StopIteration, ArithmeticError, RecursionError)
 """What JSON may raise, when it is read or used, that does not say what was expected."""
 
@@ -95,6 +98,33 @@ def flush_to_disk(path: Path) -> None:
     """See that what was written to a file outlives a power cut."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def sealed_line(text: bytes) -> bytes:
+    """A JSON object as a line, with the SHA-256 of all else in it at its end.
+
+    >>> unsealed_line(sealed_line(b'{"round":1}'))
+    b'{"round":1}'
+    """
+    mark = hashlib.sha256(text).hexdigest().encode()
+    return text[:-1] + b"," * (text != b"{}") + SEALED + mark + b'"}\n'
+
+
+def unsealed_line(line: bytes) -> bytes:
+    """The JSON object in such a line; a `ValueError` if a bit of it is another.
+
+    >>> unsealed_line(b'{"round":2,' + sealed_line(b'{"round":1}').partition(b",")[2])
+    Traceback (most recent call last):
+    ...
+    ValueError: its SHA-256 is another
+    """
+    head, found, mark = line.rstrip(b"\n").rpartition(SEALED)
+    if not found:
+        raise ValueError("its SHA-256 is missing")
+    text = head.removesuffix(b",") + b"}"
+    if sealed_line(text).rstrip(b"\n") != head + found + mark:
+        raise ValueError("its SHA-256 is another")
+    return text
 
 
 def remove_partial(folder: Path) -> None:

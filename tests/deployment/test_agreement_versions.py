@@ -13,6 +13,7 @@ from tests.deployment.test_coordinator import Trial
 
 from coterie.cli import main
 from coterie.cli.federation.follower import NextVersion
+from coterie.cli.federation.join import _differences as differences_of_files
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import note_of
@@ -23,6 +24,7 @@ from coterie.deployment.messages import RefusedError
 from coterie.deployment.server import Server
 from coterie.deployment.versions import FIXED, differences, extended
 from coterie.errors import CoterieError
+from coterie.files import sealed_line
 from coterie.methods import METHODS
 from coterie.runs.record import Line, lines_in_order
 from coterie.runs.tensors import load_tensors
@@ -384,10 +386,21 @@ def test_other_keys_count_after_the_round_too(tmp_path: Path) -> None:
     assert not following.is_due({})
 
 
+def test_a_file_of_thousands_of_levels_is_refused_in_a_line_and_no_newer_version(tmp_path: Path) -> None:
+    deep, sound = tmp_path / "federation.toml", tmp_path / "sound.toml"
+    deep.write_text(f"version = {'[' * 3000}{']' * 3000}")
+    sound.write_text(agreed("fedavg").toml())
+    assert not NextVersion(deep, 1).is_due({})
+    with pytest.raises(CoterieError, match="not a TOML file"):
+        Agreement.read(deep)
+    with pytest.raises(CoterieError, match="cannot be read; remove it to join anew"):
+        differences_of_files(deep, sound)
+
+
 def test_what_the_superlink_kept_of_a_leaver_is_forgotten(tmp_path: Path) -> None:
     link = ServerProcesses(tmp_path, None)
     known = {"mark": {"site": "site-a", "node": "1"}, "other": {"site": "site-b", "node": "2"}}
-    (tmp_path / "registered.json").write_text(json.dumps(known))
+    (tmp_path / "registered.json").write_bytes(sealed_line(json.dumps(known).encode()))
     files = [link.database, link.database.with_name(f"{link.database.name}-wal")]
     for path in files:
         path.write_text("messages")

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tests.deployment.test_coordinator import Behaviour, Tamper, Trial, rewritten
 
+from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import note_of
-from coterie.deployment.bounds import bounded_sizes, oversized
+from coterie.deployment.bounds import Screen, bounded_sizes
 from coterie.deployment.messages import Packed, RefusedError
-from coterie.deployment.wire import Parcel
 from coterie.errors import CoterieError
+from coterie.rounds.stages import Incoming
 from coterie.testing.together import SITES, Together, agreed
 
 OTHERS = ["site-a", "site-c"]
@@ -71,7 +72,8 @@ def test_numbers_beyond_all_measure_cost_their_site_a_round(
 
 
 def test_an_answer_far_too_large_for_its_round_is_set_aside(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, site_b=Behaviour(tamper={2: scaled(30), 3: scaled(1e6)}))
+    agreement = agreed("fedper", rounds=4, deadline=30.0, gather=10.0, quarantine=0.0)
+    trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: scaled(30), 3: scaled(1e6)}))
     trial.run()
     assert [note_of(line).answered for line in trial.lines] == [list(SITES), OTHERS, OTHERS, list(SITES)]
     assert "times as large as is usual in the round" in note_of(trial.lines[1]).set_aside["site-b"]
@@ -83,8 +85,30 @@ def test_an_answer_far_too_large_for_its_round_is_set_aside(tmp_path: Path) -> N
         assert torch.equal(ours.shared, other.server.federation[slot].shared), "as if it had not answered"
 
 
+def test_from_three_sites_on_an_answer_that_jumps_keeps_its_site_out_for_three_rounds(tmp_path: Path) -> None:
+    """Though nobody asked for it; where no row has moved there is no usual jump, and the screen is left."""
+    trial = Trial(tmp_path, agreed("fedper", rounds=6), site_b=Behaviour(tamper={2: scaled(30)}))
+    trial.run()
+    out = [[], ["site-b"], ["site-b"], ["site-b"], ["site-b"], []]
+    assert [sorted(note_of(line).set_aside) for line in trial.lines] == out
+    assert "its change of 'model' is" in note_of(trial.lines[1]).set_aside["site-b"]
+    still = Trial(tmp_path / "still", agreed("fedper", rounds=3, lr=1e-30), site_b=Behaviour(tamper={2: scaled(30)}))
+    still.run()
+    assert "its row of 'model' is 30 times as large as is usual" in note_of(still.lines[1]).set_aside["site-b"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "terms", "usual"),
+    [("ab", {}, 0.0), ("abc", {}, 6.0), ("abc", {"quarantine": 0.0}, 0.0), ("abc", {"privacy": "client"}, 0.0)],
+)
+def test_quarantine_is_usual_where_it_can_be(sites: str, terms: dict[str, Any], usual: float) -> None:
+    agreement = Agreement(name="fed", sites=tuple(sites), shape=(4,), classes=2, **terms)
+    assert agreement.quarantine == usual
+    assert Agreement.parse(agreement.plain()) == agreement
+
+
 def test_the_screen_can_be_switched_off(tmp_path: Path) -> None:
-    agreement = agreed("fedper", rounds=3, norm_limit=0.0)
+    agreement = agreed("fedper", rounds=3, norm_limit=0.0, quarantine=0.0)
     trial = Trial(tmp_path, agreement, site_b=Behaviour(tamper={2: scaled(30)}))
     trial.run()
     assert [note_of(line).answered for line in trial.lines] == [list(SITES)] * 3
@@ -99,10 +123,11 @@ def test_few_answers_are_judged_by_what_they_began_from(norms: list[float], out:
     columns = federation["model"].columns
     one = torch.ones(columns.size) / columns.size**0.5
     federation["model"].shared.copy_(federation["model"].shared_columns.within(columns).take(one))
-    answers = [Parcel({"slot.model": norm * one}) for norm in norms]
-    clients = torch.arange(len(norms))
-    assert sorted(oversized(federation, {"model": columns}, clients, answers, 10.0)) == out
-    assert oversized(federation, {"model": columns}, clients, answers, 0.0) == {}
+    rows = torch.stack([norm * one for norm in norms])
+    incoming = Incoming(torch.arange(len(norms)), {"model": rows}, {"model": columns}, {})
+    left, found = Screen(10.0).server(federation, incoming)
+    assert sorted(found) == out
+    assert left.cohort.tolist() == [client for client in range(len(norms)) if client not in out]
 
 
 def test_a_claimed_size_weighs_no_more_than_its_share(tmp_path: Path) -> None:

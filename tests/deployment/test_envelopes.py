@@ -41,6 +41,7 @@ from coterie.deployment.resident import SiteSettings
 from coterie.deployment.server import Server
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
+from coterie.files import sealed_line
 from coterie.runs.record import Line, lines_in_order
 from coterie.testing.together import SITES, SIZES, site_data
 from residents import resident_in_a_thread
@@ -223,8 +224,11 @@ def test_an_answer_answers_one_task_of_its_own_site(sides: Sides) -> None:
 
 def test_of_a_damaged_record_of_the_last_task_its_time_is_left(sides: Sides) -> None:
     old = sides.task()
-    for text in ("", "[]", '{"number": 1}', '{"number": "x", "nonce": "", "content": ""}'):
-        (sides.folder / LAST_TASK).write_text(text)
+    sides.site().opened("work", old)
+    whole = (sides.folder / LAST_TASK).read_bytes()
+    wrong = sealed_line(b'{"number":"x","nonce":"","content":""}')
+    for text in (b"", b"[]", whole[:30], whole.replace(b'"number":', b'"number":-'), wrong):
+        (sides.folder / LAST_TASK).write_bytes(text)
         with pytest.raises(RefusedError, match="an old task"):
             sides.site().opened("work", old)
         sides.now = time.time_ns()

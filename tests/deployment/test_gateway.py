@@ -301,6 +301,56 @@ def test_connections_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert eventually(lambda: _passes(setting))
 
 
+def test_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
+    """1,024 of them, from many addresses, once had sites' connections refused: now the oldest of them make way."""
+    with Setting(tmp_path, Gateway(None)).running() as setting:
+        spoken = setting.connection()
+        spoken.request("POST", PASSES, b"x")
+        assert spoken.getresponse().read() == b"x"
+        held = []
+        try:
+            for number in range(1024):
+                try:
+                    own = (f"127.0.1.{number % 16}", 0)
+                    one = socket.create_connection(("127.0.0.1", setting.port), source_address=own)
+                except OSError:
+                    pytest.skip("this system has one address of its own only")
+                held.append(one)
+            for _ in range(3):
+                assert setting.ask(PASSES, b"y") == (200, b"y")
+            spoken.request("POST", PASSES, b"z")
+            assert spoken.getresponse().read() == b"z", "who was admitted before stays"
+        finally:
+            for one in held:
+                one.close()
+            spoken.close()
+        assert {line["reason"] for line in setting.lines} <= {"silent, while others come", "too slow"}
+
+
+def test_one_site_does_not_take_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_OF_SENDER", 2)
+    keys = Keys(tmp_path / "keys")
+    make_keys(keys.folder)
+    for site in ("site-a", "site-b"):
+        accept_key(keys, site, make_site_key(tmp_path / site))
+    with Setting(tmp_path, Gateway(known_keys(keys)), keys).running() as setting:
+        held = []
+        for _ in range(2):
+            held.append(setting.connection())
+            held[-1].request(
+                "POST",
+                PASSES,
+                b"x",
+                {name.replace("_", "-"): text for name, text in signed(tmp_path / "site-a").items()},
+            )
+            assert held[-1].getresponse().read() == b"x"
+        assert setting.ask(PASSES, b"x", **signed(tmp_path / "site-a"))[0] == 429
+        assert setting.ask(PASSES, b"x", **signed(tmp_path / "site-b")) == (200, b"x")
+        for one in held:
+            one.close()
+        assert eventually(lambda: setting.ask(PASSES, b"x", **signed(tmp_path / "site-a"))[0] == 200)
+
+
 def _passes(setting: Setting) -> bool:
     try:
         return setting.ask(PASSES)[0] == 200

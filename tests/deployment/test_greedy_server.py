@@ -68,8 +68,54 @@ def test_a_server_that_writes_what_is_personal_is_refused(tmp_path: Path) -> Non
     for group in ("classifier", "all"):
         columns = layout.columns(group)
         note = {**task.note, "slots": {"model": [list(span) for span in columns.spans]}}
-        with pytest.raises(RefusedError, match="columns of the model are offered that this site alone has"):
+        with pytest.raises(RefusedError, match="columns of slot 'model' are offered that this site alone has"):
             together.answer("site-a", Parcel({"slot.model": torch.zeros(columns.size)}, note))
     shared = layout.columns("extractor")
     note = {**task.note, "slots": {"model": [list(span) for span in shared.spans]}}
     assert together.answer("site-a", Parcel({"slot.model": torch.zeros(shared.size)}, note)).buffers
+
+
+# Of each method that keeps more than a model at sites: a slot, or a value, that no server may write.
+PERSONAL = {
+    "ditto": ("slot.personal", "value.none"),
+    "apfl": ("slot.local", "value.alpha"),
+    "apple": ("slot.personal", "value.relations"),
+    "fedala": ("slot.blend", "value.none"),
+    "fedrod": ("slot.personal_head", "value.log_counts"),
+    "feddyn": ("slot.dual", "value.none"),
+    "pfedme": ("slot.personal", "value.none"),
+    "fedem": ("slot.none", "value.model_shares"),
+}
+
+
+@pytest.mark.parametrize("method", PERSONAL)
+def test_nothing_that_a_site_keeps_beside_its_model_is_ever_written_by_a_server(method: str, tmp_path: Path) -> None:
+    together = Together(agreed(method), tmp_path)
+    together.admit()
+    together.round()
+    task, site = together.server.open_round(list(together.agreement.sites))["site-a"], together.sites["site-a"]
+    for name in PERSONAL[method]:
+        kind, _, what = name.partition(".")
+        if what == "none":
+            continue
+        note, tensors = dict(task.note), dict(task.tensors)
+        if kind == "slot":
+            columns = site.federation[what].own_columns
+            note["slots"] = {**note["slots"], what: [list(span) for span in columns.spans]}
+            tensors[name] = torch.zeros(columns.size)
+        else:
+            note["values"] = [*note["values"], what]
+            tensors[name] = torch.zeros_like(site.federation.value_of(what, site.client))
+        with pytest.raises(RefusedError, match=f"'{what}' (is|are) offered,? (that|which) this site alone has"):
+            together.answer("site-a", Parcel(tensors, note))
+    assert together.answer("site-a", task), "what an honest server sends is taken"
+
+
+def test_who_has_not_taken_part_yet_may_be_given_a_model_to_begin_from(tmp_path: Path) -> None:
+    """pFedMe gives newcomers the mean of the others as their personal model, once."""
+    together = Together(agreed("pfedme"), tmp_path)
+    together.admit()
+    together.round("site-a", "site-b")
+    task = together.server.open_round(list(together.agreement.sites))["site-c"]
+    assert "slot.personal" in task.tensors
+    assert together.answer("site-c", task)

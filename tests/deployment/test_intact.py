@@ -13,8 +13,10 @@ from tests.deployment.test_coordinator import Trial
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.flower.server_processes import REGISTERED, UNSETTLED, ServerProcesses
 from coterie.deployment.intact import DamagedError, load_intact, save_intact
+from coterie.deployment.journal import DAMAGED, Entry, Journal
 from coterie.deployment.logbook import Logbook
 from coterie.errors import CoterieError
+from coterie.files import sealed_line
 from coterie.runs.tensors import load_tensors, save_tensors
 from coterie.testing.together import SITES, Together, agreed
 
@@ -126,43 +128,70 @@ def test_a_site_goes_on_from_its_last_whole_snapshot(
     assert together.server.close_round().answered == ["site-a"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"mark": {"site": "a"}}', '{"mark": 3}'])
-def test_a_record_of_registered_keys_that_cannot_be_read_has_them_registered_anew(text: str, tmp_path: Path) -> None:
+WHOLE = sealed_line(b'{"mark":{"site":"a","node":"17"}}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        WHOLE[:20],
+        WHOLE.replace(b"17", b"16"),
+        *map(sealed_line, (b'{"mark":{"site":"a"}}', b'{"m":3}')),
+    ],
+)
+def test_a_record_of_registered_keys_that_is_not_as_it_was_written_has_them_registered_anew(
+    text: bytes, tmp_path: Path
+) -> None:
+    """With another node's number a site's own node was taken for a stranger's, and its key shut out for good."""
     link = ServerProcesses(tmp_path, None)
-    (tmp_path / REGISTERED).write_text(text)
+    (tmp_path / REGISTERED).write_bytes(WHOLE)
+    assert link.forget_unless([]) == ["a"]
+    (tmp_path / REGISTERED).write_bytes(text)
     assert link.forget_unless(["a"]) == []
     assert (tmp_path / UNSETTLED).exists(), "all that the SuperLink kept is forgotten at the start"
     assert not (tmp_path / REGISTERED).exists()
 
 
-@pytest.mark.parametrize("kind", ["torn", "empty", "without its last line"])
-def test_rounds_whose_lines_are_lost_are_taken_again(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+FIRST: Entry = {"round": 1, "received": {"accuracy": 0.5, "recall": [0.25, None]}, "bytes": {"up": 3, "down": 4}}
+SECOND: Entry = {"round": 2, "seconds": {"own": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("damage", "left", "said"),
+    [
+        (lambda lines: lines[0] + lines[1][:20], [FIRST], "line 2: its SHA-256 is missing"),
+        (lambda lines: b"", [], "it is empty"),
+        (lambda lines: lines[0].replace(b"0.5", b"0.7") + lines[1], [SECOND], "line 1: its SHA-256 is another"),
+        (lambda lines: lines[1] + lines[0], [FIRST, SECOND], "its lines are in another order"),
+        (lambda lines: b"\x00" * 100 + b"\n" + lines[1], [SECOND], "line 1: its SHA-256 is missing"),
+        (
+            lambda lines: sealed_line(b'{"round":"1"}') + lines[1],
+            [SECOND],
+            "line 1: it is of another kind (round is a text, not a whole number)",
+        ),
+    ],
+)
+def test_a_journal_goes_on_with_what_is_whole(
+    damage: Callable[[list[bytes]], bytes],
+    left: list[Entry],
+    said: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A checkpoint that was written after a line that was not: the next line then made the whole file unreadable."""
-    agreement = agreed("fedper", rounds=4, deadline=30.0, gather=10.0)
-    stopped(tmp_path, agreement, 3)
-    path = tmp_path / "server" / "rounds.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    left = {"torn": b"".join(lines)[: len(lines[0]) + 40], "empty": b"", "without its last line": b"".join(lines[:2])}
-    path.write_bytes(left[kind])
-    trial = Trial(tmp_path, agreement)
-    with caplog.at_level(logging.WARNING, logger="coterie"):
-        trial.run()
-    assert "the server goes on from round 2" in caplog.text
-    assert "rounds.jsonl tells of no more than 2 rounds" in caplog.text
-    assert [line.round for line in trial.lines] == [1, 2, 3, 4]
-    quiet = Trial(tmp_path / "quiet", agreement)
-    quiet.run()
-    for slot, rows in trial.server.federation.slots.items():
-        assert torch.equal(rows.shared, quiet.server.federation[slot].shared)
-
-
-def test_a_server_without_the_lines_of_its_rounds_says_so(tmp_path: Path) -> None:
-    agreement = agreed("fedper", rounds=9, checkpoints=2)
-    stopped(tmp_path, agreement, 5)
-    for name in ("rounds.jsonl", "rounds.former.jsonl"):
-        (tmp_path / "server" / name).write_bytes(b"")
-    server = Together(agreement, tmp_path / "other").server
-    with pytest.raises(CoterieError, match=r"no checkpoint in '.*' is as it was written and of at most 0 rounds"):
-        Logbook(tmp_path / "server", agreement).restore(server)
+    journal = Journal(tmp_path)
+    for entry in (FIRST, SECOND):
+        journal.add(entry)
+    assert journal.entries() == [FIRST, SECOND]
+    damaged = damage(journal.path.read_bytes().splitlines(keepends=True))
+    journal.path.write_bytes(damaged)
+    with caplog.at_level(logging.ERROR, logger="coterie"):
+        assert journal.entries() == journal.entries() == left
+    assert [record.message for record in caplog.records] == [
+        f"'{journal.path}' is damaged ({said}); what is whole of it is gone on with"
+    ]
+    journal.add({"round": 3})
+    assert journal.entries() == [*left, {"round": 3}]
+    assert journal.path.with_suffix(DAMAGED).read_bytes() == damaged, "it is put aside"

@@ -17,6 +17,7 @@ from coterie.deployment.messages import RefusedError
 from coterie.deployment.privacy_account import ACCOUNT, SiteAccount
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
+from coterie.files import sealed_line, unsealed_line
 from coterie.privacy.accountant import Release, epsilon_of
 from coterie.privacy.stage import spent
 from coterie.testing.together import SITES, SIZES, Together, agreed, simulated
@@ -169,14 +170,16 @@ def test_an_account_that_is_lost_damaged_or_of_others_is_not_begun_anew(tmp_path
     together.admit()
     together.round()
     path = tmp_path / "trial" / "site-a" / ACCOUNT
-    whole = path.read_text()
+    whole = path.read_bytes()
     size = open_account(together, "site-a")["size"]
     assert together.site("site-a").hello()["samples"] == size, "a size is told once"
-    for content in ("{", '{"size": -1, "steps": [], "fingerprint": ""}', '{"size": 3, "steps": [[1]]}', "[]"):
-        path.write_text(content)
+    kinds = (b'{"size":-1,"steps":[],"fingerprint":""}', b'{"size":3,"steps":[[1]]}', b"{}")
+    for content in (*map(sealed_line, kinds), b"", whole[:40], whole.replace(b'"size":', b'"size":1'), b"[]"):
+        path.write_bytes(content)
         with pytest.raises(CoterieError, match="damaged"):
             together.site("site-a")
-    path.write_text(whole.replace(together.agreement.fingerprint, "0" * 16))
+    ours = together.agreement.fingerprint.encode()
+    path.write_bytes(sealed_line(unsealed_line(whole).replace(ours, b"0" * 16)))
     with pytest.raises(CoterieError, match="another federation"):
         together.site("site-a")
     path.unlink()

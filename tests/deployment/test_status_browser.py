@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +40,7 @@ def test_both_pages(tmp_path: Path) -> None:
             assert all(address.startswith(of_site.address) for address in tab.requests())
             assert tab.complaints() == []
         # What changes is drawn anew, without a visit.
-        journal.path.write_text(json.dumps({"round": 1, "time": "2026-01-01T00:00:00+00:00"}) + "\n")
+        journal.path.unlink()
+        journal.add({"round": 1, "time": "2026-01-01T00:00:00+00:00"})
         connected[0] = False
         tab.until("document.querySelector('h1').textContent === 'site-a not connected'")

@@ -20,6 +20,7 @@ from coterie.core.federation import Federation
 from coterie.core.layout import Layout, require_classifier
 from coterie.core.task import Classification, Task
 from coterie.deployment.agreement_terms import CHANGEABLE, LINEAGE, FederationTerms
+from coterie.deployment.bounds import Screen
 from coterie.errors import require, unknown
 from coterie.methods import METHODS, Method
 from coterie.models import MODELS
@@ -189,7 +190,8 @@ class Agreement(FederationTerms):
     @property
     def parts(self) -> tuple[Stage, ...]:
         """What uploads go through."""
-        return stages_of(self, self.clients)
+        screen = (Screen(self.norm_limit),) if self.norm_limit else ()  # first at a site, so last at the server
+        return (*screen, *stages_of(self, self.clients))
 
     @property
     def drawing(self) -> Sampler:

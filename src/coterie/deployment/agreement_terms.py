@@ -16,6 +16,7 @@ CHANGEABLE = ("deadline", "least_sites", "hello", "gather", "patience", "checkpo
 LINEAGE = ("version", "former", "numbers")
 # What 'federation keys' writes; nobody gives it.
 WRITTEN = (*LINEAGE, "server_key")
+USUAL = -1.0  # a quarantine that follows from the other terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,12 @@ class FederationTerms(JointTraining):
         10.0,
         "An answer is set aside if its rows are this many times as large as usual in the round (0: never).",
         "defence",
+    )
+    quarantine: float = setting(
+        USUAL,
+        "Set answers aside whose norm or loss jumps by so many robust deviations (0: never).",
+        "defence",
+        shown="6 from three sites on, 0 where privacy is promised",
     )
     halvings: int = setting(
         0,
@@ -87,6 +94,8 @@ class FederationTerms(JointTraining):
     numbers: tuple[int, ...] = setting((), "Each site's number, which it keeps when others leave.", "sites")
 
     def __post_init__(self) -> None:
+        if self.quarantine == USUAL:
+            object.__setattr__(self, "quarantine", usual_quarantine(len(self.sites), self.privacy is not None))
         super().__post_init__()
         require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
         require(
@@ -117,3 +126,12 @@ class FederationTerms(JointTraining):
         for waiting in ("deadline", "hello", "gather", "patience"):
             seconds = getattr(self, waiting)
             require(seconds > 0, f"{waiting} = {seconds}: must be greater than 0 seconds")
+
+
+def usual_quarantine(sites: int, promises_privacy: bool) -> float:
+    """The quarantine of a federation that does not name one; where privacy is promised, nobody tells what it needs.
+
+    >>> [usual_quarantine(*terms) for terms in ((2, False), (3, False), (3, True))]
+    [0.0, 6.0, 0.0]
+    """
+    return 6.0 if sites >= 3 and not promises_privacy else 0.0

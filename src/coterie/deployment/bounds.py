@@ -8,17 +8,17 @@ mixed, and what is harmful and of a usual size passes it: that is the business o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.core.task.base import SAMPLES
 from coterie.deployment.messages import Note, RefusedError
 from coterie.deployment.wire import Parcel
+from coterie.rounds.stages import Incoming, Stage
 
 LARGEST = 1e18  # the square root of what float32 holds
 LARGEST_SUM = 1e30
@@ -68,30 +68,35 @@ def bounded_sizes(samples: Tensor, most_weight: float) -> Tensor:
     return samples.clamp(max=max(1, int(most_weight * int(known.median()))))
 
 
-def oversized(
-    federation: Federation, declared: Mapping[str, Columns], clients: Tensor, answers: list[Parcel], limit: float
-) -> dict[int, str]:
-    """The clients `[m]` whose rows are more than `limit` times as large as is usual in the round, each with the reason.
+@dataclass(frozen=True)
+class Screen(Stage):
+    """Sets answers aside whose rows are more than `limit` times as large as is usual in the round.
 
     Usual is the median (the lower one) of the norms of all rows that came in and of those that they were before: so one
     of two is still told from the other, and one that comes alone from what it was.
     """
-    found: dict[int, str] = {}
-    if not limit or not answers:
-        return found
-    for slot, columns in declared.items():
-        norms = [_norm(answer.tensors[f"slot.{slot}"]) for answer in answers]
-        before = map(_norm, federation[slot].rows(clients, columns))
-        sizes = [size for size in chain(norms, before) if size > 0]  # what was never set is no measure
-        if not sizes:
-            continue
-        usual = float(torch.tensor(sizes, dtype=torch.float64).median())
-        most = limit * (1.0 if slot == "model" else OTHER_ROWS) * usual
-        for client, size in zip(clients.tolist(), norms, strict=True):
-            if size > most:
-                found[client] = f"its row of '{slot}' is {size / usual:.3g} times as large as is usual in the round"
-    return found
+
+    limit: float = 10.0
+    name: ClassVar[str] = "screen"
+
+    def server(self, federation: Federation, incoming: Incoming) -> tuple[Incoming, dict[int, str]]:
+        """What is of a usual size, and whose is not, each with the reason."""
+        cohort, out = incoming.cohort, dict[int, str]()
+        for slot, columns in incoming.declared.items():
+            if not len(cohort) or slot not in incoming.held:
+                continue
+            sizes = _norms(columns.within(federation[slot].columns).take(incoming.held[slot]))
+            known = torch.cat([sizes, _norms(federation[slot].rows(cohort, columns))])
+            if not bool((known > 0).any()):  # what was never set is no measure
+                continue
+            usual = float(known[known > 0].median())
+            most = self.limit * (1.0 if slot == "model" else OTHER_ROWS) * usual
+            for client, size in zip(cohort.tolist(), sizes.tolist(), strict=True):
+                if size > most:
+                    out[client] = f"its row of '{slot}' is {size / usual:.3g} times as large as is usual in the round"
+        return incoming.only(~torch.isin(cohort, torch.tensor(list(out), dtype=torch.int64))), out
 
 
-def _norm(row: Tensor) -> float:
-    return float(torch.linalg.vector_norm(row, dtype=torch.float64))
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms

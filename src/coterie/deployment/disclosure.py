@@ -9,6 +9,7 @@ farewell. What later rounds hold is what the method declares.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -230,8 +231,36 @@ def dry_run(agreement: Agreement, name: str, data: Dataset, folder: Path) -> lis
     up = "; then ".join(declared.up)
     lines += ["", f"Each round ({agreement.plain()['method']}): {up}, and the same kind of note."]
     lines += [f"Never: {declared.stays}; samples, labels, names of files."]
+    lines += ["", *_bounds(agreement, site, sent[ROUND])]
     lines += [f"If something fails here, a number and nothing else: {', '.join(map(str, sorted(FAULTS)))}."]
     return lines
+
+
+def _bounds(agreement: Agreement, site: Site, answer: Parcel) -> Iterator[str]:
+    """What keeps any one site from taking over, and what that makes of this one."""
+    yield "So that no site takes over:"
+    samples = int(site.federation.sizes[site.client])
+    if agreement.most_weight:
+        whole = math.ceil(samples / agreement.most_weight)
+        yield (
+            f"  a site counts for at most {agreement.most_weight:g} times the median site: the {samples} samples here "
+            f"count in full if that has {whole} or more"
+        )
+    if agreement.share_limit < 1:
+        yield f"  no other site counts for more than {agreement.share_limit:g} of a mix"
+    uploads = agreement.kind.uploads(site.federation)
+    if agreement.norm_limit and "model" in uploads:
+        before = site.federation.layout.columns(uploads["model"]).take(site.federation.initial)
+        times = float(answer.tensors["slot.model"].norm() / before.norm())
+        yield (
+            f"  an answer {agreement.norm_limit:g} times as large as usual is set aside: this one is {times:.3g} times "
+            "as large as the first weights"
+        )
+    if agreement.quarantine:
+        yield (
+            f"  an answer that jumps by {agreement.quarantine:g} robust deviations is set aside (quarantine), and what "
+            f"follows until {agreement.quarantine_rounds} have not: for that the server compares how far answers move"
+        )
 
 
 def _messages(agreement: Agreement, site: Site) -> Iterator[tuple[str, Parcel]]:

@@ -12,6 +12,7 @@ the nonce of its task, so that it answers nothing else.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -19,15 +20,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from msgspec import Struct
 
 from coterie.deployment.messages import Note, Packed, Purpose, RefusedError, one_line
 from coterie.errors import CoterieError, require
-from coterie.files import write_whole
+from coterie.files import sealed_line, unsealed_line, write_whole
+from coterie.runs.record import decoded
+
+log = logging.getLogger("coterie")
 
 PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
@@ -192,6 +198,14 @@ class ServerEnvelopes:
         self._last[site] = max(number, self._last.get(site, 0))
 
 
+class LastTask(Struct, frozen=True):
+    """The task that a site took last."""
+
+    number: int
+    nonce: str = ""
+    content: str = ""
+
+
 class SiteEnvelopes:
     """What a site takes: tasks for itself, by the key that its agreement names, each once. Its answers are signed.
 
@@ -213,12 +227,11 @@ class SiteEnvelopes:
         if purpose == "hello":  # tells no more than it told before, and has to work whatever the server's clock says
             return envelope
         last = self._read()
-        same = (envelope.number, envelope.nonce, envelope.content) == tuple(last.values())
-        if not same:  # whoever carries it may bring the last one again
-            if envelope.number <= last["number"]:
+        task = LastTask(envelope.number, envelope.nonce, envelope.content)
+        if task != last:  # whoever carries it may bring the last one again
+            if task.number <= last.number:
                 raise RefusedError("it is an old task, or another one than its server sent")
-            taken = {"number": envelope.number, "nonce": envelope.nonce, "content": envelope.content}
-            write_whole(self._path, json.dumps(taken).encode())
+            write_whole(self._path, sealed_line(msgspec.json.encode(task)))
         return envelope
 
     def sealed(self, task: Envelope, packed: Packed) -> Packed:
@@ -228,14 +241,14 @@ class SiteEnvelopes:
     @property
     def last(self) -> int:
         """The number of the last task that was taken."""
-        return int(self._read()["number"])
+        return self._read().number
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> LastTask:
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return {"number": int(kept["number"]), "nonce": str(kept["nonce"]), "content": str(kept["content"])}
+            return decoded(unsealed_line(self._path.read_bytes()), LastTask, f"'{self._path}' is damaged")
         except FileNotFoundError:
-            return {"number": 0, "nonce": "", "content": ""}
-        except (ValueError, TypeError, KeyError):
+            return LastTask(0)
+        except (CoterieError, ValueError) as error:
             # Numbers are times: whatever was sent before this was written is an old task.
-            return {"number": self._path.stat().st_mtime_ns, "nonce": "", "content": ""}
+            log.error("%s: %s; tasks from before it was written count as taken", self._path.name, error)
+            return LastTask(self._path.stat().st_mtime_ns)

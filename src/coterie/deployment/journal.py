@@ -1,16 +1,62 @@
-"""What a site writes down about its rounds, for itself: a JSON object a line. Free of PyTorch: launchers read it."""
+"""What a site writes down about its rounds, for itself: a JSON object a line. Free of PyTorch: launchers read it.
+
+Each line is of a type, and carries the SHA-256 of the rest of it. What is not as it was written (torn, flipped, of
+another kind) is left out and named, and the whole file put aside before the next line is written; lines that a power
+cut has left in another order are put in order again.
+"""
 
 from __future__ import annotations
 
-import json
+import logging
 from pathlib import Path
 from typing import Any
 
-from coterie.files import write_whole
+import msgspec
+from msgspec import Struct
+
+from coterie.errors import CoterieError
+from coterie.files import sealed_line, unsealed_line, write_whole
+from coterie.runs.record import Count, Number, Travelled, decoded, plain
+
+log = logging.getLogger("coterie")
 
 JOURNAL = "journal.jsonl"
+DAMAGED = ".damaged"
 
 Entry = dict[str, Any]
+"""A line as plain values, without what it lacks."""
+Scores = dict[str, Number | list[Number] | dict[str, list[Number]]]
+"""What a model is judged by: numbers, numbers by class, and how well its confidence fits."""
+
+
+class Gained(Struct, frozen=True):
+    """What taking part gains, as `assessment.Gain` says it."""
+
+    points: float
+    low: float
+    high: float
+    samples: Count
+    clear: bool
+    sentence: str
+
+
+class Line(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A round at a site, or the end of the federation there."""
+
+    round: Count
+    time: str = ""
+    method: str = ""
+    test_samples: Count | None = None
+    received: Scores | None = None
+    trained: Scores | None = None
+    alone: Scores | None = None
+    shared: Scores | None = None
+    gain: Gained | None = None
+    seconds: dict[str, float] = {}
+    bytes: Travelled | None = None
+    no_baseline: str = ""
+    diverged: bool = False
+    finished: bool = False
 
 
 class Journal:
@@ -21,37 +67,51 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL
+        self._said = ""  # the damage that was said last
 
     def entries(self) -> list[Entry]:
-        """All that is written down and can be read."""
-        try:
-            texts = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except FileNotFoundError:
-            return []
-        found: list[Entry] = []
-        for text in texts:
-            try:
-                entry = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(entry, dict) and isinstance(entry.get("round"), int):
-                found.append(entry)
-        return found
+        """All that is written down and is as it was written."""
+        return [plain(line) for line in self._read()[0]]
 
     def add(self, entry: Entry) -> None:
         """Write down a round, or the end.
 
         >>> import tempfile
         >>> journal = Journal(Path(tempfile.mkdtemp()))
-        >>> for entry in ({"round": 1}, {"round": 2}, {"round": 2, "finished": True}, {"round": 2, "again": True}):
+        >>> for entry in ({"round": 1}, {"round": 2}, {"round": 2, "finished": True}, {"round": 2, "method": "again"}):
         ...     journal.add(entry)
         >>> journal.entries()
-        [{'round': 1}, {'round': 2, 'again': True}]
+        [{'round': 1}, {'round': 2, 'method': 'again'}]
         """
-        earlier = [one for one in self.entries() if _place(one) < _place(entry)]
-        lines = (json.dumps(one, allow_nan=False) for one in (*earlier, entry))
-        write_whole(self.path, "".join(f"{line}\n" for line in lines).encode())
+        line = msgspec.convert(entry, Line)
+        known, damage = self._read()
+        if damage:
+            self.path.replace(self.path.with_suffix(DAMAGED))
+        earlier = [one for one in known if _place(one) < _place(line)]
+        write_whole(self.path, b"".join(sealed_line(msgspec.json.encode(one)) for one in (*earlier, line)))
+
+    def _read(self) -> tuple[list[Line], str]:
+        """The lines that are whole, in order, and what is wrong with the file."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return [], ""
+        lines, damage = dict[tuple[int, bool], Line](), "" if content else "it is empty"
+        for number, text in enumerate(content.splitlines(), 1):
+            try:
+                line = decoded(unsealed_line(text), Line, "it is of another kind")
+            except (CoterieError, ValueError) as error:
+                damage = damage or f"line {number}: {error}"
+                continue
+            lines[_place(line)] = line
+        ordered = sorted(lines.values(), key=_place)
+        if not damage and ordered != list(lines.values()):
+            damage = "its lines are in another order"
+        if damage and damage != self._said:
+            log.error("'%s' is damaged (%s); what is whole of it is gone on with", self.path, damage)
+        self._said = damage
+        return ordered, damage
 
 
-def _place(entry: Entry) -> tuple[int, bool]:
-    return entry["round"], bool(entry.get("finished"))
+def _place(line: Line) -> tuple[int, bool]:
+    return line.round, line.finished

@@ -7,23 +7,34 @@ federation: what else is published of the same data is not in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from coterie.client.recipe import Recipe
 from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.deployment.messages import RefusedError
 from coterie.errors import CoterieError, require
-from coterie.files import write_whole
+from coterie.files import sealed_line, unsealed_line, write_whole
 from coterie.privacy.accountant import Release, epsilon_of
 from coterie.privacy.noise import SecureNoise
 from coterie.privacy.promise import Privacy
 from coterie.privacy.stage import looks, told_size, training_releases
+from coterie.runs.record import Count, decoded
 
 ACCOUNT = "privacy.json"
+
+
+class Kept(Struct, frozen=True):
+    """What stands in the file: steps by noise multiplier and rate."""
+
+    fingerprint: str
+    size: Count
+    steps: list[tuple[float, float, Count]]
 
 
 @dataclass
@@ -70,20 +81,15 @@ class SiteAccount:
     @classmethod
     def _read(cls, path: Path, promise: Privacy) -> SiteAccount:
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            steps = {(float(noise), float(rate)): count for noise, rate, count in kept["steps"]}
-            whole = all(type(value) is int and value >= 0 for value in (kept["size"], *steps.values()))
-            account = cls(path, str(kept["fingerprint"]), kept["size"], promise, steps)
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if not whole:
-            raise CoterieError(f"'{path}' is damaged; bring it back, or leave the federation")
-        return account
+            kept = decoded(unsealed_line(path.read_bytes()), Kept, str(path))
+        except (CoterieError, ValueError):
+            raise CoterieError(f"'{path}' is damaged; bring it back, or leave the federation") from None
+        steps = {(noise, rate): count for noise, rate, count in kept.steps}
+        return cls(path, kept.fingerprint, kept.size, promise, steps)
 
     def _write(self) -> None:
-        steps = [[noise, rate, count] for (noise, rate), count in self.steps.items()]
-        kept = {"fingerprint": self.fingerprint, "size": self.size, "steps": steps}
-        write_whole(self.path, (json.dumps(kept) + "\n").encode())
+        steps = [(noise, rate, count) for (noise, rate), count in self.steps.items()]
+        write_whole(self.path, sealed_line(msgspec.json.encode(Kept(self.fingerprint, self.size, steps))))
 
     def count(self, federation: Federation, recipe: Recipe, sent: Mapping[str, Columns]) -> float:
         """Count what a task will tell, before it does; the ε with it. An error if that is more than the budget."""

@@ -20,7 +20,7 @@ from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark
 from coterie.data.scaling import AgreedScale, Moments
 from coterie.deployment.agreement import SCALING, Agreement
-from coterie.deployment.bounds import bounded_sizes, check_numbers, check_sums, oversized
+from coterie.deployment.bounds import bounded_sizes, check_numbers, check_sums
 from coterie.deployment.claims import (
     FEWEST_SAMPLES,
     DataFacts,
@@ -48,8 +48,6 @@ from coterie.rounds.listeners import Note as PartNote
 from coterie.rounds.stages import Incoming, coding_of, packed, unpacked
 
 log = logging.getLogger("coterie")
-
-JUDGED = 5  # answers, from which on quarantine judges them
 
 
 @dataclass
@@ -390,7 +388,6 @@ class Server:
         round = self._opened()
         begin = time.perf_counter()
         report = round.report
-        self._screen(round)
         report.answered = [name for name in report.asked if name in round.answers]
         handled = {*report.answered, *report.diverged, *report.lost, *report.refused, *report.quarantined}
         report.missing = [name for name in report.asked if name not in handled]
@@ -409,21 +406,6 @@ class Server:
         report.seconds["exchange"] = time.perf_counter() - begin
         self._open = None
         return report
-
-    def _screen(self, round: _Answers) -> None:
-        """Set answers aside that are far too large to be meant; where quarantine judges, it does that itself."""
-        federation, agreement, answers = self.federation, self.agreement, round.answers
-        if agreement.quarantine and len(answers) >= JUDGED:
-            return
-        clients = torch.tensor([agreement.sites.index(name) for name in answers], dtype=torch.int64)
-        declared = declared_columns(federation, agreement.kind.uploads(federation))
-        large = oversized(federation, declared, clients, list(answers.values()), agreement.norm_limit)
-        for client, reason in large.items():
-            site = agreement.sites[client]
-            del answers[site]
-            round.report.quarantined[site] = reason
-            round.report.trained.pop(site, None)
-            log.warning("round %d: the answer of site %s is set aside: %s", round.report.round, site, reason)
 
     def _incoming(self, cohort: Tensor, answers: list[Parcel]) -> Incoming:
         """The answers as a simulation collects them: the uploaded columns are new, all others as they were."""

@@ -103,24 +103,36 @@ class Site:
             columns = columns_of(spans)
             if name not in federation.slots or not columns <= federation[name].columns:
                 raise RefusedError(f"columns of slot '{name}' are offered that the method does not have")
-            if name == "model" and not columns <= self._known_to_others():
-                raise RefusedError("columns of the model are offered that this site alone has")
+            if not columns <= self._writable(name, note["since"]):
+                raise RefusedError(f"columns of slot '{name}' are offered that this site alone has")
             expected[f"slot.{name}"] = Expected((columns.size,))
         for name in note["values"]:
             if name not in federation.values:
                 raise RefusedError(f"value '{name}' is offered, which the method does not have")
+            if federation.kinds[name].held_by != "both":
+                raise RefusedError(f"value '{name}' is offered, which this site alone has")
             expected[f"value.{name}"] = Expected.like(federation.value_of(name, self.client))
         if note["peers"]:
             sent = layout.columns(self.agreement.kind.uploads(federation).get("model", ""))
             expected["peers"] = Expected((len(note["peers"]), sent.size))
         return expected
 
-    def _known_to_others(self) -> Columns:
-        """The model's columns that a server can know: what all have in common, what sites upload or have uploaded."""
+    def _writable(self, name: str, since: int) -> Columns:
+        """The columns of a slot that a server may write here: none of what sites keep for themselves.
+
+        Of the models that sites train and are judged by, that is what all have in common, what sites upload or have
+        uploaded; whoever has not taken part yet may be given a whole one to begin from. All else that travels (whom to
+        learn from, what to stay close to) is the server's to say.
+        """
         federation, method = self.federation, self.agreement.kind
-        now, columns, seen = federation.round, federation["model"].shared_columns, set[str]()
+        slot = federation[name]
+        if slot.held_by != "both":
+            return Columns()
+        if name not in ("model", method.tested) or (name != "model" and not since):
+            return slot.columns
+        now, columns, seen = federation.round, slot.shared_columns, set[str]()
         for federation.round in range(1, now + 1):
-            group = method.uploads(federation).get("model")
+            group = method.uploads(federation).get(name)
             if group is not None and group not in seen:
                 seen.add(group)
                 columns |= federation.layout.columns(group)

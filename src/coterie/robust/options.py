@@ -9,8 +9,8 @@ from coterie.errors import require
 from coterie.options import setting
 from coterie.typed import TypedOptions
 
-FEWEST = 5
-"""So many uploads are needed to tell an unusual one from the others."""
+FEWEST = 3
+"""So many uploads are needed to tell an unusual one from the others: two that differ could both be meant."""
 
 
 @dataclass(frozen=True, kw_only=True)

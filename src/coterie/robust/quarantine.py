@@ -18,8 +18,8 @@ of the first round that was judged (losses far below that are all alike), r_k = 
 above. But it jumps only if a_k > 2c and b_k > c: some clients' data are harder than all others', and losses are noisy.
 
 An upload that jumps counts like one that diverged: nothing of it is kept, in nobody's mix, and its client goes on from
-its last good row. So do its next ones, until `quarantine_rounds` of them in a row have not jumped. With fewer than five
-uploads nobody is judged, and whoever is out stays out.
+its last good row. So do its next ones, until `quarantine_rounds` of them in a row have not jumped. With fewer than
+three uploads nobody is judged, and whoever is out stays out.
 
 This decides which uploads count at all; how those that do are mixed is the business of `coterie.robust.reducing`.
 """

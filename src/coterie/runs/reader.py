@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.core.exchange import Applied
 from coterie.errors import CoterieError, require
-from coterie.files import require_format
+from coterie.files import UNFIT, require_format
 from coterie.options import references_in
 from coterie.partition import Partition
 from coterie.registry import PluginFile, short_name, split_reference, stand_in
@@ -199,7 +199,7 @@ class Kept(Record):
     def _toml(self) -> Config:
         try:
             return tomllib.loads(self.store.content(CONFIG).decode())
-        except ValueError as error:  # besides what is no TOML: no text, or numbers of thousands of digits
+        except (ValueError, RecursionError) as error:  # besides no TOML: no text, or thousands of digits or levels
             raise CoterieError(f"run = {self.path}: {CONFIG} is not a TOML file ({error})") from None
 
     def config(self) -> Config:
@@ -386,7 +386,7 @@ class Kept(Record):
         try:
             done, planned = json.loads(self.store.content(SUMMARY))["rounds"], self._toml()["rounds"]
             return bool(done >= planned)
-        except (ValueError, LookupError, TypeError):
+        except UNFIT:
             return True  # a damaged one, and whoever reads it will say so
 
     @property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -34,7 +33,6 @@ def extend(
     from coterie.deployment.agreement import Agreement
     from coterie.deployment.flower.folder import AGREEMENT, KEYS, SERVER, require_folder
     from coterie.deployment.flower.keys import Keys
-    from coterie.deployment.state_file import STATUS
     from coterie.deployment.versions import differences, extended
     from coterie.files import write_whole
     from coterie.report.terminal import print_result
@@ -44,7 +42,7 @@ def extend(
     before = Agreement.read(path)
     after = extended(before, rounds=rounds, add=add or [], remove=remove or [], terms=dict(map(_pair, term or [])))
     after.kind.check(after.federation())
-    done = _rounds_done(folder / SERVER / STATUS)
+    done = _rounds_done(folder / SERVER)
     require(after.rounds > done, f"rounds = {after.rounds}: {done} are done; name more than that with --rounds")
     kept = folder / VERSIONS / f"{before.version}.toml"
     kept.parent.mkdir(exist_ok=True)
@@ -74,11 +72,11 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _rounds_done(path: Path) -> int:
+def _rounds_done(folder: Path) -> int:
     """The rounds that are over, as far as the server says."""
-    if not path.is_file():
-        return 0
-    status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    from coterie.deployment.state_file import read_state
+
+    status = read_state(folder)
     under_way = status.get("state") == "running" and bool(status.get("message"))
     return int(status.get("round", 0)) - under_way
 

@@ -254,7 +254,7 @@ class NextVersion:
             if (stamp := (about.st_mtime_ns, about.st_size)) != self._stamp:
                 self._newest = int(tomllib.loads(self._path.read_text(encoding="utf-8")).get("version", 1))
                 self._stamp = stamp
-        except (OSError, ValueError):  # no TOML is a ValueError too
+        except (OSError, ValueError, TypeError, RecursionError):  # no TOML is a ValueError too
             return False
         return self._newest > self._version
 

@@ -114,12 +114,13 @@ def join(
 
 def _terms(path: Path) -> list[str]:
     """Every term of an agreement, several to a line; those that differ from the usual are marked."""
-    from coterie.deployment.agreement_terms import WRITTEN, FederationTerms
+    from coterie.deployment.agreement_terms import WRITTEN, FederationTerms, usual_quarantine
 
     usual = {item.name: item.default for item in fields(FederationTerms)}
     given = {"name", "sites", "shape", "classes", "class_names", "least_sites", *WRITTEN}
     terms = tomllib.loads(path.read_text(encoding="utf-8"))
     options = terms.pop("set", {})
+    usual["quarantine"] = usual_quarantine(len(terms.get("sites", ())), "privacy" in terms)
     words = [
         f"{'*' if name not in given and value != usual.get(name, value) else ''}{name} = {value}"
         for name, value in {**terms, **options}.items()
@@ -136,7 +137,7 @@ def _differences(kept: Path, offered: Path) -> list[str]:
         return []
     try:
         old, new = (tomllib.loads(path.read_text(encoding="utf-8")) for path in (kept, offered))
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # the one on offer was read before
         raise CoterieError(f"{kept}: cannot be read; remove it to join anew") from None
     terms = sorted(term for term in old.keys() | new.keys() if old.get(term) != new.get(term))
     return [f"{term}: {old.get(term, 'none')} becomes {new.get(term, 'none')}" for term in terms if term not in IMPLIED]

@@ -65,12 +65,10 @@ class Gateway(Gate):
 
     def awaits(self, head: Head) -> str | None:
         """That there is nothing to do is held back until the site is woken; without keys, for anybody."""
-        if head.path != fleet.PULL:
-            return None
-        return self._site(head)
+        return self.sender(head) if head.path == fleet.PULL else None
 
-    def _site(self, head: Head) -> str:
-        """Whose key signed a request; without keys nobody's."""
+    def sender(self, head: Head) -> str:
+        """The site whose key signed a request; without keys nobody's."""
         return "" if self._keys is None else self._keys.get(fleet.signer(head.headers) or b"", "")
 
     def answered(self, head: Head, body: bytes, answer: bytes) -> None:
@@ -99,13 +97,13 @@ class Gateway(Gate):
             raise RefusalError(fleet.RUN_IS_OVER, "a message that nobody asked for")
         if self._replies.setdefault(reply.reply_to, reply.message) != reply.message:
             raise RefusalError(fleet.RUN_IS_OVER, "a second reply to a message")
-        self._left[self._site(head)] = self._most_bytes
+        self._left[self.sender(head)] = self._most_bytes
 
     def spend(self, head: Head, size: int) -> None:
         """The pieces of an answer follow it, and no more than it has."""
         if head.path != fleet.PUSH_OBJECT or self._keys is None:
             return
-        site = self._site(head)
+        site = self.sender(head)
         self._left[site] = self._left.get(site, 0) - size
         if self._left[site] < 0:
             raise RefusalError(fleet.RUN_IS_OVER, "more than an answer has")

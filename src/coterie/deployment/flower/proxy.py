@@ -59,6 +59,10 @@ class Gate:
         """Refuse a request by its head, with a `RefusalError`."""
         raise NotImplementedError
 
+    def sender(self, head: Head) -> str:
+        """Whose an admitted request is, as far as that is known: nobody shall have all connections."""
+        return ""
+
     def sees_whole(self, path: str) -> bool:
         """Whether the answer to such a request is shown to `judge` before anything of it is passed on."""
         return False
@@ -92,6 +96,8 @@ class Gate:
 MOST_BYTES = 16 << 20  # of a body: arrays travel in pieces of 5 MiB, an app has at most 10 MB
 MOST_CONNECTIONS = 1024
 MOST_OF_ONE = 256  # of one address: several sites may share one
+MOST_OF_SENDER = 64  # with admitted requests of one sender
+MOST_SILENT, MOST_SILENT_OF_ONE = 256, 64  # without an admitted request yet: in all, and of one address
 HEAD = 10.0  # seconds for the head of a connection's first request
 IDLE = 75.0  # seconds for the head of a later one
 BODY = 300.0  # seconds for a whole body
@@ -122,6 +128,8 @@ class Proxy:
         self.listener, self.target, self.gate, self.audit, self.served = listener, target, gate, audit, served
         self.most = min(MOST_CONNECTIONS, (raised_file_limit(2 * MOST_CONNECTIONS + 64) - 64) // 2)
         self._open: Counter[str] = Counter()
+        self._senders: Counter[str] = Counter()
+        self._silent: dict[asyncio.Task[Any], str] = {}  # connections without an admitted request, with their addresses
         self._tasks: set[asyncio.Task[None]] = set()
         self._trouble = ""
 
@@ -155,10 +163,42 @@ class Proxy:
             accepted.close()
             self.audit.refused(peer, "", "too many connections")
             return
+        self._make_room(peer)
         self._open[peer] += 1
         task = asyncio.create_task(self._serve(accepted, peer))
+        self._silent[task] = peer
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _make_room(self, peer: str) -> None:
+        """Where too many connections have said nothing yet that is admitted, the oldest makes way: who has something to
+        say does so at once, and is not kept out by those who are silent.
+        """
+        silent = Counter(self._silent.values())
+        if silent[peer] >= MOST_SILENT_OF_ONE:
+            whose = peer
+        elif silent.total() >= min(MOST_SILENT, self.most // 2):
+            whose = max(silent, key=lambda address: silent[address])
+        else:
+            return
+        oldest = next(task for task, address in self._silent.items() if address == whose)
+        del self._silent[oldest]
+        oldest.cancel()
+        self.audit.refused(whose, "", "silent, while others come")
+
+    def admitted(self, sender: str) -> None:
+        """A request of this connection is admitted; too many connections of one sender are refused."""
+        task = asyncio.current_task()
+        if task is None or self._silent.pop(task, None) is None:
+            return  # it was before
+        if sender and self._senders[sender] >= MOST_OF_SENDER:
+            raise RefusalError(429, "too many connections of one sender")
+        self._senders[sender] += 1
+        task.add_done_callback(lambda _: self._senders.subtract([sender]))
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._silent.pop(task, None)
 
     async def _serve(self, accepted: socket.socket, peer: str) -> None:
         try:
@@ -205,6 +245,7 @@ class _Connection:
                 return False
             head = _head_of(request, self._peer)
             self._proxy.gate.admit(head)
+            self._proxy.admitted(self._proxy.gate.sender(head))
             if int(head.headers.get("content-length", "0")) > MOST_BYTES:
                 raise _too_large()
             wake_up, awaited = self._proxy.wake_up, self._proxy.gate.awaits(head)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import ssl
 import sys
@@ -17,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import tomli_w
+from msgspec import Struct
 
 from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.commands import Commands
@@ -41,7 +44,10 @@ from coterie.deployment.flower.processes import (
 from coterie.deployment.flower.wake_up import SOCKET
 from coterie.deployment.state_file import LOCK
 from coterie.errors import CoterieError, PassingError, require
-from coterie.files import private_folder, write_whole
+from coterie.files import private_folder, sealed_line, unsealed_line, write_whole
+from coterie.runs.record import decoded
+
+log = logging.getLogger("coterie")
 
 CONNECTION = "coterie"  # the SuperLink's name in Flower's settings
 LIVE = ("pending", "starting", "running")
@@ -51,6 +57,13 @@ ATTEMPTS = 3  # at a command that changes nothing
 START = 300.0  # seconds until a SuperLink or a gateway must be up, on the busiest machine
 REGISTERED = "registered.json"
 UNSETTLED = ".unsettled"  # is there while what the SuperLink knows and what we know that it knows may differ
+
+
+class Registered(Struct, frozen=True):
+    """Whose key the SuperLink knows, and by which node."""
+
+    site: str
+    node: str
 
 
 class ServerProcesses:
@@ -270,10 +283,10 @@ class ServerProcesses:
         """
         marks = {hashlib.sha256(path.read_bytes()).hexdigest(): site for site, path in public_keys.items()}
         known = self._registered()
-        kept = {mark: about for mark, about in known.items() if about["site"] == marks.get(mark)}
+        kept = {mark: about for mark, about in known.items() if about.site == marks.get(mark)}
         fresh = [site for mark, site in marks.items() if mark not in kept]
         with self.together():
-            gone = self._shut_out({about["node"]: about["site"] for about in kept.values()}, known)
+            gone = self._shut_out({about.node for about in kept.values()}, known)
             self._keep(kept)
             if fresh:
                 # Flower takes no key twice: whoever is ended after Flower knows a key and before it is written down
@@ -288,7 +301,7 @@ class ServerProcesses:
         """Before the start: who was registered and is no site any more. All that the SuperLink kept goes if there is
         anybody: messages of theirs may be in it. Keys are registered anew.
         """
-        gone = sorted({about["site"] for about in self._registered().values()} - set(sites))
+        gone = sorted({about.site for about in self._registered().values()} - set(sites))
         if gone:
             self._forget()
         return gone
@@ -298,9 +311,9 @@ class ServerProcesses:
         for path in self.folder.glob(f"{self.database.name}*"):
             path.unlink()
 
-    def _shut_out(self, kept: Mapping[str, str], known: Mapping[str, Mapping[str, str]]) -> list[str]:
+    def _shut_out(self, kept: Collection[str], known: Mapping[str, Registered]) -> list[str]:
         """Unregister all nodes but some; the names of the others."""
-        names = {about["node"]: f"a former key of {about['site']}" for about in known.values()}
+        names = {about.node: f"a former key of {about.site}" for about in known.values()}
         listed = self._looked_up("supernode", "list", CONNECTION)["nodes"]
         strange = [str(node["node-id"]) for node in listed if node["status"] != "unregistered"]
         gone = [node for node in strange if node not in kept]
@@ -319,7 +332,7 @@ class ServerProcesses:
                 "all keys and runs (the federation's own checkpoint stays)"
             )
         require(bool(answer.get("success")), f"site {site} cannot be registered: {_message(answer)}")
-        self._keep(self._registered() | {mark: {"site": site, "node": str(answer["node-id"])}})
+        self._keep(self._registered() | {mark: Registered(site, str(answer["node-id"]))})
 
     def run(self, app: Path, config: Values | None = None) -> str:
         """Start a run of an app; its id."""
@@ -399,21 +412,21 @@ class ServerProcesses:
         except OSError:
             return False
 
-    def _registered(self) -> dict[str, dict[str, str]]:
+    def _registered(self) -> dict[str, Registered]:
         """The keys that the SuperLink knows; if that cannot be read, none, and all are registered anew."""
         path = self.folder / REGISTERED
         try:
-            known = json.loads(path.read_text())
-            return {str(mark): {name: str(about[name]) for name in ("site", "node")} for mark, about in known.items()}
+            return decoded(unsealed_line(path.read_bytes()), dict[str, Registered], f"'{path}' is damaged")
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (CoterieError, ValueError) as error:
+            log.error("%s: %s; all keys are registered anew", path.name, error)
             (self.folder / UNSETTLED).touch()
             path.unlink()
             return {}
 
-    def _keep(self, known: dict[str, dict[str, str]]) -> None:
-        write_whole(self.folder / REGISTERED, json.dumps(known, indent=2).encode())
+    def _keep(self, known: Mapping[str, Registered]) -> None:
+        write_whole(self.folder / REGISTERED, sealed_line(msgspec.json.encode(known)))
 
     def _release(self) -> None:
         if self._lock is not None and not self._claimed:

@@ -15,6 +15,7 @@ from coterie.deployment.flower.server_processes import REGISTERED, UNSETTLED, Se
 from coterie.deployment.intact import DamagedError, load_intact, save_intact
 from coterie.deployment.journal import DAMAGED, Entry, Journal
 from coterie.deployment.logbook import Logbook
+from coterie.deployment.server import Server
 from coterie.errors import CoterieError
 from coterie.files import sealed_line
 from coterie.runs.tensors import load_tensors, save_tensors
@@ -83,6 +84,36 @@ def test_a_server_goes_on_from_its_last_whole_checkpoint_and_ends_as_if_nothing_
     quiet.run()
     for slot, ours in trial.server.federation.slots.items():
         assert torch.equal(ours.shared, quiet.server.federation[slot].shared)
+
+
+LINE_DAMAGES: dict[str, Callable[[list[bytes]], bytes]] = {
+    "torn": lambda lines: b"".join(lines)[:-40],
+    "cut off": lambda lines: b"".join(lines[:-1]),
+    "empty": lambda lines: b"",
+    "flipped": lambda lines: lines[0] + lines[1].replace(b'"mean":0.', b'"mean":1.', 1) + lines[2],
+    "reordered": lambda lines: lines[0] + lines[2] + lines[1],
+    "no lines": lambda lines: b"x" * 1000,
+}
+
+
+@pytest.mark.parametrize("kind", LINE_DAMAGES)
+def test_no_line_of_a_round_is_lost_whatever_becomes_of_their_file(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A torn file once lost rounds without a word, or ended the server at each start."""
+    agreement = agreed("fedper", rounds=4, deadline=30.0, gather=10.0)
+    stopped(tmp_path, agreement, 3)
+    path = tmp_path / "server" / "rounds.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(LINE_DAMAGES[kind](whole.splitlines(keepends=True)))
+    server = Server(agreement)
+    with caplog.at_level(logging.ERROR, logger="coterie"):
+        assert Logbook(tmp_path / "server", agreement).restore(server)
+    assert "rounds.jsonl' is damaged; its lines are those of the checkpoint" in caplog.text
+    assert path.read_bytes() == whole
+    caplog.clear()
+    assert Logbook(tmp_path / "server", agreement).restore(server)
+    assert not caplog.records
 
 
 def test_without_any_whole_checkpoint_the_way_out_is_said(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -36,15 +37,15 @@ from coterie.errors import CoterieError, require
 from coterie.files import json_text, link_whole, remove_partial, write_whole
 from coterie.runs.about import session
 from coterie.runs.directory import RunDirectory
-from coterie.runs.record import Line, RunAbout, Skipped, read_lines
+from coterie.runs.record import Line, RunAbout, lines_in_order, read_lines
 from coterie.runs.store import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.runs.tensors import load_metadata, sealed
 
 log = logging.getLogger("coterie")
 
 CHECKPOINTS = "checkpoints"
-FORMER_ROUNDS = "rounds.former.jsonl"
-"""The lines as they were before the last round was added: what to go on from if that line is lost."""
+LINES = "lines"
+"""What a checkpoint calls the lines of the rounds until then."""
 FINISHED = "finished"
 """Where the summary tells how good every site's finished model is."""
 
@@ -60,6 +61,7 @@ class Logbook:
         remove_partial(path)
         self._directory = RunDirectory(path)
         self._told: RunAbout | None = None  # what the folder says of the federation as a whole
+        self._known: list[Line] | None = None  # the lines of all rounds, once they were read or written
 
     def checkpoint(self, server: Server) -> None:
         """Save everything that the next round starts from, beside that of the rounds before, to go back to."""
@@ -71,7 +73,9 @@ class Logbook:
             "standing": json.dumps({name: asdict(standing) for name, standing in server.standing.items()}),
         }
         path = self._kept(server.federation.round)
-        save_intact(path, dict(server.federation.state()), about)
+        told = (self.path / ROUNDS).read_bytes() if self._has_lines else b""
+        lines = {LINES: torch.frombuffer(bytearray(told), dtype=torch.uint8) if told else torch.empty(0).byte()}
+        save_intact(path, dict(server.federation.state()) | lines, about)
         link_whole(path, self.path / CHECKPOINT)
         counted = [round for round in self.checkpoints() if round <= server.federation.round]
         for round in set(self.checkpoints()) - set(
@@ -130,7 +134,14 @@ class Logbook:
         return (self.path / ROUNDS).is_file()
 
     def _lines(self) -> list[Line]:
-        return self._directory.lines() if self._has_lines else []
+        """The lines of all rounds: once they are known, whatever becomes of their file."""
+        if self._known is None:
+            self._known = self._directory.lines() if self._has_lines else []
+        return self._known
+
+    def _write_lines(self, lines: list[Line]) -> None:
+        self._directory.write_lines(lines)
+        self._known = lines
 
     def _require_same(self, path: Path, about: Mapping[str, str]) -> None:
         require(
@@ -140,13 +151,14 @@ class Logbook:
 
     def restore(self, server: Server) -> bool:
         """Bring a server back to the last checkpoint that is as it was written; whether there was any."""
-        lines = self._whole_lines()
-        path = self._intact_checkpoint(None if lines is None else len(lines))
+        path = self._intact_checkpoint()
         if path is None:
+            self._known = []  # whatever a former start has left is done again
             return False
         state, about = load_intact(path)
         standing = {name: Standing(**values) for name, values in json.loads(about["standing"]).items()}
         server.standing = {name: known for name, known in standing.items() if name in self.agreement.sites}
+        self._heal_lines(state[LINES].numpy().tobytes())
         if about.get("fingerprint") in self.agreement.former:
             self._take_over(server, state, about)
         else:
@@ -155,36 +167,34 @@ class Logbook:
             server.federation.round = int(about["round"])
             server.halve_rates(int(about["halvings"]))
         self._remove_former()
-        if lines is not None:
-            done = [line for line in lines if line.round <= server.federation.round]
-            self._directory.write_lines([renumbered(line, self.agreement) for line in done])
-            (self.path / FORMER_ROUNDS).unlink(missing_ok=True)
         for round in self._directory.recorded_rounds():
             if round > server.federation.round:
                 self._directory.remove_mixes(round)
         return True
 
-    def _whole_lines(self) -> list[Line] | None:
-        """The lines of all rounds, or those before what is damaged if they are more than those kept from before the
-        last round; none if there never were any.
-        """
-        found = [
-            readable_lines(path.read_bytes())
-            for path in (self.path / ROUNDS, self.path / FORMER_ROUNDS)
-            if path.is_file()
-        ]
-        return max(found, key=len, default=None)
+    def _heal_lines(self, told: bytes) -> None:
+        """Bring the lines of rounds back to where they stood at the checkpoint; later rounds are done again.
 
-    def _intact_checkpoint(self, known: int | None) -> Path | None:
-        """The last checkpoint, or the newest one before it that is as it was written; none if there never was one.
-
-        `known` is the number of rounds whose lines are there: a round without its line is taken again.
+        Of the last one the file may know more: how good what sites received was, which they tell when they are next
+        asked. Whatever else differs is damage, which is said.
         """
+        kept = [renumbered(line, self.agreement) for line in lines_in_order(told, CHECKPOINT)]
+        content = (self.path / ROUNDS).read_bytes() if self._has_lines else b""
+        read = [line for _, line in read_lines(content) if isinstance(line, Line)][: len(kept)]
+        found = [renumbered(line, self.agreement) for line in read]
+        if _without_received(found) == _without_received(kept):
+            kept = found
+        else:
+            log.error("'%s' is damaged; its lines are those of the checkpoint", self.path / ROUNDS)
+        if kept or content:
+            self._write_lines(kept)
+
+    def _intact_checkpoint(self) -> Path | None:
+        """The last checkpoint, or the newest one before it that is as it was written; none if there never was one."""
         last, kept = self.path / CHECKPOINT, [self._kept(round) for round in reversed(self.checkpoints())]
         # The last one is a second name of one that is kept; whatever is newer was taken back.
         places = [place for place, path in enumerate(kept) if last.is_file() and path.samefile(last)]
         tried = [last, *kept[places[0] + 1 :]] if places else [last, *kept]
-        lost = False
         for path in tried:
             if not path.is_file():
                 continue
@@ -193,19 +203,14 @@ class Logbook:
             except DamagedError as error:
                 log.error("%s", error)
                 continue
-            if known is not None and int(about["round"]) > known:
-                lost = True
-                continue
             if path != last:
                 link_whole(path, last)
-                why = f"; {ROUNDS} tells of no more than {known} rounds" if lost else ""
-                log.error("the server goes on from round %s, the last that is whole on the disk%s", about["round"], why)
+                log.error("the server goes on from round %s, the last that is whole on the disk", about["round"])
             return last
         require(
             not any(path.is_file() for path in tried),
-            f"no checkpoint in '{self.path}' is as it was written"
-            f"{f' and of at most {known} rounds, of which {ROUNDS} tells' if lost else ''}; bring it back from a "
-            "back-up, or begin in another folder",
+            f"no checkpoint in '{self.path}' is as it was written; bring it back from a back-up, or begin in another "
+            "folder",
         )
         return None
 
@@ -243,10 +248,7 @@ class Logbook:
         """Record a round."""
         if report.mixes:
             self._directory.add_mixes(report.round, report.mixes)
-        lines = self._lines()
-        if lines:
-            link_whole(self.path / ROUNDS, self.path / FORMER_ROUNDS)
-        self._directory.write_lines(lines_with(lines, report, self.agreement))  # last: what fails can be done again
+        self._write_lines(lines_with(self._lines(), report, self.agreement))  # last: what fails can be done again
 
     def status(
         self, state: State, server: Server, present: list[str], message: str = "", passing: bool = False
@@ -268,8 +270,8 @@ class Logbook:
         lines = self._lines()
         finals = {site: sums for site, sums in server.finals.items() if sums}  # under a promise of privacy none is told
         if lines and finals:
-            lines[-1] = with_received(lines[-1], finals, self.agreement)
-            self._directory.write_lines(lines)
+            lines = [*lines[:-1], with_received(lines[-1], finals, self.agreement)]
+            self._write_lines(lines)
         self._describe(server)
         last = lines[-1].received if lines else None
         name = self.agreement.task.primary.scale.name
@@ -295,11 +297,6 @@ class Logbook:
         return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}
 
 
-def readable_lines(content: bytes) -> list[Line]:
-    """The lines of a file of rounds, in order from the first, before what is damaged."""
-    lines: list[Line] = []
-    for _, line in read_lines(content):
-        if isinstance(line, Skipped) or line.round != len(lines) + 1:
-            break
-        lines.append(line)
-    return lines
+def _without_received(lines: Sequence[Line]) -> list[Line]:
+    """Lines of which the last lacks what comes in later."""
+    return [*lines[:-1], *(replace(line, received=None) for line in lines[-1:])]

@@ -41,10 +41,11 @@ class WithDouble(Pretence):
             return
         self.tasks_of_double += purpose == "work"
         there, self.behaviours["site-b"].goes = self.behaviours["site-b"].goes, float("inf")
+        owed = [coming for coming in self._coming if coming[1].node == WANTED]
         super().send(WANTED, purpose, content, seconds)
         self.behaviours["site-b"].goes = there
         time, answer = self._coming.pop()
-        self._coming.append((time, type(answer)(DOUBLE, answer.purpose, answer.content)))
+        self._coming += [*owed, (time, type(answer)(DOUBLE, answer.purpose, answer.content))]
 
 
 def run(folder: Path, agreement: Agreement, comes: float, **behaviours: Behaviour) -> tuple[Trial, WithDouble]:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import cast, get_args, get_type_hints
 
 import numpy as np
 import pytest
 from cli_tools import Answer, call, finish, start
 
 from coterie.cli import app
-from coterie.cli.errors import FailureError
+from coterie.cli.errors import FailureError, StandstillError
 from coterie.cli.federation.follower import Follower
 from coterie.cli.federation.init import Terms
-from coterie.cli.federation.server import print_results
+from coterie.cli.federation.server import _kept_up, print_results
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.agreement_terms import WRITTEN
 from coterie.deployment.envelopes import read_private, read_public
+from coterie.deployment.flower.commands import UnansweredError
 from coterie.deployment.flower.folder import name_task_key
 from coterie.deployment.flower.keys import make_task_key
+from coterie.deployment.flower.server_processes import ServerProcesses
 from coterie.deployment.inspection import FederationFacts, look_here
 from coterie.deployment.state_file import read_state
 from coterie.errors import PassingError
@@ -478,6 +482,57 @@ def test_a_run_that_dies_silently_is_noticed(folder: Path, monkeypatch: pytest.M
     left = json.loads((folder / "status.json").read_text())
     assert (left["state"], left["round"]) == ("failed", 1)
     assert "the same command resumes" in left["message"]
+
+
+class Supervised(StandInLink):
+    """A link that may be up, whose server ends as it is told, one time after the other."""
+
+    def __init__(self, *ends: Exception | bool, opened: bool = True) -> None:
+        super().__init__()
+        self.ends, self.opened = list(ends), opened
+
+    def claimed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def serve(self) -> bool:
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def kept_up(folder: Path, link: Supervised) -> bool:
+    return _kept_up(cast(ServerProcesses, link), follower(folder), link.serve)
+
+
+def test_what_ends_before_the_federation_does_is_started_again_and_later_each_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("coterie.cli.federation.server.time.sleep", pauses.append)
+    beats = StandstillError("the run ended (finished:failed: No heartbeat received) before the federation did")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert kept_up(folder, Supervised(beats, PassingError("'flwr ls' failed"), full, True))
+    assert pauses == [5.0, 10.0, 20.0]
+    assert "No heartbeat received) before the federation did; it is started again in 5 s" in capsys.readouterr().err
+    assert json.loads((folder / "status.json").read_text())["state"] == "waiting"
+    # Flower's command had no answer at the very start.
+    assert kept_up(folder, Supervised(UnansweredError("'flwr ls' ended without an answer"), True, opened=False))
+    for error in (PassingError("the gateway did not start"), OSError(errno.EACCES, "Permission denied")):
+        with pytest.raises(type(error)):
+            kept_up(folder, Supervised(error, True, opened=False))
+    hours = iter(range(0, 10**6, 1800))
+    monkeypatch.setattr("coterie.cli.federation.server.time.monotonic", lambda: float(next(hours)))
+    with pytest.raises(FailureError, match="that has gone on for an hour; the same command resumes"):
+        kept_up(folder, Supervised(beats, beats, beats, beats, True))
+
+
+def test_a_damaged_file_of_rounds_ends_nobody_who_follows(folder: Path) -> None:
+    following = follower(folder)
+    for content in ('{"round": 3}\n{"rou', "[" * 100_000, "{}\n", "3\n"):
+        (folder / "rounds.jsonl").write_text(content)
+        following._look_at_rounds()
+    assert following.round == 0
 
 
 def test_a_site_without_a_score_does_not_spoil_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -15,13 +16,18 @@ import pytest
 
 from coterie.cli import app
 from coterie.cli.errors import MISTAKE, TerminationError, exit_code
+from coterie.deployment.agreement import Agreement
+from coterie.deployment.as_run import note_of
 from coterie.deployment.status import Gauge, served_status, status_address
+from support import eventually
+from towns import Town, few_digits
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {name: DEPLOY / "systemd" / f"coterie-{name}@.service" for name in ("server", "site")}
 DROP_IN = DEPLOY / "systemd" / "site-key-credential.conf"
 PROGRAM = "/opt/coterie/bin/coterie"
 SPECIFIERS = {"%i": "digits", "%S": "/var/lib", "%d": "/run/credentials"}
+LIMIT = 900.0  # seconds that any one wait may last
 STOPPING = 5 * 15  # seconds in which a command ends its processes, by force if need be
 
 
@@ -155,6 +161,74 @@ def test_a_composed_service_is_well_as_long_as_its_status_page_says_so() -> None
         for problem, code in (("", 0), ("the gateway ended", 1)):
             Well.wrong = problem
             assert subprocess.run(check, capture_output=True).returncode == code
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_what_units_and_composed_services_start_is_a_federation(tmp_path: Path) -> None:
+    """Their very words, but for paths, ports and the server's name: a server that is stopped as systemd does it, and
+    goes on; sites of a unit and of two services.
+    """
+    pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+    services, sites = composed()["services"], ("site-a", "site-b", "site-c")
+    town = Town(tmp_path, few_digits(*sites))
+    training = {"method": "fedper", "model": "mlp", "rounds": 3, "epochs": 1}
+    waiting = {"least_sites": 3, "gather": LIMIT, "deadline": LIMIT}
+    town.agree(Agreement(name="digits", sites=sites, shape=(1, 8, 8), classes=10, **training, **waiting), ["127.0.0.1"])
+    here = f"127.0.0.1:{town.port}"
+
+    def run(name: str, words: list[str], places: dict[str, str]) -> None:
+        for old, new in places.items():
+            words = [new + word[len(old) :] if word.startswith(old) else word for word in words]
+        town.start(name, shlex.join(words))
+
+    page = {"127.0.0.1:9464": "127.0.0.1:0", "127.0.0.1:9465": "127.0.0.1:0", "8000": str(town.port)}
+    fed = str(tmp_path / "fed")
+    values = environment(UNITS["site"], "site.env.example") | {"SERVER": here, "DATA": str(tmp_path / "site-a.npz")}
+    states = {site: str(tmp_path / f"state-{site}") for site in sites}
+    for site in sites:
+        shutil.copytree(tmp_path / "fed" / "sites" / site, Path(states[site], site))
+        shutil.copy(tmp_path / "fed" / "keys" / "ca.pem", Path(states[site], site))
+    try:
+        run("server", services["server"]["command"], {"/federation": fed, "0.0.0.0": "127.0.0.1", **page})
+        unit = words_of(setting(UNITS["site"], "ExecStart"), values)
+        run("site-a", unit, {"/var/lib/coterie-site/digits": states["site-a"], **page})
+        for site in sites[1:]:
+            inside = {"/state": states[site], f"/data/{site}.npz": str(tmp_path / f"{site}.npz"), "server:8000": here}
+            run(site, services[site]["command"], inside | page)
+        assert eventually(lambda: bool(town.rounds()) or town.ended("server") is not None, LIMIT), town.said("server")
+        assert town.ended("server") is None, town.said("server")
+        assert town.end("server") == exit_code(TerminationError())
+        unit = words_of(setting(UNITS["server"], "ExecStart"), environment(UNITS["server"], "server.env.example"))
+        run("server", unit, {"/var/lib/coterie-server/digits": fed, "0.0.0.0": "127.0.0.1", **page})
+        assert eventually(lambda: town.ended("server") is not None, LIMIT), town.said("server")
+        assert town.ended("server") == 0, town.said("server")
+        assert [note_of(line).answered for line in town.rounds()] == [list(sites)] * 3
+        assert {site: town.end(site) for site in sites} == dict.fromkeys(sites, exit_code(TerminationError()))
+    finally:
+        town.close()
+
+
+# What is not about the rules that a unit's processes live under.
+AROUND = {"Type", "User", "Group", "Environment", "EnvironmentFile", "ExecStart", "WorkingDirectory"}
+AROUND |= {"Restart", "RestartSec", "RestartPreventExitStatus", "SuccessExitStatus", "StateDirectory"}
+AROUND |= {"StateDirectoryMode", "Description", "Wants", "After", "WantedBy", "StartLimitIntervalSec"}
+AROUND |= {"StartLimitBurst", "ProtectHome"}
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+def test_under_a_units_rules_everything_that_is_needed_can_be_loaded(unit: Path) -> None:
+    command = ["systemctl", "is-system-running"]
+    there = shutil.which("systemctl") and subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    if there not in ("running", "degraded") or os.geteuid() != 0:
+        pytest.skip("no systemd runs here, or it is somebody else's")
+    rules = [f"--property={name}={value}" for name, value in settings(unit) if name not in AROUND]
+    needed = "import torch, flwr.serverapp, coterie.methods; torch.rand(64, 64) @ torch.rand(64, 64)"
+    words = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", *rules, sys.executable, "-c", needed]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_composed_sites_reach_the_server_and_nobody_else() -> None:

@@ -19,6 +19,7 @@ from coterie.cli.output import WARNING, as_json, tell
 from coterie.deployment.inspection import FederationFacts
 from coterie.deployment.state_file import is_gone, note_end, read_state, write_state
 from coterie.errors import PassingError
+from coterie.files import UNFIT
 
 POLL = 0.25  # seconds between two looks at the files
 SILENCE = 20.0  # seconds without news after which Flower is asked whether the run is still alive
@@ -178,11 +179,10 @@ class Follower:
         file = path.stat()
         if (file.st_ino, file.st_size) != self._seen:
             self._seen = (file.st_ino, file.st_size)
-            lines: list[dict[str, Any]] = []
-            with suppress(ValueError):  # what is damaged is the app's business: it goes on from what is whole
-                lines += map(json.loads, path.read_text(encoding="utf-8").splitlines())
-            self._scores = means_of(lines)
-            self.round = int(lines[-1]["round"]) if lines else 0
+            with suppress(*UNFIT):  # the server's app puts right what is damaged
+                lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+                self._scores = means_of(lines)
+                self.round = int(lines[-1]["round"]) if lines else 0
 
     def _news(self) -> list[str]:
         path = self.folder / "log.txt"

@@ -71,7 +71,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     hints = get_type_hints(Terms, include_extras=True)
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
-    free_text |= {"defence", "privacy", "epsilon", "norm", "sampler", "stages", "scale", "steps"}
+    free_text |= {"defence", "quarantine", "privacy", "epsilon", "norm", "sampler", "stages", "scale", "steps"}
     free_text |= {"server", "server_lr", "server_beta1"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}

@@ -44,9 +44,8 @@ def spoken(count: float) -> str:
 
 def agreement(model: str, method: str, sites: int) -> Agreement:
     names = tuple(f"site-{number}" for number in range(sites))
-    return Agreement(
-        name="capacity", sites=names, shape=SHAPE, classes=CLASSES, method=method, model=model, rounds=ROUNDS
-    )
+    training = {"shape": SHAPE, "classes": CLASSES, "method": method, "model": model, "rounds": ROUNDS}
+    return Agreement(name="capacity", sites=names, quarantine=0.0, **training)  # which remembers 344 bytes of a site
 
 
 def admitted(model: str, method: str, sites: int) -> Server:

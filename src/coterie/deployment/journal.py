@@ -40,7 +40,7 @@ class Gained(Struct, frozen=True):
     sentence: str
 
 
-class Line(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class SiteRound(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A round at a site, or the end of the federation there."""
 
     round: Count
@@ -83,23 +83,23 @@ class Journal:
         >>> journal.entries()
         [{'round': 1}, {'round': 2, 'method': 'again'}]
         """
-        line = msgspec.convert(entry, Line)
+        line = msgspec.convert(entry, SiteRound)
         known, damage = self._read()
         if damage:
             self.path.replace(self.path.with_suffix(DAMAGED))
         earlier = [one for one in known if _place(one) < _place(line)]
         write_whole(self.path, b"".join(sealed_line(msgspec.json.encode(one)) for one in (*earlier, line)))
 
-    def _read(self) -> tuple[list[Line], str]:
+    def _read(self) -> tuple[list[SiteRound], str]:
         """The lines that are whole, in order, and what is wrong with the file."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             return [], ""
-        lines, damage = dict[tuple[int, bool], Line](), "" if content else "it is empty"
+        lines, damage = dict[tuple[int, bool], SiteRound](), "" if content else "it is empty"
         for number, text in enumerate(content.splitlines(), 1):
             try:
-                line = decoded(unsealed_line(text), Line, "it is of another kind")
+                line = decoded(unsealed_line(text), SiteRound, "it is of another kind")
             except (CoterieError, ValueError) as error:
                 damage = damage or f"line {number}: {error}"
                 continue
@@ -113,5 +113,5 @@ class Journal:
         return ordered, damage
 
 
-def _place(line: Line) -> tuple[int, bool]:
+def _place(line: SiteRound) -> tuple[int, bool]:
     return line.round, line.finished

@@ -29,7 +29,7 @@ from coterie.runs.record import Count, decoded
 ACCOUNT = "privacy.json"
 
 
-class Kept(Struct, frozen=True):
+class SpentSoFar(Struct, frozen=True):
     """What stands in the file: steps by noise multiplier and rate."""
 
     fingerprint: str
@@ -81,7 +81,7 @@ class SiteAccount:
     @classmethod
     def _read(cls, path: Path, promise: Privacy) -> SiteAccount:
         try:
-            kept = decoded(unsealed_line(path.read_bytes()), Kept, str(path))
+            kept = decoded(unsealed_line(path.read_bytes()), SpentSoFar, str(path))
         except (CoterieError, ValueError):
             raise CoterieError(f"'{path}' is damaged; bring it back, or leave the federation") from None
         steps = {(noise, rate): count for noise, rate, count in kept.steps}
@@ -89,7 +89,7 @@ class SiteAccount:
 
     def _write(self) -> None:
         steps = [(noise, rate, count) for (noise, rate), count in self.steps.items()]
-        write_whole(self.path, sealed_line(msgspec.json.encode(Kept(self.fingerprint, self.size, steps))))
+        write_whole(self.path, sealed_line(msgspec.json.encode(SpentSoFar(self.fingerprint, self.size, steps))))
 
     def count(self, federation: Federation, recipe: Recipe, sent: Mapping[str, Columns]) -> float:
         """Count what a task will tell, before it does; the ε with it. An error if that is more than the budget."""

@@ -190,7 +190,7 @@ def _moved(federation: Federation, incoming: Incoming) -> Iterator[tuple[str, Te
             total += change.square().sum(1)
         yield f"change of '{name}'", total.sqrt()
     for name, values in incoming.measured.items():
-        plain = values.double().flatten(1).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+        plain = values.double().reshape(len(values), -1).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         yield f"'{name}'", torch.linalg.vector_norm(plain, dim=1)
 
 

@@ -95,7 +95,7 @@ def take(federation: Federation, recipe: Recipe, sent: Outgoing, stages: Sequenc
     """The server's side: what came in goes through the stages, and what counts of it is taken in."""
     incoming, diverged, set_aside = sent.incoming, list(sent.diverged), dict[str, dict[int, str]]()
     if stages:  # what clients saw to themselves may have changed since
-        incoming, broken = _without_diverged(federation.as_seen_by_server(), recipe, incoming)
+        incoming, broken = _without_diverged(federation.as_seen_by_server(), recipe, incoming, sent=True)
         diverged += broken
     for stage in reversed(stages):
         incoming, out = stage.server(federation, incoming)
@@ -109,10 +109,17 @@ def take(federation: Federation, recipe: Recipe, sent: Outgoing, stages: Sequenc
     return Collected(receive(federation, incoming), sorted(diverged), set_aside)
 
 
-def _without_diverged(federation: Federation, recipe: Recipe, incoming: Incoming) -> tuple[Incoming, list[int]]:
-    """What came in without the clients whose rows or measurements are not finite, and those."""
+def _without_diverged(
+    federation: Federation, recipe: Recipe, incoming: Incoming, sent: bool = False
+) -> tuple[Incoming, list[int]]:
+    """What came in without the clients whose rows or measurements are not finite, and those; of rows all that clients
+    hold is looked at, or only what was `sent`.
+    """
     finite = torch.ones(len(incoming.cohort), dtype=torch.bool)
-    for rows in incoming.held.values():
+    for slot, rows in incoming.held.items():
+        if sent:
+            columns = incoming.declared.get(slot, Columns())
+            rows = columns.within(federation[slot].columns).take(rows)
         finite &= _finite_rows(rows).cpu()
     for name, good in sound_measurements(federation, recipe, incoming.cohort, incoming.measured).items():
         if count := int((finite & ~good).sum()):

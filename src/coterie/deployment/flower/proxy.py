@@ -171,15 +171,10 @@ class Proxy:
         task.add_done_callback(self._forget)
 
     def _make_room(self, peer: str) -> None:
-        """Where too many connections have said nothing yet that is admitted, the oldest makes way: who has something to
-        say does so at once, and is not kept out by those who are silent.
-        """
+        """Of too many connections that have said nothing yet, the oldest makes way: others say at once who they are."""
         silent = Counter(self._silent.values())
-        if silent[peer] >= MOST_SILENT_OF_ONE:
-            whose = peer
-        elif silent.total() >= min(MOST_SILENT, self.most // 2):
-            whose = max(silent, key=lambda address: silent[address])
-        else:
+        whose = peer if silent[peer] >= MOST_SILENT_OF_ONE else max(silent, key=lambda one: silent[one], default=peer)
+        if silent[peer] < MOST_SILENT_OF_ONE and silent.total() < min(MOST_SILENT, self.most // 2):
             return
         oldest = next(task for task, address in self._silent.items() if address == whose)
         del self._silent[oldest]

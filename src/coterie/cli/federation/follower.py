@@ -179,10 +179,11 @@ class Follower:
         file = path.stat()
         if (file.st_ino, file.st_size) != self._seen:
             self._seen = (file.st_ino, file.st_size)
-            with suppress(*UNFIT):  # the server's app puts right what is damaged
-                lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-                self._scores = means_of(lines)
-                self.round = int(lines[-1]["round"]) if lines else 0
+            lines: list[dict[str, Any]] = []
+            with suppress(*UNFIT):  # what is damaged is the app's business: it puts it right
+                lines += map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            with suppress(*UNFIT):
+                self._scores, self.round = means_of(lines), int(lines[-1]["round"]) if lines else 0
 
     def _news(self) -> list[str]:
         path = self.folder / "log.txt"

@@ -434,7 +434,7 @@ ODD_MODELS: dict[type[nn.Module], str | None] = {
     FeatureDropout: RANDOM,
     Noise: RANDOM,
     SameNoiseForAll: RANDOM,
-    NumpyNoise: TOGETHER,
+    NumpyNoise: DRAWS,
     FreshNoise: TOGETHER,
     RarelySkipped: DRAWS,
     OwnStream: KEEPS,

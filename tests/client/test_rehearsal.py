@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
+import random
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import odd_models
 from coterie.client.model import check_split
 from coterie.client.rehearsal import rehearse
 from coterie.core.layout import Layout
@@ -150,9 +153,22 @@ class MaskOnce(Net):
         return z * mask
 
 
+@functools.cache
+def slope(width: int) -> Tensor:
+    return torch.linspace(0, 1, width)
+
+
+class MaskFromACache(Net):
+    """Remembers more and more, but nothing of it changes."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        slope(int(x.abs().sum() * 1e6))
+        return super().hidden(x) * slope(8)
+
+
 EXACT = (
     *(Net, Tied, TiedToFirst, FunctionalDropout, Masked, WeightNormed, SpectralNormed, UsedTwice, Notes, Recurrent),
-    MaskOnce,
+    *(MaskOnce, MaskFromACache),
 )
 
 
@@ -340,6 +356,134 @@ class CountsOn(Net):
     def hidden(self, x: Tensor) -> Tensor:
         next(self.order)
         return super().hidden(x)
+
+
+def counting() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+class CountsInAClosure(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = counting()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        self.count()
+        return super().hidden(x)
+
+
+class CountsInAHook(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        count = counting()
+        self.body.register_forward_hook(lambda layer, given, out: out + 1e-9 * count())
+
+
+class Scale:
+    """A helper that is no module, and counts for all of its kind."""
+
+    calls = 0
+
+    def of(self, z: Tensor) -> Tensor:
+        type(self).calls += 1
+        return z
+
+    __call__ = of
+
+
+SCALE = Scale()
+
+
+class CountsInAHelper(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        return SCALE(super().hidden(x))
+
+
+@functools.lru_cache
+def tally() -> dict[str, int]:
+    return {"calls": 0}
+
+
+class CountsInACache(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        tally()["calls"] += 1
+        return super().hidden(x)
+
+
+def counted(store: list[int], z: Tensor) -> Tensor:
+    store.append(len(z))
+    return z
+
+
+PARTIAL = functools.partial(counted, [])
+
+
+class CountsInAPartial(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        return PARTIAL(super().hidden(x))
+
+
+class CountsElsewhere(Net):
+    """In another file of its author's."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return odd_models.CountsForEverybody.between(cast("odd_models.Odd", self), super().hidden(x))
+
+
+class CountsBackwards(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        CountsBackwards.calls += 1
+        return grad
+
+
+class CountsInItsGradient(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        out: Tensor = CountsBackwards.apply(super().hidden(x))  # type: ignore[no-untyped-call]
+        return out
+
+
+class HookedParameter(Net):
+    """Its copies would be without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.weight.register_hook(lambda grad: grad.clamp(-1, 1))
+
+
+class SeldomDraws(Net):
+    """So seldom that no few passes show it."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return super().hidden(x) * (0 if self.training and random.random() < 1e-6 else 1)
+
+
+class HardlyNoisy(Net):
+    """From a generator that is seeded anew every time: no state tells of it."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        noise = 1e-3 * float(np.random.default_rng().normal())
+        return super().hidden(x) * (1 + noise if self.training else 1)
+
+
+class DropsInTests(Net):
+    """As `F.dropout` does of itself."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.dropout(super().hidden(x))
 
 
 class HiddenCounter(Net):
@@ -566,12 +710,23 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (AttributeCounter, "attribute 'steps' changes in training.*register_buffer"),
     (InAnObject, "attribute 'schedule' changes in training.*register_buffer"),
     (RunningMaximum, "attribute 'largest' changes in training"),
-    (CountsForItsClass, "'CountsForItsClass.steps', which the model's class or module keeps.*register_buffer"),
-    (CountsForEverybody, "'TALLY', which the model's class or module keeps for everybody"),
-    (CountsInItsDefault, "'CountsInItsDefault.hidden's defaults', which the model's class"),
-    (CountsInAFunction, "'CountsInAFunction.hidden.steps', which the model's class"),
+    (CountsForItsClass, "'CountsForItsClass.steps', which the model's code keeps.*register_buffer"),
+    (CountsForEverybody, "'TALLY', which the model's code keeps for everybody"),
+    (CountsInItsDefault, "'CountsInItsDefault.hidden's defaults', which the model's code"),
+    (CountsInAFunction, "'CountsInAFunction.hidden.steps', which the model's code"),
     (CountsInAnArray, "attribute 'tally' changes in training"),
     (CountsOn, "attribute 'order' changes in training"),
+    (CountsInAClosure, "'counting.<locals>.count's calls', which the model's code keeps"),
+    (CountsInAHook, "'counting.<locals>.count's calls', which the model's code keeps"),
+    (CountsInAHelper, "'Scale.calls', which the model's code keeps"),
+    (CountsInACache, "'tally', which the model's code keeps"),
+    (CountsInAPartial, "'PARTIAL', which the model's code keeps"),
+    (CountsElsewhere, "'CALLS', which the model's code keeps"),
+    (CountsInItsGradient, "'CountsBackwards.calls', which the model's code keeps"),
+    (HookedParameter, "parameter 'body.weight' has a hook of its own.*in forward"),
+    (SeldomDraws, "draws from 'random'.*draw random numbers from PyTorch alone"),
+    (HardlyNoisy, "outputs in .* differ with what happened before.*draw random numbers from PyTorch alone"),
+    (DropsInTests, r"give other outputs when they are tested again.*F.dropout\(x, p, self.training\)"),
     (HiddenCounter, "attribute 'layers' changes in training"),
     (OwnNoise, "attribute 'state' changes in training"),
     (Replaced, "tensor 'mean' is replaced in forward.*in place"),

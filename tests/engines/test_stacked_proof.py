@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from coterie.client.belongings import ATTRIBUTE, Belongings, belongings, changed
 from coterie.client.recipe import Phase
 from coterie.core.layout import Layout
 from coterie.data import Dataset
 from coterie.engines import Stacked
 from coterie.engines.stacked.phase import StackedPhase
-from coterie.engines.stacked.proof import change, hidden_state, not_alike
+from coterie.engines.stacked.proof import not_alike
 from coterie.engines.stacked.stack import Ground
 from coterie.models import MODELS
 from coterie.runs.experiment import Experiment
@@ -198,26 +199,27 @@ def test_whatever_a_model_keeps_is_seen_to_change(before: Any, after: Any) -> No
     net = Keeper()
     layout = Layout(net, "classifier")
 
-    def seen(value: Any) -> dict[str, object]:
+    def seen(value: Any) -> Belongings:
         net.kept = value
-        return hidden_state({"": net}, layout)
+        return belongings({"": net}, layout)
 
-    assert change(seen(before), seen(before)) is None
-    assert change(seen(before), seen(after)) == "kept"
+    key = (ATTRIBUTE, "kept")
+    assert changed(seen(before), seen(before)) is None
+    assert changed(seen(before), seen(after)) == key
     without = dict(seen(before))
-    del without["kept"]
-    assert change(without, seen(before)) == change(seen(before), without) == "kept"
+    del without[key]
+    assert changed(without, seen(before)) == changed(seen(before), without) == key
 
 
 def test_rows_may_change_under_any_name() -> None:
     net = Keeper()
     net.kept = [net.body, net.body.weight, {"again": net}]
     layout = Layout(net, "classifier")
-    before = hidden_state({"": net}, layout)
+    before = belongings({"": net}, layout)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(1)
-    assert change(before, hidden_state({"": net}, layout)) is None
+    assert changed(before, belongings({"": net}, layout)) is None
 
 
 def test_what_only_training_does_is_stacked_with_other_terms_too(caplog: pytest.LogCaptureFixture) -> None:

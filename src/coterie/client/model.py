@@ -15,7 +15,7 @@ from coterie.core.columns import Columns
 from coterie.core.inventory import copied
 from coterie.core.layout import Layout, paths_of, require_classifier
 from coterie.devices import PROCESSOR
-from coterie.errors import CoterieError, described
+from coterie.errors import CoterieError, described, require
 
 
 class MountedModel:
@@ -112,6 +112,12 @@ def check_split(module: nn.Module, layout: Layout, sample: Tensor) -> int:
                 f"last module of the model's forward pass ({described(error)})"
             ) from error
     if cut.shape != expected.shape or not torch.allclose(cut, expected, atol=1e-5, equal_nan=True):
+        again = tried(module, sample)
+        require(
+            isinstance(again, Tensor) and torch.allclose(again, expected, atol=1e-5, equal_nan=True),
+            "model: the same samples give other outputs when they are tested again; in tests it may not count, and "
+            "draw nothing: F.dropout(x, p, self.training)",
+        )
         raise CoterieError(
             f"classifier '{layout.classifier}': the model computes something after it; name the module whose output "
             "is the model's output"

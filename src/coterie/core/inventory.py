@@ -80,6 +80,11 @@ def _belongs(module: nn.Module, name: str, tensor: Tensor, is_buffer: bool) -> b
         not tensor.is_complex(),
         f"parameter '{name}' is complex; rows hold float32: keep real and imaginary parts (torch.view_as_real)",
     )
+    require(
+        not (tensor._backward_hooks or tensor._post_accumulate_grad_hooks),
+        f"parameter '{name}' has a hook of its own (register_hook), which no row keeps; do the same to gradients in "
+        "forward, or in a hook of its layer",
+    )
     require(tensor.dtype == torch.float32, f"tensor '{name}' is {tensor.dtype}; rows hold float32: call module.float()")
     return True
 

@@ -9,29 +9,25 @@ clients run a model once where each alone would run it once more, so that what i
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FunctionType, ModuleType
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from coterie.client.belongings import DRAWS, Belongings, belongings, changed
 from coterie.client.problem import Problem
 from coterie.client.recipe import Phase, plain_steps
-from coterie.client.rehearsal import kept_around
 from coterie.client.scores import Seen, TrainingScores
 from coterie.client.terms import RECEIVED, task_loss
 from coterie.client.trainer import Trainer
 from coterie.client.views import BatchView
 from coterie.client.worker import MethodAtClient, Worker
 from coterie.core.federation import Federation
-from coterie.core.layout import BatchNorm, Layout
 from coterie.core.task.base import LOSS
 from coterie.core.training import Training
 from coterie.devices import draw_again, drawn_state
@@ -39,10 +35,6 @@ from coterie.engines.stacked.batch import StackedBatch
 from coterie.engines.stacked.phase import StackedPhase
 from coterie.engines.stacked.stack import Ground, PaddedIndices, Stack
 from coterie.rng import torch_stream
-
-# What a module holds for its tensors and its parts, which are looked at one by one.
-_PARTS = ("_parameters", "_buffers", "_modules")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 # How far tensors may lie apart for rounding, in their norms: by a share of what they are, or of how far they moved;
 # gradients by a larger one, or by a share of the whole row's (before batch norm they are nothing but rounding).
@@ -54,7 +46,7 @@ TRIES = 4
 # and gradients pass through weights that begin as zeros.
 MOVED, BESIDES = 0.1, 0.02
 OTHERWISE = "the model does otherwise together than alone"
-DRAWS = "the model draws random numbers of its own"
+OWN_DRAWS = "the model draws random numbers of its own"
 
 
 def not_alike(ground: Ground, method: MethodAtClient) -> str | None:
@@ -109,14 +101,11 @@ class Twins:
 
     def difference(self) -> str | None:
         """What differs between the two ways besides gradients, if anything does."""
-        layout, before = self._problem.layout, global_draws()
+        layout = self._problem.layout
         head = layout.columns("classifier") & layout.trainable
         ways = (Phase(), *((Phase(train="classifier"),) if head else ()))
         difference = next((said for phase in ways if (said := self._training(phase))), None)
-        difference = difference or self._client_by_client() or self._testing()
-        if difference is None and global_draws() != before:
-            return DRAWS
-        return difference
+        return difference or self._client_by_client() or self._testing()
 
     def _client_by_client(self) -> str | None:
         try:
@@ -134,12 +123,12 @@ class Twins:
         start, rows = self._federation[phase.slot].rows(stack.clients), stack.rows(phase.slot).cpu()
         for client, sums in enumerate(together.sums()):
             seen: Seen = []
-            changed, row = self._alone(phase, client, seen)
-            if changed is not None:
-                return changed
+            kept, row = self._alone(phase, client, seen)
+            if kept is not None:
+                return kept
             state, of_device = drawn_state(self._worker.device)
             if not torch.equal(stack.streams[client].get_state(), state if of_device is None else of_device):
-                return DRAWS
+                return OWN_DRAWS
             apart = TrainingScores(self._problem.task, 1)
             apart.take(0, seen)
             losses = [torch.tensor(loss_sums.get(LOSS, 0.0)) for loss_sums in (sums, apart.sums()[0])]
@@ -167,9 +156,9 @@ class Twins:
         trainer = Trainer(self._worker, phase, 0, seen)
         before = self._hidden()
         plain_steps(trainer, trainer.batches())
-        changed = change(before, self._hidden())
+        kept = _kept(before, self._hidden())
         trainer.finish()
-        return _kept(changed), self._worker.model(phase.slot).row.cpu()
+        return kept, self._worker.model(phase.slot).row.cpu()
 
     def _testing(self) -> str | None:
         """What differs where models are tested."""
@@ -182,19 +171,23 @@ class Twins:
                 model = self._worker.model("model")
                 before = self._hidden()
                 alone = model.head(model.trunk(self._problem.inputs[index])).cpu()
-                if changed := change(before, self._hidden()):
-                    return _kept(changed)
+                if kept := _kept(before, self._hidden()):
+                    return kept
                 if not _near(together[client, : len(index)], alone, SHARE * _size(alone)):
                     return f"{OTHERWISE}: its outputs in tests differ"
         return None
 
-    def _hidden(self) -> dict[str, object]:
+    def _hidden(self) -> Belongings:
         model, layout = self._worker.model("model"), self._problem.layout
-        return hidden_state({"": model.trunk, layout.classifier: model.head}, layout)
+        return belongings({"": model.trunk, layout.classifier: model.head}, layout)
 
 
-def _kept(changed: str | None) -> str | None:
-    return None if changed is None else f"the model keeps '{changed}', which changes as it runs"
+def _kept(before: Belongings, after: Belongings) -> str | None:
+    change = changed(before, after)
+    if change is None:
+        return None
+    kind, name = change
+    return OWN_DRAWS if kind == DRAWS else f"the model keeps '{name}', which changes as it runs"
 
 
 def _near(actual: Tensor, expected: Tensor, far: float) -> bool:
@@ -250,85 +243,3 @@ def _federation(problem: Problem, seed: int, attempt: int) -> Federation:
         rows[:, start:stop] += BESIDES * drawn[:, start:stop]
     slot.write_own(federation.everyone, layout.everything, slot.columns.take(rows))
     return federation
-
-
-def hidden_state(parts: Mapping[str, nn.Module], layout: Layout) -> dict[str, object]:
-    """Everything that modules (by path) keep beside their rows, by name, as something that can be compared.
-
-    >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> before = hidden_state({"": net}, Layout(net, "1"))
-    >>> net[0].calls = 1
-    >>> change({"0": 1}, {"0": 1}), change(before, hidden_state({"": net}, Layout(net, "1")))
-    (None, '0.calls')
-    """
-    in_row = {entry.name for entry in layout.entries}
-    layers = [(_joined(root, path), layer) for root, part in parts.items() for path, layer in part.named_modules()]
-    # The row's tensors change as they should, wherever else a layer mentions them.
-    known = {id(layer) for _, layer in layers}
-    for _, layer in layers:
-        known |= {id(tensor) for tensor in (*layer._parameters.values(), *layer._buffers.values())}
-    kept_by_name: dict[str, object] = {}
-    for path, layer in layers:
-        kept = {name: value for name, value in vars(layer).items() if name not in _PARTS}
-        kept |= {
-            name: buffer
-            for name, buffer in layer._buffers.items()
-            if _joined(path, name) not in in_row
-            and not (isinstance(layer, BatchNorm) and name == "num_batches_tracked")
-        }
-        for name, value in (*kept.items(), *kept_around(type(layer))):
-            beside = known - {id(value)} if name in layer._buffers else known
-            kept_by_name[_joined(path, name)] = _comparable(value, beside, {})
-    return kept_by_name
-
-
-def change(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
-    """The first name under which something has changed."""
-    names = dict.fromkeys((*before, *after))
-    return next((name for name in names if name not in before or before.get(name) != after.get(name)), None)
-
-
-def global_draws() -> object:
-    """Where Python's and NumPy's generators stand that everybody shares, as something that can be compared."""
-    return _comparable((random.getstate(), np.random.get_state(legacy=False)), set(), {})
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
-
-
-def _comparable(value: Any, known: Set[int], seen: dict[int, int]) -> object:
-    """A value as nested tuples that are equal as long as nothing within it has changed."""
-    if isinstance(value, _PLAIN):
-        return type(value).__name__, repr(value)
-    if id(value) in known or isinstance(value, (type, ModuleType, FunctionType)):
-        return "known", id(value)
-    if id(value) in seen:
-        return "seen", seen[id(value)]
-    seen[id(value)] = len(seen)
-    if isinstance(value, Tensor):
-        return _content(value)
-    if isinstance(value, torch.Generator):
-        return "generator", bytes(value.get_state().tolist())
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return "array", value.shape, str(value.dtype), hashlib.blake2b(value.tobytes()).digest()
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(_comparable(item, known, seen) for item in value)
-    if isinstance(value, dict):
-        return "dict", tuple((repr(name), _comparable(item, known, seen)) for name, item in value.items())
-    try:
-        # The way in which any object is copied tells all that it holds.
-        held = value.__reduce_ex__(4)
-    except Exception:  # some objects cannot be copied
-        return "object", id(value)
-    if isinstance(held, str):
-        return "named", held
-    insides = [list(item) if isinstance(item, Iterator) else item for item in held]
-    return type(value).__name__, tuple(_comparable(item, known, seen) for item in insides)
-
-
-def _content(value: Tensor) -> object:
-    if value.layout is not torch.strided or value.is_quantized:
-        return "tensor", id(value), value._version
-    numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return "tensor", tuple(value.shape), str(value.dtype), hashlib.blake2b(numbers.numpy().tobytes()).digest()

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full real lint types numerics oldest natural bench bench-auto test-gpu fuzz crash mutants locked lock sbom audit \
+.PHONY: setup demo quick test full real lint types numerics oldest natural bench bench-auto test-gpu fuzz crash chaos mutants locked lock sbom audit \
 	secrets docs clean
 
 setup: $(VENV)/.ready
@@ -67,8 +67,13 @@ fuzz: setup
 crash: setup
 	$(BIN)/python -m tests.crash --kills 500
 
-# Three hundred small changes to the code, each of which some test has to notice (SEED=1: others).
+# A day of three hundred faults on a federation of five sites; MINUTES=60 stops in time, the same again carries on.
+MINUTES ?= inf
 SEED ?= 0
+chaos: setup
+	nice $(BIN)/python -m tools.chaos --seed $(SEED) --minutes $(MINUTES)
+
+# Three hundred small changes to the code, each of which some test has to notice (SEED=1: others).
 mutants: setup
 	nice $(BIN)/python -m tools.mutants --sample 300 --seed $(SEED) --jobs $(JOBS)
 

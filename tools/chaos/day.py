@@ -24,7 +24,7 @@ from tools.chaos.watch import Watch
 TICK = 0.05  # seconds between two looks
 RESTART = 2.0  # seconds after which a command that has ended is started again
 BACK = 240.0  # seconds within which a site must take part again once its fault is over
-STARTING = 40.0  # seconds that a server's command may take on a full machine until it can speak
+STARTING = 60.0  # seconds that a server's command may take on a full machine until it can speak
 LEDGER = "ledger.jsonl"
 
 

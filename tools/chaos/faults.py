@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 PHASES = ("opening", "asked", "training", "answering", "closing")
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+REFUSED = 180.0  # seconds within which a second start must have ended
 
 Act = Callable[["Day", "Fault", Random], str]
 """Injects a fault; what it did, in words."""
@@ -156,18 +160,27 @@ def second(what: str) -> Act:
         with (place.folder / "seconds.log").open("ab") as log:
             process = subprocess.Popen(words, cwd=place.folder, stdout=log, stderr=log, env=day.environment(host))
         seconds = draw.uniform(15, 30)
+        if what == "same":  # it must refuse to run
+            end_by = time.monotonic() + REFUSED
+
+            def has_refused() -> bool:
+                if process.poll() is None and time.monotonic() < end_by:
+                    return False
+                process.kill()
+                if (code := process.wait()) != 2:
+                    day.note_violation(f"fault {fault.number}: a second start from one folder ended with code {code}")
+                return True
+
+            day.healed_when(has_refused, fault)
+            return "until it has refused to run"
 
         def end() -> None:
-            if process.poll() is None:
-                process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
-                process.kill()
-            code = process.wait()
-            if what == "same" and code != 2:
-                day.note_violation(f"fault {fault.number}: a second start from the same folder ended with code {code}")
-            if what == "copy":
-                subprocess.run(["rm", "-rf", place.folder / folder], check=False)
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+            shutil.rmtree(place.folder / folder, ignore_errors=True)
 
         day.later(seconds, end, fault)
         return f"for {seconds:.1f} s"

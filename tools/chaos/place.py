@@ -70,8 +70,10 @@ class Place(Town):
         self.agreement = Agreement.read(folder / "fed" / "federation.toml")
         self.mounted = self._mount()
         self.clocks = self._build_clock()
-        for host in (SERVER, *SITES):
+        for host in (SERVER, *SITES):  # what a day that was interrupted may have left
             self.set_clock(host, 0)
+            (self.disk(host) / "ballast").unlink(missing_ok=True)
+            self.orders(host).unlink(missing_ok=True)
 
     def store(self, site: str) -> Path:
         """Where a site keeps its models."""

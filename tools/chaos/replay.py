@@ -56,6 +56,8 @@ class Replay:
     def _restore(self, round: int) -> None:
         server = Server(self.together.agreement)
         server.standing = self.together.server.standing
+        for what in ("sizes", "validation_sizes", "class_counts"):  # what sites have said of themselves
+            setattr(server.federation, what, getattr(self.together.server.federation, what).clone())
         if round:
             server.federation.restore(load_tensors(self._kept(round))[0])
             server.federation.round = round
@@ -63,7 +65,11 @@ class Replay:
         else:
             self.together.server = server
             self.together.admit()
-        self.seen = {known: text for known, text in self.seen.items() if known <= round}
+        self._note({known: text for known, text in self.seen.items() if known <= round})
+
+    def _note(self, seen: dict[int, str]) -> None:
+        self.seen = seen
+        (self.folder / "seen.json").write_text(json.dumps(seen))
 
     def take(self, line: Line) -> list[str]:
         """The next round, as its line says it went; what is other than it was, in words."""
@@ -88,8 +94,7 @@ class Replay:
         wrong = [f"round {line.round}: {what}: {real}; replayed: {ours}" for what, real, ours in both if real != ours]
         save_tensors(self._kept(line.round), dict(server.federation.state()), {})
         self._kept(line.round - BACK).unlink(missing_ok=True)
-        self.seen[line.round] = mark(line)
-        (self.folder / "seen.json").write_text(json.dumps(self.seen))
+        self._note({**self.seen, line.round: mark(line)})
         return wrong
 
     def differences(self, checkpoint: Path, stores: Mapping[str, Path]) -> tuple[int, list[str]]:

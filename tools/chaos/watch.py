@@ -17,7 +17,9 @@ QUIET = 15.0  # seconds after which it must be said what is waited for
 SPARE = 2.0  # seconds by which a look may be late on a busy machine
 LAG = 15.0  # seconds by which the status may lag behind
 # The words of a wait.
-WAITS = re.compile(r"wait|are done|again|does not carry|cannot be written|starting|trying on|looking|stopped|resumes")
+WAITS = re.compile(
+    r"wait|are done|again|does not carry|cannot be written|starting|being started|trying on|looking|stopped|resumes"
+)
 
 
 @dataclass

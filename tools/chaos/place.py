@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.state_file import read_state
@@ -23,7 +24,7 @@ ADDRESS, PORT = "10.77.0.1", 8000
 DISKS = {SERVER: "160m"}  # of a site: SMALL
 SMALL = "6m"
 CLOCK = Path(__file__).parent / "clock.c"
-AGREED = {
+AGREED: dict[str, Any] = {
     "method": "fedper",
     "model": "mlp",
     "epochs": 1,
@@ -52,7 +53,7 @@ SIGNS = {
 class Place(Town):
     """The town of the day. A folder that was begun is gone on with."""
 
-    def __init__(self, folder: Path, rounds: int) -> None:
+    def __init__(self, folder: Path, rounds: int, **terms: Any) -> None:
         self.begun = (folder / "fed").is_dir()
         folder.mkdir(parents=True, exist_ok=True)
         self.data = few_digits(*SITES)
@@ -63,7 +64,7 @@ class Place(Town):
         self.network.build()
         self._end_left_overs()
         if not self.begun:
-            agreement = Agreement(name="fed", sites=SITES, shape=(1, 8, 8), classes=10, rounds=rounds, **AGREED)
+            agreement = Agreement(name="fed", sites=SITES, shape=(1, 8, 8), classes=10, rounds=rounds, **AGREED | terms)
             self.agree(agreement, [ADDRESS])
             (folder / "library").mkdir()
             tampered_library(folder / "library", TAMPERED)

@@ -77,17 +77,15 @@ class Watch:
             self._words, self._since = words, now
             return
         seconds = now - self._since
-        waits = bool(WAITS.search(self._last))
+        if not WAITS.search(self._last):
+            self.silence = max(self.silence, seconds)
+            if seconds > QUIET + SPARE and "silence" not in self._said:
+                self._said.add("silence")
+                self.violations.append(f"silence of more than {QUIET:g} s after '{self._last}'")
         if words != self._words:
             self._words, self._since = words, now
             self._last = f"{state.get('message') or ''} / {_last_line(logs[0])}"
             self._said.discard("silence")
-        if waits:
-            return
-        self.silence = max(self.silence, seconds)
-        if seconds > QUIET + SPARE and "silence" not in self._said:
-            self._said.add("silence")
-            self.violations.append(f"silence of more than {QUIET:g} s after '{self._last}'")
 
     def _compare(self) -> None:
         """Compare what the status says with what is so."""

@@ -1,4 +1,7 @@
-"""Poison from one of five real sites: it is set aside and named, and its site is let back in when it behaves."""
+"""Poison from one of three real sites: it is set aside and named, and its site is let back in when it behaves.
+
+Nobody has asked for that: three sites have a quarantine by default.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.xdist_group("poison")]
 
 LIMIT = 1800.0
-SITES = ("site-a", "site-b", "site-c", "site-d", "site-e")
-POISONED = 5  # the round in which what site-e sends is a thousand times too large
+SITES = ("site-a", "site-b", "site-c")
+POISONED = 5  # the round in which what site-c sends is a thousand times too large
 BACK = POISONED + 4  # three answers that do not jump, then it counts again
 POISON = f"""
 
@@ -37,7 +40,7 @@ def tampered(packed):
 def test_a_site_that_sends_poison_is_set_aside_and_let_back_in(tmp_path: Path) -> None:
     town = Town(tmp_path, few_digits(*SITES))
     training = {"method": "fedavg", "model": "mlp", "rounds": BACK, "epochs": 1, "batch": 16, "lr": 0.05}
-    waiting = {"least_sites": 3, "gather": LIMIT, "deadline": LIMIT, "quarantine": 6.0}
+    waiting = {"least_sites": 3, "gather": LIMIT, "deadline": LIMIT}
     agreement = Agreement(name="fed", sites=SITES, shape=(1, 8, 8), classes=10, **training, **waiting)
     town.agree(agreement, ["127.0.0.1"])
     try:
@@ -51,7 +54,7 @@ def test_a_site_that_sends_poison_is_set_aside_and_let_back_in(tmp_path: Path) -
         town.close()
     aside = {line.round: sorted(note_of(line).set_aside) for line in town.rounds()}
     out = range(POISONED, BACK)
-    assert aside == {round: ["site-e"] if round in out else [] for round in range(1, BACK + 1)}
-    assert "site-e" in (town.server / "log.txt").read_text()
+    assert aside == {round: [SITES[-1]] if round in out else [] for round in range(1, BACK + 1)}
+    assert SITES[-1] in (town.server / "log.txt").read_text()
     rows, _ = load_tensors(town.server / "checkpoint.safetensors")
     assert float(rows["slot.model.shared"].abs().max()) < 100

@@ -50,6 +50,37 @@ TRIED = {
         "a node that the agreement does not know": "test_a_node_that_somebody_registered_is_removed_at_the_next_start",
         "a site's interface on loopback": "test_other_users_of_the_machine_get_no_task",
         "folders that others can read": "test_state_is_for_its_owner_alone",
+        "a message to another site, and one to nobody": "test_a_member_cannot_have_others_messages_stored",
+    },
+    "test_lost_messages": {
+        "an empty message that replies to nothing": "test_what_replies_to_nothing_that_was_asked_is_left_aside",
+        "an upload without end": "test_a_site_that_is_slow_to_upload_keeps_nobody_waiting",
+        "a carrier that is too busy": "test_what_the_carrier_cannot_do_now_is_said_once_and_tried_again",
+    },
+    "test_envelopes": {
+        "orders to another site": "test_a_signed_federation_runs_and_takes_no_orders_from_others",
+        "old tasks, and another's": "test_a_task_is_taken_once_and_an_old_one_never_again",
+        "answers for others": "test_answers_by_others_and_old_ones_cost_their_site_a_round_and_nobody_else",
+    },
+    "test_bounds": {
+        "10^19 samples, rows of 3e38": "test_numbers_beyond_all_measure_cost_their_site_a_round",
+        "a million claimed samples": "test_a_claimed_size_weighs_no_more_than_its_share",
+        "a divergence where all are needed": "test_a_divergence_where_all_are_needed_is_said_at_once",
+        "rows thirty times too large": "test_an_answer_far_too_large_for_its_round_is_set_aside",
+    },
+    "test_intact": {
+        "half checkpoints, flipped bits": (
+            "test_a_server_goes_on_from_its_last_whole_checkpoint_and_ends_as_if_nothing_was"
+        ),
+        "torn snapshots of a site": "test_a_site_goes_on_from_its_last_whole_snapshot",
+        "torn lines of rounds": "test_no_line_of_a_round_is_lost_whatever_becomes_of_their_file",
+        "another node's number among the keys": (
+            "test_a_record_of_registered_keys_that_is_not_as_it_was_written_has_them_registered_anew"
+        ),
+    },
+    "test_supervision": {
+        "a full disk under the SuperLink": "test_a_full_disk_is_waited_for_with_whatever_it_ends",
+        "each of the server's processes": "test_whatever_is_killed_the_federation_goes_on_and_its_status_is_true",
     },
     "test_poison": {
         "an upload a thousand times too large": "test_a_site_that_sends_poison_is_set_aside_and_let_back_in",
@@ -64,6 +95,10 @@ TRIED = {
         "another SuperLink behind the gateway": "test_only_known_keys_pass_and_what_is_behind_must_prove_itself",
         "a line forged in a log": "test_a_path_cannot_forge_a_line",
         "a flood": "test_a_flood_neither_fills_the_disk_nor_hides_others",
+        "a thousand silent connections": "test_silent_connections_keep_nobody_out",
+        "all connections for one site": "test_one_site_does_not_take_all_connections",
+        "messages that nobody asked for": "test_a_message_that_is_no_answer_is_not_stored",
+        "bytes without end": "test_no_more_bytes_follow_than_an_answer_has",
     },
     "test_folder": {
         "two builds of one agreement": "test_two_builds_give_one_hash",
@@ -71,6 +106,10 @@ TRIED = {
     "test_greedy_server": {
         "a server that asks for what is personal": "test_a_server_that_asks_for_what_is_personal_gets_nothing",
         "malformed tasks": "test_a_malformed_task_is_refused_whatever_is_wrong_with_it",
+        "a personal classifier written over": "test_a_server_that_writes_what_is_personal_is_refused",
+        "other rows and values of a site's own": (
+            "test_nothing_that_a_site_keeps_beside_its_model_is_ever_written_by_a_server"
+        ),
     },
     "test_hostile": {
         "the key of one site and the name of another": "test_a_refused_hello_changes_nothing",
@@ -113,6 +152,8 @@ TRIED = {
         "a full disk at the server": "test_a_full_disk_is_waited_for_and_costs_nothing",
         "a full disk at a site": "test_an_answer_that_cannot_be_kept_is_sent_all_the_same",
         "half files": "test_half_a_line_and_half_a_file_are_not_left_behind",
+        "a bad answer that comes last": "test_an_answer_that_cannot_be_read_does_not_cost_its_site_the_next_round",
+        "a task that cannot be sent": "test_a_task_that_cannot_be_sent_now_is_sent_later",
     },
     "test_audit_trail": {
         "what an error says": "test_of_an_error_the_code_leaves_and_nothing_else",
@@ -126,6 +167,7 @@ TRIED = {
     },
     "test_agreement_versions": {
         "a stolen site's rows after it left": "test_nothing_of_who_has_left_stays_at_the_server",
+        "thousands of levels": "test_a_file_of_thousands_of_levels_is_refused_in_a_line_and_no_newer_version",
     },
 }
 

@@ -46,7 +46,7 @@ class SevenOutputs(nn.Module):
         ({"method": None}, "method = None: must be a Method, a class that extends Method or text, such as 'fedavg'"),
         ({"method": int}, "method = the class int: must be a Method"),
         ({"partition": {"clients": 3}}, "partition = {'clients': 3}: must be a Rule,"),
-        ({"partition": None}, "such as 'iid' or ct.Dirichlet(clients=20, alpha=0.1)"),
+        ({"partition": 3}, "such as 'iid' or ct.Dirichlet(clients=20, alpha=0.1)"),
         ({"rounds": "5"}, "rounds = '5': must be a whole number"),
         ({"rounds": 2.5}, "rounds = 2.5: must be a whole number"),
         ({"rounds": None}, "rounds = None: must be a whole number"),

@@ -91,7 +91,7 @@ def kernels(one: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedCP(Method):
-    """FedCP: separating feature information for personalized federated learning via conditional policy (Zhang, 2023).
+    """FedCP: separating feature information for personalized federated learning via conditional policy (2023).
 
     Client k has a classifier φ_k of its own beside everybody's φ. A policy P, a linear map [d, 2d] with layer norm and
     ReLU, shares out each feature of each sample between them:

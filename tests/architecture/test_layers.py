@@ -33,6 +33,7 @@ LAYERS = (
     ("methods",),
     ("engines",),
     ("rounds",),
+    ("topology",),
     ("server_steps",),
     ("robust",),
     ("privacy",),

@@ -64,6 +64,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
     }
     free_text = {
         "attack",
+        "augment",
         "checkpoint_every",
         "client_column",
         "defence",
@@ -86,6 +87,7 @@ def test_help_shows_the_defaults_that_hold() -> None:
         "stats",
         "steps",
         "task",
+        "topology",
     }
     checked = [name for name in shown if shown[name] != BY_RULE and name not in free_text]
     assert {name: shown[name] for name in checked} == {name: str(defaults[name]) for name in checked}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.views import ClientView
+from coterie.core.pixels import Views
 from coterie.errors import require
 
 
@@ -51,10 +52,18 @@ class Outputs(ABC):
 class Batch(Outputs):
     """One batch at one client, as loss terms see it. Everything is computed when first asked for."""
 
-    def __init__(self, client: ClientView, slot: str, index: Tensor, features: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        client: ClientView,
+        slot: str,
+        index: Tensor,
+        features: Tensor | None = None,
+        seen: tuple[Views, Tensor] | None = None,
+    ) -> None:
         self._client = client
         self._index = index
         self._features = features
+        self._seen = seen  # how its images are to be seen, and the number of each: [B]
         self._inputs: Tensor | None = None
         self.slot = slot
         self.task = client.problem.task
@@ -64,7 +73,8 @@ class Batch(Outputs):
     def inputs(self) -> Tensor:
         """The samples: `[B, ...]`."""
         if self._inputs is None:
-            self._inputs = self._client.problem.inputs[self._index]
+            inputs = self._client.problem.inputs[self._index]
+            self._inputs = inputs if self._seen is None else self._seen[0].seen(inputs, self._seen[1])
         return self._inputs
 
     @property
@@ -107,9 +117,13 @@ class Batch(Outputs):
         features: Sequence[Tensor | None] = [None] * pieces
         if self._features is not None:
             features = self._features.tensor_split(pieces)
+        seen: list[tuple[Views, Tensor] | None] = [None] * pieces
+        if self._seen is not None:
+            views, numbers = self._seen
+            seen = [(views, part) for part in numbers.tensor_split(pieces)]
         return [
-            Batch(self._client, self.slot, index, part)
-            for index, part in zip(self._index.tensor_split(pieces), features, strict=True)
+            Batch(self._client, self.slot, index, part, looks)
+            for index, part, looks in zip(self._index.tensor_split(pieces), features, seen, strict=True)
         ]
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +33,29 @@ STEEPEST = 1e30
 this one everything diverges already."""
 
 
+Kept = Mapping[str, Sequence[Tensor]]
+"""What clients keep, by the names of `core.training.OPTIMISERS`: a tensor for each that is moved, changed in place."""
+NOTHING: Kept = MappingProxyType({})
+ONE_FOR_ALL = ("step", "mu_product", "eta", "mu")
+"""Of that, numbers: the same for all of a span."""
+
+
 class Optimiser(ABC):
     """Moves spans along their gradients; every group of spans has a rate of its own."""
 
     @abstractmethod
-    def start(self, rates: Sequence[float]) -> None:
-        """Forget everything and take these rates: nothing carries over between clients."""
+    def start(self, rates: Sequence[float], kept: Kept = NOTHING) -> None:
+        """Take these rates and go on from what the client has `kept`; without that, forget everything.
+
+        Nothing carries over between clients.
+        """
 
     @abstractmethod
     def step(self) -> None:
         """Take a step."""
+
+    def finish(self) -> None:  # noqa: B027 (whoever works on what is kept has nothing to put back)
+        """Put what is remembered where it is `kept`."""
 
 
 class SGD(Optimiser):
@@ -56,10 +70,10 @@ class SGD(Optimiser):
     def _moved(self) -> Iterator[Iterable[TrainedSpan]]:
         """What is moved, group by group: rows and their gradients, which are used up."""
 
-    def start(self, rates: Sequence[float]) -> None:
-        """Forget all velocities."""
+    def start(self, rates: Sequence[float], kept: Kept = NOTHING) -> None:
+        """Forget all velocities, or go on with those that are kept: 0 before the first step, which is the same."""
         self._rates = rates
-        self._velocities = []
+        self._velocities = list(kept.get("velocity", ()))
 
     def step(self) -> None:
         """v ← μv + g + δw (v = g + δw at first); w ← w − ηv."""
@@ -134,16 +148,32 @@ class TorchOptimiser(Optimiser):
 
     def __init__(self, groups: Sequence[Sequence[TrainedSpan]], settings: Training) -> None:
         self._inner = torch_optimiser([[leaf_of(*span) for span in group] for group in groups], settings)
+        self._leaves: list[nn.Parameter] = [leaf for group in self._inner.param_groups for leaf in group["params"]]
+        self._kept = NOTHING
 
-    def start(self, rates: Sequence[float]) -> None:
-        """Drop the optimiser's state."""
+    def start(self, rates: Sequence[float], kept: Kept = NOTHING) -> None:
+        """Drop the optimiser's state, or go on from the one that is kept, if any step was taken."""
         self._inner.state.clear()
+        self._kept = kept
         for group, rate in zip(self._inner.param_groups, rates, strict=True):
             group["lr"] = min(rate, STEEPEST)
+        for number, leaf in enumerate(self._leaves if kept else ()):
+            state = {name: spans[number] for name, spans in kept.items()}
+            if float(state["step"][0]) > 0:
+                self._inner.state[leaf] = {
+                    name: (value[0].cpu() if name in ONE_FOR_ALL else value).clone() for name, value in state.items()
+                }
 
     def step(self) -> None:
         """Take a step."""
         self._inner.step()
+
+    def finish(self) -> None:
+        """Put the state where it is kept, of every leaf that took a step."""
+        for name, spans in self._kept.items():
+            for leaf, span in zip(self._leaves, spans, strict=True):
+                if leaf in self._inner.state:
+                    span.copy_(self._inner.state[leaf][name])
 
 
 def torch_optimiser(groups: Sequence[Sequence[nn.Parameter]], settings: Training) -> torch.optim.Optimizer:

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from coterie.client.batch import Batch
 from coterie.client.model import MountedModel
-from coterie.client.optimiser import Optimiser, TensorSGD, make_optimiser
+from coterie.client.optimiser import NOTHING, Kept, Optimiser, TensorSGD, make_optimiser
 from coterie.client.recipe import Measure, Phase, Recipe, plain_steps, telling_phase, trained_slots
 from coterie.client.scores import Seen
 from coterie.client.terms import RECEIVED, asked_for_whole_rows, task_loss
 from coterie.client.views import BatchView, TrainedPart
 from coterie.client.worker import Worker
 from coterie.core.columns import Columns
-from coterie.core.federation import Federation
+from coterie.core.federation import Federation, memory_slot
+from coterie.core.pixels import Views
 from coterie.core.training import epoch_batches
 from coterie.errors import CoterieError
 from coterie.rng import torch_stream
@@ -57,13 +58,21 @@ class Trainer:
     """One phase at one client: hands out batches, computes gradients, takes steps.
 
     `parts` are the trained spans; the rules of unusual methods read and write them directly. `seen`, if given, holds in
-    the end what the model put out in the last epoch. `stepping`, if given, has batches and gradients of its own.
+    the end what the model put out in the last epoch. `stepping`, if given, has batches and gradients of its own. What
+    `stays` at the client begins with an optimiser that remembers nothing.
     """
 
     def __init__(
-        self, worker: Worker, phase: Phase, number: int, seen: Seen | None = None, stepping: Stepping | None = None
+        self,
+        worker: Worker,
+        phase: Phase,
+        number: int,
+        seen: Seen | None = None,
+        stepping: Stepping | None = None,
+        stays: bool = False,
     ) -> None:
         self.worker, self.phase, self.number = worker, phase, number
+        self._keeps = worker.problem.training.keep_optimizer and not stays
         self._seen, self._moves = seen, phase.moves
         worker.effort.begin(self._moves)
         settings, federation = worker.problem.training, worker.federation
@@ -107,12 +116,17 @@ class Trainer:
         """The phase's batches, epoch by epoch: shuffled, the last partial one kept, unless others are asked for."""
         worker, problem = self.worker, self.worker.problem
         samples = problem.train[worker.client]
-        cached = worker.train_features(self.phase.slot) if self.head_only else None
+        views = Views(*problem.training.views) if problem.training.augment else None
+        # What is seen otherwise every time has other features every time.
+        cached = worker.train_features(self.phase.slot) if self.head_only and views is None else None
         settings, single, own = problem.training, problem.skip_single_samples, self._own
         an_epoch = epoch_batches(len(samples), settings.batch, single) if own is None else own.steps
         left = settings.steps_of(self.phase.epochs, an_epoch)
         number = self.number if self.phase.stream is None else self.phase.stream
-        stream = torch_stream(worker.seed, f"batches:{number}", worker.federation.round, worker.key)
+        stream, looks = (
+            torch_stream(worker.seed, f"{purpose}:{number}", worker.federation.round, worker.key)
+            for purpose in ("batches", "augment")
+        )
         while left:
             if self._seen is not None:
                 self._seen.clear()
@@ -125,7 +139,8 @@ class Trainer:
                 left -= own is not None or not skipped  # what others draw counts, whatever comes of it
                 if not skipped:
                     features = None if cached is None else cached[part]
-                    yield Batch(worker, self.phase.slot, samples[part], features)
+                    seen = None if views is None else (views, views.drawn(len(part), looks))
+                    yield Batch(worker, self.phase.slot, samples[part], features, seen)
                 if not left:
                     break
 
@@ -196,6 +211,9 @@ class Trainer:
 
     def finish(self) -> None:
         """Leave the models as later phases and tests expect them: as far as they go, frozen, in evaluation mode."""
+        for optimiser in (self._optimiser, self._at_once):
+            if optimiser is not None:
+                optimiser.finish()
         for slot, begin in self._begins.items():
             row = self.worker.model(slot).row
             row.copy_(torch.lerp(begin, row, self.phase.reach))
@@ -219,8 +237,19 @@ class Trainer:
             kept[key] = make()
         optimiser = kept[key]
         if optimiser is not None:
-            optimiser.start([*(self.factor * rate for rate in phase.rates.values()), self.lr])
+            rates = [*(self.factor * rate for rate in phase.rates.values()), self.lr]
+            optimiser.start(rates, self._kept(isinstance(optimiser, TensorSGD)) if self._keeps else NOTHING)
         return optimiser
+
+    def _kept(self, by_tensor: bool) -> Kept:
+        """What the client keeps of the optimiser, for each span or tensor that it moves."""
+        kept: dict[str, list[Tensor]] = {}
+        for name in self.worker.problem.training.remembered:
+            if by_tensor:
+                kept[name] = [tensor.data for group in self._tensors_by_rate(name) or () for tensor in group]
+            else:
+                kept[name] = [row for group in self._groups_by_rate(name) for row, _ in group]
+        return kept
 
     def _flat_optimiser(self) -> Optimiser:
         """One for the parts."""
@@ -232,28 +261,29 @@ class Trainer:
         tensors = self._tensors_by_rate() if settings.optimizer == "sgd" else None
         return None if tensors is None else TensorSGD(tensors, settings.momentum, settings.weight_decay)
 
-    def _groups_by_rate(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """The trained spans, those of each group with a rate of its own first, the others last."""
+    def _groups_by_rate(self, memory: str = "") -> list[list[tuple[Tensor, Tensor]]]:
+        """The trained spans, those of each group with a rate of its own first, the others last; or a memory of them."""
         groups: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(self.phase.rates) + 1)]
-        for number, model, columns in self._by_rate():
+        for number, model, columns in self._by_rate(memory):
             groups[number] += [(model.row[start:stop], model.grad[start:stop]) for start, stop in columns.spans]
         return groups
 
-    def _tensors_by_rate(self) -> list[list[nn.Parameter]] | None:
+    def _tensors_by_rate(self, memory: str = "") -> list[list[nn.Parameter]] | None:
         """The trained tensors in the same order; nothing if a rate or a phase cuts one in two."""
         groups: list[list[nn.Parameter]] = [[] for _ in range(len(self.phase.rates) + 1)]
-        for number, model, columns in self._by_rate():
+        for number, model, columns in self._by_rate(memory):
             tensors = model.parameters_in(columns)
             if tensors is None:
                 return None
             groups[number] += tensors
         return groups
 
-    def _by_rate(self) -> Iterator[tuple[int, MountedModel, Columns]]:
-        """What is trained of every model, with the number of its rate."""
-        layout = self.worker.problem.layout
+    def _by_rate(self, memory: str = "") -> Iterator[tuple[int, MountedModel, Columns]]:
+        """What is trained of every model, with the number of its rate; or where a memory of it lies."""
+        layout, settings = self.worker.problem.layout, self.worker.problem.training
         for part in self.parts:
-            model, rest = self.worker.model(part.slot), part.columns
+            slot = memory_slot(settings, memory, part.slot) if memory else part.slot
+            model, rest = self.worker.model(slot), part.columns
             named: list[str | Columns] = [*self.phase.rates, part.columns]
             for number, group in enumerate(named):
                 columns = rest & layout.columns(group)
@@ -279,7 +309,7 @@ def train(worker: Worker, recipe: Recipe, seen: Seen | None = None, stays: bool 
     telling = None if seen is None else telling_phase(recipe, worker.method.tested)
     for step in recipe:
         if isinstance(step, Phase):
-            trainer = Trainer(worker, step, number, seen if number == telling else None, stepping)
+            trainer = Trainer(worker, step, number, seen if number == telling else None, stepping, stays)
             step.rule(trainer, trainer.batches())
             trainer.finish()
             number += 1

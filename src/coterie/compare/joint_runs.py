@@ -37,6 +37,7 @@ OF_THE_WORK = (
     "batch",
     "epochs",
     "steps",
+    "augment",
     "optimizer",
     "join",
     "clients",

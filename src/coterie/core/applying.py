@@ -112,12 +112,12 @@ def apply(
 
 
 def _require_mixes(actions: Iterable[Action], federation: Federation, method: str) -> None:
-    """An error if clients would be sent what the server computed itself: nobody's share of that is defined."""
+    """An error if clients would be sent what the server computed itself."""
     for action in actions:
         if isinstance(action, Put) and (action.group is not None or federation.kinds[action.name].held_by != "server"):
-            raise no_share_defined(federation, method, f"what it puts into '{action.name}'")
+            raise more_than_mixes(federation, method, f"what it puts into '{action.name}'")
         if isinstance(action, Mix) and action.source_gate is not None:
-            raise no_share_defined(federation, method, f"means of '{action.group}' in which not every element counts")
+            raise more_than_mixes(federation, method, f"means of '{action.group}' in which not every element counts")
 
 
 def _require_no_steps(actions: Iterable[Action], server: ServerStep, method: str) -> None:
@@ -127,13 +127,11 @@ def _require_no_steps(actions: Iterable[Action], server: ServerStep, method: str
             raise server.refusal(f"{method} has a step of its own, which writes '{action.name}'")
 
 
-def no_share_defined(federation: Federation, method: str, what: str) -> CoterieError:
+def more_than_mixes(federation: Federation, method: str, what: str) -> CoterieError:
     """The refusal of a method in which others reach a client by other ways than mixes."""
-    asked = "" if federation.reduction is None else federation.reduction.spoken
-    return CoterieError(
-        f"{asked}: {method} gives clients more than mixes ({what}), of which no share can be "
-        "bounded; leave it out (quarantine works with every method)"
-    )
+    reduction = federation.reduction
+    asked, lacking = ("", "") if reduction is None else (reduction.spoken, reduction.lacking)
+    return CoterieError(f"{asked}: {method} gives clients more than mixes ({what}), {lacking}")
 
 
 def _put(slot: str, group: str | Columns, value: Tensor, federation: Federation, mark: int, method: str) -> None:

@@ -24,6 +24,11 @@ class Reduction(Protocol):
         ...
 
     @property
+    def lacking(self) -> str:
+        """Of what a method gives clients besides mixes: why that cannot be, and the way out."""
+        ...
+
+    @property
     def spans_learners(self) -> bool:
         """Whether a learner's weights depend on the other learners' too, so that all of them must be seen at once."""
         ...

@@ -37,7 +37,8 @@ class Federation:
     [K]` is the newest of them. `validation_sizes [K]` (none if unknown) counts the samples that clients set aside to
     judge models by, and `skip_single_samples` says whether a batch of one sample is passed over in training.
 
-    Parts of a run may attach how mixes are made otherwise than as weighted means (`reduction`), how the server moves
+    Parts of a run may attach how mixes are made otherwise than as weighted means (`reduction`; `apart` then says that
+    nothing is shared), how the server moves
     what all share towards them (`server_step`), and how clients take their steps (`stepping`, see
     `coterie.client.trainer`).
 
@@ -65,6 +66,7 @@ class Federation:
     validation_sizes: Tensor | None = None
     skip_single_samples: bool = False
     reduction: Reduction | None = None
+    apart: bool = False  # whether clients have rows of their own of everything, also of what a method shares
     server_step: ServerStep | None = None
     stepping: object | None = None
     simulated: ClassVar[bool] = True  # not what one real site sees
@@ -107,7 +109,7 @@ class Federation:
     @property
     def is_uniform(self) -> bool:
         """Whether all clients hold the same: nothing is personal."""
-        rows = any(slot.own_columns for slot in self.slots.values() if slot.held_by != "server")
+        rows = any(slot.own_columns and not slot.beside for slot in self.slots.values() if slot.held_by != "server")
         return not rows and not any(kind.per_client for kind in self.kinds.values() if kind.held_by != "server")
 
     def add_slot(
@@ -115,11 +117,12 @@ class Federation:
         name: str,
         columns: str | Columns = "all",
         shared: str | Columns = "",
-        fill: float | None = None,
+        fill: float | Tensor | None = None,
         held_by: HeldBy = "both",
         follows: Follows = None,
     ) -> Slot:
-        """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or filled.
+        """Create a slot; columns outside `shared` are personal. It starts as the common initial row, or
+        filled with a number or with a row `[P]`.
 
         `held_by="server"` is memory of the server's that never travels; with `follows` it takes on what clients
         upload of another slot, or what a function makes of their `ClientRows`, before each exchange.
@@ -127,13 +130,32 @@ class Federation:
         require(
             name not in RESERVED, f"slot '{name}': the word is reserved for terms and mixes; name the slot otherwise"
         )
-        initial = self.initial if fill is None else torch.full_like(self.initial, fill)
+        initial = self.initial if fill is None else torch.zeros_like(self.initial) + fill
         held, common = self.layout.columns(columns), self.layout.columns(shared)
+        if self.apart and held_by != "server":
+            common = Columns()
         self.slots[name] = self._new_slot(initial, held, common, held_by, follows)
+        if self.training.keep_optimizer and held_by != "server" and held & self.layout.trainable:
+            nothing, columns = torch.zeros_like(self.initial), held & self.layout.trainable
+            for memory in self.training.remembered:
+                beside = memory_slot(self.training, memory, name)
+                self.slots[beside] = self._new_slot(nothing, columns, Columns(), "client", None, name)
         return self.slots[name]
 
-    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        return Slot(initial, self.clients, columns, shared, held_by, follows, self.outline)
+    def _new_slot(
+        self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows, beside: str = ""
+    ) -> Slot:
+        return Slot(initial, self.clients, columns, shared, held_by, follows, self.outline, beside)
+
+    def kept_with(self, slots: Iterable[str]) -> tuple[str, ...]:
+        """The slots, and those that stand beside them.
+
+        >>> from coterie.runs.experiment import Experiment
+        >>> Experiment("fedavg", momentum=0.9, keep_optimizer=True).prepare().federation().kept_with(["model"])
+        ('model', 'sgd.velocity.model')
+        """
+        named = tuple(slots)
+        return (*named, *(name for name, slot in self.slots.items() if slot.beside in named))
 
     def add_value(
         self, name: str, start: Tensor, per_client: bool = False, held_by: HeldBy = "both", told: bool = False
@@ -261,6 +283,11 @@ class Federation:
         for name in self.values:
             self.values[name] = state[f"value.{name}"]
             self.value_marks[name].copy_(state[f"marks.{name}"])
+
+
+def memory_slot(training: Training, memory: str, slot: str) -> str:
+    """The name of the slot of what clients' optimisers remember of another."""
+    return f"{training.optimizer}.{memory}.{slot}"
 
 
 class _Unreadable:

@@ -199,6 +199,48 @@ def samples_at(inputs: Inputs, places: Tensor) -> Tensor:
     return shaped
 
 
+@dataclass(frozen=True)
+class Views:
+    """How images are seen while clients train on them: mirrored, and shifted by some `padding` at the most.
+
+    All that is drawn of an image is a number, so that streams do not depend on how many batches they are for.
+    What a shift leaves empty is filled with what lies inside the edge, mirrored.
+
+    >>> views = Views(padding=1, flips=True)
+    >>> views.seen(torch.arange(3.0).view(1, 1, 1, 3).expand(3, 1, 3, 3), torch.tensor([4, 7, 13]))[:, 0, 0].tolist()
+    [[0.0, 1.0, 2.0], [1.0, 2.0, 1.0], [2.0, 1.0, 0.0]]
+    """
+
+    padding: int
+    flips: bool
+
+    def drawn(self, count: int, stream: torch.Generator) -> Tensor:
+        """A number for each of so many images: `[count]`."""
+        ways = (2 * self.padding + 1) ** 2 * (2 if self.flips else 1)
+        return torch.randint(ways, (count,), generator=stream)
+
+    def seen(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """The `images [..., channels, height, width]` as their `numbers [...]` say."""
+        flat, side = images.flatten(0, -4), 2 * self.padding + 1
+        channels, height, width = flat.shape[1:]
+        number = numbers.flatten().to(flat.device)[:, None]
+        rows = _mirrored(torch.arange(height, device=flat.device) + number % side - self.padding, height)
+        columns = _mirrored(torch.arange(width, device=flat.device) + number // side % side - self.padding, width)
+        columns = torch.where(number >= side**2, columns.flip(1), columns)
+        places = (rows[:, :, None] * width + columns[:, None]).flatten(1)
+        out = flat.flatten(2).gather(2, places[:, None].expand(-1, channels, -1)).view(flat.shape)
+        if flat.is_contiguous(memory_format=torch.channels_last):
+            out = out.contiguous(memory_format=torch.channels_last)
+        seen: Tensor = out.unflatten(0, images.shape[:-3])
+        return seen
+
+
+def _mirrored(places: Tensor, size: int) -> Tensor:
+    """Places along a side of an image, those beyond its ends mirrored at them."""
+    inside = places.abs()
+    return torch.where(inside < size, inside, 2 * (size - 1) - inside)
+
+
 def as_memory(inputs: Inputs, memory: MemoryFormat) -> Inputs:
     """Images `[N, channels, height, width]` of which batches are cut in a memory format."""
     if isinstance(inputs, Pixels):

@@ -38,7 +38,8 @@ class Slot:
     is too small for lie in a file (`mapped`). An `outline` is not to be written to: one row stands for everybody's.
     `held_by` says who has it:
     a slot of the server never travels, one of the clients is never read on the server. A slot of the server may
-    *follow* another: it takes on the columns that clients upload of that (or what a function makes of them).
+    *follow* another: it takes on the columns that clients upload of that (or what a function makes of them). One that
+    stands `beside` another is kept whenever that is trained.
 
     >>> import torch
     >>> slot = Slot(torch.zeros(5), clients=3, columns=Columns.of((0, 5)), shared=Columns.of((0, 4)))
@@ -57,8 +58,9 @@ class Slot:
         held_by: HeldBy = "both",
         follows: Follows = None,
         outline: bool = False,
+        beside: str = "",
     ) -> None:
-        self.columns = columns
+        self.columns, self.beside = columns, beside
         self.shared_columns = shared & columns
         self.own_columns = columns - shared
         self.held_by: HeldBy = held_by

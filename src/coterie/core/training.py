@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from coterie.errors import require, unknown
@@ -14,20 +16,24 @@ StatsPolicy = Literal["mean", "local"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 MemoryChoice = Literal["auto", "contiguous", "channels_last"]
 SCHEDULES = ("constant", "exponential", "cosine")
-# Those that update each element on its own, so that a row may be trained as one flat tensor.
-OPTIMISERS = (
-    "sgd",
-    "adam",
-    "adamw",
-    "adamax",
-    "nadam",
-    "radam",
-    "adagrad",
-    "adadelta",
-    "rmsprop",
-    "asgd",
-    "rprop",
-)
+# Those that update each element on its own, so that a row may be trained as one flat tensor, and what each remembers
+# from step to step, as PyTorch calls it; `sgd` does with momentum alone.
+OPTIMISERS = {
+    "sgd": ("velocity",),
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+    "adamax": ("step", "exp_avg", "exp_inf"),
+    "nadam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    "radam": ("step", "exp_avg", "exp_avg_sq"),
+    "adagrad": ("step", "sum"),
+    "adadelta": ("step", "square_avg", "acc_delta"),
+    "rmsprop": ("step", "square_avg", "momentum_buffer"),
+    "asgd": ("step", "eta", "mu", "ax"),
+    "rprop": ("step", "prev", "step_size"),
+}
+
+
+USUAL_PADDING = 4
 
 
 def epoch_batches(size: int, batch: int, skip_single: bool = False) -> int:
@@ -57,6 +63,13 @@ class Training(metaclass=TypedOptions):
     optimizer: str = setting("sgd", "Local optimiser: sgd, adam, adamw, rmsprop …", "training")
     momentum: float = setting(0.0, "Momentum (of sgd and rmsprop).", "training")
     weight_decay: float = setting(0.0, "Weight decay.", "training")
+    keep_optimizer: bool = setting(False, "Clients keep what the optimiser remembers from round to round.", "training")
+    augment: str = setting(
+        "",
+        "Images are seen shifted and mirrored at random: crop:4, flip; joined by +.",
+        "training",
+        shown="as they are",
+    )
     clip: float = setting(0.0, "Clip gradients to this norm (0: never).", "training")
     schedule: str = setting("constant", "Learning rate over rounds: constant, exponential or cosine.", "training")
     decay: float = setting(1.0, "The exponential schedule's factor per round.", "training")
@@ -86,6 +99,54 @@ class Training(metaclass=TypedOptions):
             self.weight_decay == 0 or self.optimizer != "rprop",
             f"weight_decay = {self.weight_decay}: optimizer 'rprop' takes none",
         )
+        _ = self.views
+        require(
+            not self.keep_optimizer or bool(self.remembered),
+            "keep_optimizer = True: optimizer 'sgd' without momentum remembers nothing; set momentum, or leave it out",
+        )
+
+    @cached_property
+    def views(self) -> tuple[int, bool]:
+        """By how many pixels images are shifted at most, and whether half of them are mirrored.
+
+        >>> Training(augment="crop:2+flip").views, Training(augment="crop").views, Training().views
+        ((2, True), (4, False), (0, False))
+        """
+        padding, flips, parts = 0, False, self.augment.split("+") if self.augment else []
+        for part in parts:
+            word, _, number = part.partition(":")
+            known = (part == "flip" and not flips) or (word == "crop" and not padding)
+            require(known, f"augment = '{self.augment}': must be crop:4 (so many pixels), flip, or crop:4+flip")
+            flips |= part == "flip"
+            if word == "crop":
+                padding = int(number) if number.isdecimal() else 0 if ":" in part else USUAL_PADDING
+                require(
+                    0 < padding < 1000, f"augment = '{self.augment}': crop takes a number of pixels, such as crop:4"
+                )
+        return padding, flips
+
+    def check_inputs(self, shape: Sequence[int]) -> None:
+        """Refuse to augment what are no images, or too small ones."""
+        padding, _ = self.views
+        require(
+            not self.augment or len(shape) == 3,
+            f"augment = '{self.augment}': is for images [channels, height, width], but samples here have the shape "
+            f"{list(shape)}; leave it out",
+        )
+        require(
+            not padding or min(shape[1:]) > padding,
+            f"augment = '{self.augment}': crops more than these images of shape {list(shape)} have; use fewer pixels",
+        )
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """What the optimiser remembers of each parameter from step to step.
+
+        >>> Training(momentum=0.9).remembered, Training().remembered
+        (('velocity',), ())
+        """
+        names = OPTIMISERS[self.optimizer]
+        return tuple(name for name in names if self.momentum or name not in ("velocity", "momentum_buffer"))
 
     def steps_of(self, epochs: float | None, an_epoch: int) -> int:
         """How many batches a phase of so many `epochs` has (none: the run's steps or epochs), given those of an epoch.

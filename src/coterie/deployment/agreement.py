@@ -84,6 +84,7 @@ class Agreement(FederationTerms):
         )
         sides = all(type(side) is int and side >= 1 for side in self.shape) and 1 <= len(self.shape) <= 4
         require(sides, f"shape = {list(self.shape)}: must be the lengths of one input, such as [3, 32, 32]")
+        self.check_inputs(self.shape)
         require(self.classes >= 2, f"classes = {self.classes}: at least 2 are needed (or name them: class_names)")
         named = len(self.class_names)
         require(named in (0, self.classes), f"class_names: {named} names for {self.classes} classes")

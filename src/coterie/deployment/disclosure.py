@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coterie.client.recipe import keeps, measures
+from coterie.client.recipe import keeps, measures, trained_slots
 from coterie.core.columns import Columns
 from coterie.core.layout import Layout
 from coterie.core.pixels import whole
@@ -30,7 +30,6 @@ from coterie.deployment.server import Server
 from coterie.deployment.site import Site, columns_of
 from coterie.deployment.store import Store
 from coterie.deployment.wire import Expected, Parcel, pack, unpack
-from coterie.engines.base import Work
 from coterie.files import private_folder, write_whole
 from coterie.methods import METHODS
 from coterie.methods.base import Method
@@ -92,7 +91,7 @@ def disclosure(method: Method) -> Disclosure:
         _add(disclosed.up, _spoken(_up(server, task, server.expected_answer())))
         for slot, group in task.note["uploads"].items():
             sent[slot] = sent.get(slot, Columns()) | server.federation.layout.columns(group)
-        trained |= dict.fromkeys(Work(method.recipe(server.federation)).slots)
+        trained |= dict.fromkeys(trained_slots(method.recipe(server.federation)))
         answer_with_noise(server, tasks)
     disclosed.down_late = _late(method, disclosed.down[-1])
     disclosed.told = "how many of each class" if server.federation.asks_class_counts else NOTHING

@@ -34,7 +34,7 @@ from coterie.deployment.versions import carried_snapshot
 from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.devices import PROCESSOR
-from coterie.engines.base import Trained, Work, do_work, tuned_score
+from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
 from coterie.errors import require
 from coterie.rounds.collect import declared_columns, send, take
 from coterie.rounds.stages import coding_of, packed
@@ -163,7 +163,7 @@ class Site:
         if self._account is not None:
             answer["epsilon"] = self._counted(self._account, note, recipe)
         work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
-        rows = {slot: torch.empty(1, federation[slot].width) for slot in work.slots}
+        rows = empty_rows(federation, work, 1)
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
         measured, score, _ = do_work(self.worker, federation, self.client, work, filled)
         me = torch.tensor([self.client])

@@ -23,7 +23,7 @@ from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement, Blueprint
 from coterie.deployment.wire import Expected
 from coterie.devices import PROCESSOR
-from coterie.engines.base import Work, do_work
+from coterie.engines.base import Work, do_work, empty_rows
 from coterie.errors import CoterieError, require
 from coterie.partition.rule import Split
 
@@ -49,8 +49,10 @@ class SiteFederation(Federation):
 
     simulated = False
 
-    def _new_slot(self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows) -> Slot:
-        slot = SiteSlot(initial, 1, columns, shared, held_by)
+    def _new_slot(
+        self, initial: Tensor, columns: Columns, shared: Columns, held_by: HeldBy, follows: Follows, beside: str = ""
+    ) -> Slot:
+        slot = SiteSlot(initial, 1, columns, shared, held_by, beside=beside)
         slot.tracks = Tracks(slot.shared_columns, slot.own_columns, self.clients)
         return slot
 
@@ -193,7 +195,7 @@ def measured_shapes(agreement: Agreement, blueprint: Blueprint, round: int) -> d
     method = agreement.kind
     method.init(federation)
     work = Work(method.recipe(federation))
-    rows = [(slot, torch.empty(federation[slot].width)) for slot in work.slots]
+    rows = [(slot, matrix[0]) for slot, matrix in empty_rows(federation, work, 1).items()]
     with torch.random.fork_rng(devices=[]):
         measured, _, _ = do_work(Worker(problem, method, agreement.seed), federation, 0, work, rows)
     for name, value in measured.items():

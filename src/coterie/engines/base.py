@@ -35,10 +35,9 @@ class Work:
     test: bool = False
     peers: PeersOf = field(default_factory=dict)
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The slots whose rows the recipe trains."""
-        return trained_slots(self.recipe)
+    def slots(self, federation: Federation) -> tuple[str, ...]:
+        """The slots whose rows the recipe trains, and what is kept with them."""
+        return federation.kept_with(trained_slots(self.recipe))
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ class Engine(ABC):
 
 def empty_rows(federation: Federation, work: Work, count: int) -> dict[str, Tensor]:
     """Room for the trained rows of `count` clients."""
-    return {slot: federation.initial.new_empty(count, federation[slot].width) for slot in work.slots}
+    return {slot: federation.initial.new_empty(count, federation[slot].width) for slot in work.slots(federation)}
 
 
 def do_work(

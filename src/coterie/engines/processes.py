@@ -257,7 +257,7 @@ class Processes(RemoteEngine):
 
         A buffer is used again once nobody holds the rows any longer that were last handed out.
         """
-        widths = {slot: federation[slot].width for slot in work.slots}
+        widths = {slot: federation[slot].width for slot in work.slots(federation)}
         for number in [n for n, b in self._buffers.items() if b.free and b.base.shape[1] not in widths.values()]:
             del self._buffers[number]
         rows: dict[str, Tensor] = {}

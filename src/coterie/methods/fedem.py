@@ -98,9 +98,7 @@ class FedEM(Method):
     def init(self, federation: Federation) -> None:
         """The other models, each with a start of its own, and even shares."""
         for number, slot in enumerate(self.slots[1:], 1):
-            model = federation.add_slot(slot, federation.layout.everything, shared="all")
-            start = other_start(federation, number)[None]
-            model.write_shared(model.shared_columns, model.shared_columns.take(start))
+            federation.add_slot(slot, shared="all", fill=other_start(federation, number))
         even = torch.full((federation.clients, self.models), 1 / self.models)
         federation.add_value("model_shares", even, per_client=True, held_by="client")
 

@@ -94,9 +94,7 @@ class IFCA(Method):
     def init(self, federation: Federation) -> None:
         """The centres, each with a start of its own."""
         for number, slot in enumerate(self.slots):
-            centre = federation.add_slot(slot, shared="all")
-            if number:
-                centre.write_shared(centre.columns, centre.columns.take(other_start(federation, number))[None])
+            federation.add_slot(slot, shared="all", fill=other_start(federation, number) if number else None)
 
     def recipe(self, federation: Federation) -> Recipe:
         """The best centre, trained."""

@@ -92,7 +92,7 @@ def run_content(run: ReportedRun, entries: int = MOST_ENTRIES) -> Content:
         "why_no_learning": "" if learning else _why_no_learning(run),
         "config": [[key, _spoken(value)] for key, value in run.config.items() if key != "set"],
         "origin": _origin(run),
-        "notes": list(run.partition.notes) if run.partition else [],
+        "notes": [*(run.partition.notes if run.partition else ()), *_said(run)],
         "tested": _sampled(run),
         "wrong": [*problems, *_went_wrong(run)],
     }
@@ -413,3 +413,9 @@ def _spoken_session(session: Session) -> str:
     counted = ", ".join(f"{count} {what if count != 1 else what[:-1]}" for what, count in counts.items())
     made = f"Coterie {session.coterie}, PyTorch {session.torch}, Python {session.python}"
     return f"{begun}, {since}: {made}, {session.processor} ({session.capability}), {counted}"
+
+
+def _said(run: ReportedRun) -> list[str]:
+    """What parts of the last round say of the run in words."""
+    notes = run.lines[-1].parts.values() if run.lines else ()
+    return [note["says"] for note in notes if isinstance(note.get("says"), str)]

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coterie.core.applying import no_share_defined
 from coterie.core.attached import Blocks
 from coterie.core.federation import Federation
 from coterie.methods.base import Method
 from coterie.robust.options import Defence
 from coterie.robust.reducing import Contributions, Reducer, reducer_of
+from coterie.rounds.delivery import require_mixes_alone
 from coterie.rounds.stages import Clients, Stage
 
 
@@ -23,6 +23,7 @@ class Defended(Stage):
     reducer: Reducer
     spoken: str  # what was asked of mixes, as it was given
     name: ClassVar[str] = "defence"
+    lacking: ClassVar[str] = "of which no share can be bounded; leave it out (quarantine works with every method)"
 
     @classmethod
     def of(cls, settings: Defence, clients: Clients | None = None) -> Defended | None:
@@ -44,21 +45,8 @@ class Defended(Stage):
         federation.reduction = self
 
     def check(self, method: Method, federation: Federation) -> None:
-        """Refuse a method in which others reach a client by other ways than mixes.
-
-        What a method does besides shows when it does it: see `coterie.core.applying.apply`, `coterie.rounds.delivery`.
-        """
-        name = type(method).__name__
-        for value, kind in federation.kinds.items():
-            if kind.held_by == "both":
-                raise no_share_defined(federation, name, f"the value '{value}'")
-        for slot, rows in federation.slots.items():
-            if rows.held_by == "server" and rows.follows is None:
-                raise no_share_defined(federation, name, f"what follows from its '{slot}'")
-        uploads = method.uploads(federation)
-        shared = federation["model"].shared_columns
-        if not shared <= federation.layout.columns(uploads.get("model", "")):
-            raise no_share_defined(federation, name, "shared columns that nobody uploads")
+        """Refuse a method in which others reach a client by other ways than mixes."""
+        require_mixes_alone(method, federation)
 
     # What mixes ask.
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from coterie.core.applying import apply, no_share_defined
+from coterie.core.applying import apply, more_than_mixes
 from coterie.core.exchange import ACTIONS, DELIVERED, Applied, Mix, Peers, Uploads, actions_of, authored
 from coterie.core.federation import Federation
 from coterie.core.tracks import delivery_mark, exchange_mark
@@ -26,6 +26,25 @@ from coterie.rounds.stages import Course, Stage
 def delivers(method: Method) -> bool:
     """Whether the method makes anything at download."""
     return type(method).deliver is not Method.deliver
+
+
+def require_mixes_alone(method: Method, federation: Federation) -> None:
+    """An error, in the words of the federation's reduction, if others reach a client by other ways than mixes.
+
+    What a method does besides shows when it does it.
+    """
+    name = type(method).__name__
+    for value, kind in federation.kinds.items():
+        if kind.held_by == "both":
+            raise more_than_mixes(federation, name, f"the value '{value}'")
+    for slot, rows in federation.slots.items():
+        if rows.held_by == "server" and rows.follows is None:
+            raise more_than_mixes(federation, name, f"what follows from its '{slot}'")
+    shared, sent = (
+        federation.layout.columns(one) for one in (method.shared, method.uploads(federation).get("model", ""))
+    )
+    if not shared <= sent:
+        raise more_than_mixes(federation, name, "shared columns that nobody uploads")
 
 
 class Delivery:
@@ -46,7 +65,7 @@ class Delivery:
         mixes = [one for one in made if isinstance(one, Mix)]
         self._chosen = [one for one in made if isinstance(one, Peers)]
         if self._chosen and federation.reduction is not None:
-            raise no_share_defined(federation, type(method).__name__, "other clients' models")
+            raise more_than_mixes(federation, type(method).__name__, "other clients' models")
         slots = {mix.target: federation[mix.target] for mix in mixes}
         self._before = {
             name: (slot.own[clients.to(slot.own.device)], slot.tracks.copy()) for name, slot in slots.items()

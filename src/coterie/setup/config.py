@@ -108,6 +108,8 @@ def files_in(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
         for path in traces_in(presence):
             yield "presence", f"trace:{path}", str(resolved(path))
+    if (topology := str(config.get("topology", ""))).endswith(".csv"):
+        yield "topology", topology, str(resolved(topology))
     if is_partition_file(partition := str(config.get("partition", ""))):
         yield "partition", partition, str(FromFile(partition).path)
 

@@ -234,6 +234,7 @@ def workload_of(prepared: Prepared, method: bool = True) -> str:
             experiment.steps,
             experiment.optimizer,
             experiment.momentum,
+            experiment.augment,
             experiment.clip,
         ),
         (experiment.privacy, experiment.engine, experiment.device, experiment.memory),

@@ -20,6 +20,7 @@ NormPolicy = Literal["group"]
 
 # The settings of each feature, in the order in which its stages stand on an upload's way.
 FEATURES = {
+    "topology": "coterie.topology.options:Neighbours",
     "server_steps": "coterie.server_steps.options:ServerSteps",
     "robust": "coterie.robust.options:Defence",
     "privacy": "coterie.privacy.promise:Privacy",
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from coterie.robust.options import Defence
     from coterie.scenarios.options import Scenario
     from coterie.server_steps.options import ServerSteps
+    from coterie.topology.options import Neighbours
 
-    class JointFeatures(Privacy, Defence, ServerSteps, Training):
+    class JointFeatures(Privacy, Defence, ServerSteps, Neighbours, Training):
         """The settings of all features, and of local training."""
 
     class SimulatedFeatures(Scenario):

@@ -58,6 +58,7 @@ COMPUTING = (
     "privacy",
     "robust",
     "server_steps",
+    "topology",
     "scenarios",
     "data",
     "partition",

@@ -238,6 +238,7 @@ def prepare(experiment: Settings) -> Prepared:
         warn_of_ranges(data)
     elif experiment.scale in AGREED_SCALES:
         require_columns(data.inputs, experiment.scale, f"data '{data.name}'")
+    experiment.training.check_inputs(data.shape)
     if experiment.share < 1:
         require(
             not isinstance(experiment.partition, FromFile),

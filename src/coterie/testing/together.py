@@ -16,6 +16,7 @@ import torch
 
 from coterie.core.federation import Federation
 from coterie.core.pixels import whole
+from coterie.core.training import Training
 from coterie.data import Dataset
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.messages import Note, Packed, read_text
@@ -145,7 +146,7 @@ def simulated(agreement: Agreement, datas: Sequence[Dataset] | None = None) -> E
         test=tuple(part[2] for part in parts),
         names=agreement.sites,
     )
-    training = ("epochs", "steps", "batch", "lr", "momentum", "seed")
+    training = ("seed", *option_fields(Training))
     features = (name for feature in settings_of(FEATURES) for name in option_fields(feature))
     names = ("method", "model", "classifier", "rounds", "join", "sampler", "stages", "scale", *training, *features)
     shared = {name: getattr(agreement, name) for name in names}

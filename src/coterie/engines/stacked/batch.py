@@ -82,7 +82,11 @@ class StackedBatch:
     def per_client(self, function: Callable[[Any], Tensor]) -> Tensor:
         """A loss term or a prediction, written for one client's batch, for all clients: `[k, ...]`."""
         net, federation = self.stack.ground.net, self.stack.federation
-        named = (*federation.slots, RECEIVED, *getattr(function, "received", ()))
+        named = (
+            *(name for name, slot in federation.slots.items() if not slot.beside),
+            RECEIVED,
+            *getattr(function, "received", ()),
+        )
         slots: dict[str, Tensors] = {slot: dict(self.tensors(slot)) for slot in named}
         values = {name: self.stack.value(name, self.part) for name in federation.values}
         taken = self.stack.rounds_taken[self.part]

@@ -59,7 +59,10 @@ class Stacked(Engine):
 
     def train(self, federation: Federation, work: Work, cohort: Tensor) -> Trained:
         """Have the cohort do the work together, or one by one where that is impossible."""
+        settings = self.problem.training
         reason = self.declines(work.recipe, stepping_of(federation))
+        if settings.keep_optimizer and settings.optimizer != "sgd":
+            reason = reason or f"clients keep what {settings.optimizer} remembers, each its own count of steps"
         if reason is None:
             try:
                 trained = self._train(federation, work, cohort)
@@ -111,7 +114,10 @@ class Stacked(Engine):
         training = TrainingScores(self.problem.task, len(cohort))
         measured = self._do(stack, work, back, training)
         place = federation.initial.device
-        rows = {slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)] for slot in work.slots}
+        rows = {
+            slot: federation[slot].columns.take(stack.rows(slot)).to(place)[back.to(place)]
+            for slot in work.slots(federation)
+        }
         sums = training.sums()
         training_sums = [sums[position] for position in back.tolist()]
         trained = Trained(rows, measured, training=training_sums, efforts=stack.efforts(back))
@@ -184,7 +190,7 @@ def _tune_together(stack: Stack, recipe: Recipe) -> tuple[Tensor, list[int]]:
         return torch.zeros(len(stack.clients), dtype=torch.bool), []
     before, gradients = {slot: stack.rows(slot).clone() for slot in trained_slots(recipe)}, stack.gradients
     for number, phase in enumerate(phases(recipe)):
-        StackedPhase(stack, phase, number).run()
+        StackedPhase(stack, phase, number, stays=True).run()
     ruined = torch.zeros(len(stack.clients), dtype=torch.bool, device=stack.ground.device)
     for slot in before:
         ruined |= ~torch.isfinite(stack.rows(slot)).all(1)

@@ -17,7 +17,8 @@ from coterie.client.recipe import Phase
 from coterie.client.scores import TrainingScores
 from coterie.client.terms import RECEIVED, asked_for_whole_rows, task_loss
 from coterie.core.columns import Columns
-from coterie.core.pixels import Inputs, samples_at
+from coterie.core.federation import memory_slot
+from coterie.core.pixels import Inputs, Views, samples_at
 from coterie.core.task import LossWithSlope
 from coterie.core.training import Training, epoch_batches
 from coterie.engines.stacked.backward import HandWrittenNet
@@ -155,6 +156,7 @@ class StackedPart:
     span: slice
     rate: float
     rows: Tensor  # [m, n], changed in place
+    velocities: Tensor | None = None  # [m, n] likewise, those that clients keep
 
 
 class StackedOptimiser(ABC):
@@ -170,7 +172,11 @@ class StackedSGD(StackedOptimiser):
 
     def __init__(self, parts: Sequence[StackedPart], settings: Training) -> None:
         self._parts, self._settings = parts, settings
-        self._velocities = [torch.zeros_like(part.rows) for part in parts] if settings.momentum else []
+        self._velocities = (
+            [part.rows.new_zeros(part.rows.shape) if part.velocities is None else part.velocities for part in parts]
+            if settings.momentum
+            else []
+        )
 
     def step(self, grads: Sequence[Tensor], k: int) -> None:
         """v ← μv + g + δw; w ← w − ηv."""
@@ -226,8 +232,8 @@ def stacked_optimiser(parts: Sequence[StackedPart], settings: Training) -> Stack
 class StackedPhase:
     """The phase's settings, worked out once for all clients."""
 
-    def __init__(self, stack: Stack, phase: Phase, number: int) -> None:
-        self.stack, self.phase = stack, phase
+    def __init__(self, stack: Stack, phase: Phase, number: int, stays: bool = False) -> None:
+        self.stack, self.phase, self._keeps = stack, phase, stack.ground.problem.training.keep_optimizer and not stays
         self.stream = number if phase.stream is None else phase.stream
         problem, federation = stack.ground.problem, stack.federation
         layout, settings = problem.layout, problem.training
@@ -238,6 +244,9 @@ class StackedPhase:
             trained[slot] = layout.columns(group) & layout.trainable & federation[slot].columns
         self._begins = {} if phase.reach == 1 else {slot: stack.trained[slot].clone() for slot in trained}
         self.head_only = all(columns <= layout.columns("classifier") for columns in trained.values())
+        self._views = Views(*settings.views) if settings.augment else None
+        # What is seen otherwise every time has other features every time.
+        self._on_features = self.head_only and self._views is None
         self.by_hand = self._hand_net(trained)
         self.parts = [part for slot, columns in trained.items() for part in self._parts(slot, columns)]
         self.optimiser = stacked_optimiser(self.parts, settings)
@@ -251,6 +260,7 @@ class StackedPhase:
         """The written-out passes, if they do all that this phase needs: the task's loss of one slot's whole tensors."""
         stack, phase = self.stack, self.phase
         plain = phase.terms == (task_loss,) and not phase.also
+        plain = plain and self._on_features == self.head_only
         own_features = self.head_only or stack.slot_with_extractor(phase.slot) == phase.slot
         columns = trained[phase.slot]
         whole = all(
@@ -261,6 +271,9 @@ class StackedPhase:
     def _parts(self, slot: str, columns: Columns) -> Iterator[StackedPart]:
         """The columns by rate. For the written-out passes every tensor is a part, its rows side by side in memory."""
         problem, rows = self.stack.ground.problem, self.stack.trained[slot]
+        if self._keeps:
+            memory = memory_slot(problem.training, "velocity", slot)
+            self.stack.begin(memory)
         rest = problem.training.lr if self.phase.lr is None else self.phase.lr
         by_group: list[tuple[str | Columns, float]] = [*self.phase.rates.items(), (columns, rest)]
         for group, rate in by_group:
@@ -272,7 +285,8 @@ class StackedPhase:
             for start, stop in spans:
                 span = rows[:, start:stop]
                 part = span.contiguous() if self.by_hand else span
-                yield StackedPart(slot, slice(start, stop), self.factor * rate, part)
+                kept = self.stack.trained[memory][:, start:stop] if self._keeps else None
+                yield StackedPart(slot, slice(start, stop), self.factor * rate, part, kept)
 
     def run(self, training: TrainingScores | None = None) -> None:
         """Every step of every client, as many clients at a time as still have steps to take.
@@ -297,7 +311,7 @@ class StackedPhase:
         stack = self.stack
         for step, (index, x, shares) in enumerate(self._batches(indices, schedule, samples)):
             part = slice(0, len(index))
-            batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self.head_only)
+            batch = StackedBatch(stack, self.phase.slot, index, part, x, is_features=self._on_features)
             batch.training = self._mode(shares, schedule.counts[step].tolist())
             before = stack.passes
             self._step(self._gradients(batch, shares), len(index))
@@ -350,6 +364,17 @@ class StackedPhase:
         steps = [settings.steps_of(self.phase.epochs, an_epoch) for an_epoch in batches]
         return Schedule.of(sizes, streams, steps, settings.batch, skips)
 
+    def _numbers(self, schedule: Schedule) -> Tensor | None:
+        """How every sample of the schedule is seen, `[S, m, B]`: drawn as each client alone would."""
+        if self._views is None:
+            return None
+        stack, numbers = self.stack, torch.zeros_like(schedule.positions)
+        real = schedule.shares > 0
+        for place, key in enumerate(stack.federation.keys[stack.clients].tolist()):
+            stream = torch_stream(stack.ground.seed, f"augment:{self.stream}", stack.federation.round, key)
+            numbers[:, place][real[:, place]] = self._views.drawn(int(real[:, place].sum()), stream)
+        return numbers
+
     def _mode(self, shares: Tensor, counts: list[int]) -> Mode:
         """Whose models are in training, and what layers are told that draw numbers or keep statistics then."""
         net, k = self.stack.ground.net, len(shares)
@@ -373,12 +398,12 @@ class StackedPhase:
         ground = self.stack.ground
         source: Inputs = ground.inputs
         places = samples
-        if self.head_only:
+        if self._on_features:
             features = self._features(indices)
             source = features.flatten(0, 1)
             clients = torch.arange(len(indices), device=ground.device)[:, None]
             places = clients * indices.shape[1] + schedule.positions.to(ground.device)
-        shares = schedule.shares.to(ground.device)
+        shares, numbers = schedule.shares.to(ground.device), self._numbers(schedule)
         a_step = max(1, places.shape[1:].numel() * source[0].numel())
         at_once = max(1, FETCHED // a_step)
         for start in range(0, len(places), at_once):
@@ -386,6 +411,8 @@ class StackedPhase:
             most = schedule.active[start]
             chosen = places[start : steps.stop, :most]
             fetched = samples_at(source, chosen)
+            if numbers is not None and self._views is not None:
+                fetched = self._views.seen(fetched, numbers[start : steps.stop, :most])
             for step in steps:
                 k = schedule.active[step]
                 yield samples[step, :k], fetched[step - start, :k], shares[step, :k]

@@ -58,6 +58,8 @@ def as_config(words: list[str]) -> tuple[list[str], Config, list[str]]:
             sets.append(next(rest))
         elif word == "--seeds":
             break
+        elif word == "--keep-optimizer":
+            given["keep_optimizer"] = "true"
         elif word not in ("--out", "--columns"):
             given[word.removeprefix("--").replace("-", "_")] = next(rest)
         else:

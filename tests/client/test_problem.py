@@ -17,3 +17,9 @@ from support import tiny
 def test_the_smaller_samples_are_the_more_are_tested_at_a_time(shape: tuple[int, ...], at_once: int) -> None:
     problem = tiny("fedavg").prepare().problem()
     assert replace(problem, inputs=torch.zeros(2, *shape)).test_batch == at_once
+
+
+def test_all_samples_and_who_holds_which_are_on_the_device() -> None:
+    there = tiny("fedavg").prepare().problem().on("meta")
+    tensors = (there.inputs, there.labels, *there.train, *there.validation, *there.test)
+    assert {tensor.device.type for tensor in tensors} == {"meta"}

@@ -83,6 +83,11 @@ def test_r2_of_two_clients_is_that_of_their_samples_together() -> None:
         assert R2().value(sums) == pytest.approx(r2_score(own, guess), abs=1e-9)
 
 
+def test_a_sum_that_one_part_does_not_have_the_whole_does_not_have() -> None:
+    parts = [{"loss": None, "samples": 2}, {"loss": 1.5, "samples": 1}, {"loss": 2.5, "samples": 3}]
+    assert merged(parts) == merged(parts[::-1]) == {"loss": None, "samples": 6}
+
+
 def test_equal_labels_have_no_r2_and_do_not_count_in_means() -> None:
     task = replace(Regression(), judged_by="r2")
     labels = torch.tensor([0.1, 0.1, 0.1])

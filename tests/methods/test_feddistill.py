@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from coterie.core.exchange import Put, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
-from coterie.methods.feddistill import FedDistill
+from coterie.methods.feddistill import ClassTeacher, FedDistill
 
 NAN = torch.nan
 
@@ -93,6 +95,13 @@ def test_logits_however_large_do_not_take_the_others_with_them() -> None:
     assert alone[1].unique().tolist() == [3.0]
     large = exchanged(FedDistill(), torch.full((3, 3, 3), 3e38), torch.full((3, 3), NAN), [0, 1, 2])
     assert_near(large / 3e38, torch.ones(3, 3))
+
+
+def test_the_term_by_hand() -> None:
+    """Class 0 is taught as 1 : 3 where the model says 1 : 1, so 2 · ln 2; nobody teaches class 1."""
+    taught = torch.tensor([[0.0, math.log(3)], [NAN, NAN]])
+    batch = SimpleNamespace(value=lambda name: taught, labels=torch.tensor([0, 1]), logits=torch.zeros(2, 2))
+    assert ClassTeacher(2.0)(batch).tolist() == pytest.approx([2 * math.log(2), 0.0])  # type: ignore[arg-type]
 
 
 def test_the_gradient_is_that_of_the_formula_with_probabilities_as_targets() -> None:

@@ -106,9 +106,10 @@ def test_bounded_weights_sum_to_one_though_their_numbers_are_rounded() -> None:
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-12) != float(weights.double().sum())
 
 
-def test_everybody_is_where_they_are() -> None:
+@pytest.mark.parametrize("away", [0.0, 2.0**23])  # so far away that the next number is off by one
+def test_everybody_is_where_they_are(away: float) -> None:
     """Distances of 0, 3 and 4 and 5 between corners, and none from a corner to itself."""
-    corners = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    corners = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]]) + away
     weights = torch.full((1, 3), 1 / 3)
     mix = Contributions(weights, None, torch.arange(3), lambda: iter([(corners, corners[:1])]))
     assert mix.apart().tolist() == [[0.0, 9.0, 16.0], [9.0, 0.0, 25.0], [16.0, 25.0, 0.0]]

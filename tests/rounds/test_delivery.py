@@ -13,7 +13,7 @@ from coterie.methods.base import Method
 from coterie.robust.defended import Defended
 from coterie.robust.options import Defence
 from coterie.rounds import judge
-from coterie.rounds.delivery import as_delivered
+from coterie.rounds.delivery import OpenRound, as_delivered
 from support import rows_of, tiny
 
 CLIENTS, FAVOURITE, LIMIT = 6, 4, 0.1
@@ -94,3 +94,26 @@ def test_scores_do_not_depend_on_how_many_are_served_at_a_time(monkeypatch: pyte
     together = losses()
     monkeypatch.setattr(judge, "DELIVERY_CHUNK", 1)
     assert losses() == pytest.approx(together, rel=1e-6)
+
+
+def test_whoever_is_asked_again_is_owed_what_it_was_before_and_no_more() -> None:
+    """A mix at download is made of what clients held before the round, however often the round begins."""
+    rows = []
+    for first in ([0, 1, 3], [0, 1]):
+        method, federation, _ = everybody_likes_one()
+        opened = OpenRound(method, federation, (), torch.tensor(first))
+        opened.ask_more(torch.tensor([0, 1, 3]))
+        rows.append(rows_of(federation))
+    method, federation, _ = everybody_likes_one()
+    held = rows_of(federation).clone()
+    OpenRound(method, federation, (), torch.tensor([0, 1, 3]))
+    assert torch.equal(rows[0], rows_of(federation))
+    assert torch.equal(rows[1], rows_of(federation))
+    assert not torch.equal(held, rows_of(federation))
+
+
+def test_rows_are_kept_on_the_device() -> None:
+    federation = tiny("scaffold").prepare().federation()
+    federation.put_rows_on("meta")
+    rows = [federation.initial, *(part for slot in federation.slots.values() for part in (slot.shared, slot.own))]
+    assert {row.device.type for row in rows} == {"meta"}

@@ -81,6 +81,7 @@ def test_some_come_late_and_some_leave(federation: Federation) -> None:
     assert late[0].sum() == 3
     assert bool(late[4:].all())  # all are there by the middle of ten rounds
     assert bool((late[1:] >= late[:-1]).all())
+    assert bool(Late(share=0.5, by=2).there(federation, (), 2).all())
     left = torch.stack([Leave(share=0.5, after=3).there(federation, (), round) for round in range(1, 11)])
     assert bool(left[:3].all())
     assert left[-1].sum() == 3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.client.batch import Batch
-from coterie.client.optimiser import TORCH_OPTIMISERS, TensorSGD
+from coterie.client.optimiser import TORCH_OPTIMISERS, TensorSGD, make_optimiser
 from coterie.client.recipe import Phase
 from coterie.client.terms import Linear, Proximal, task_loss
 from coterie.client.trainer import Trainer, train
@@ -571,3 +571,13 @@ def test_row_terms_alone_give_the_whole_gradient() -> None:
 def test_a_phase_without_any_objective_is_refused() -> None:
     with pytest.raises(CoterieError, match="trains 'classifier' of slot 'model' has no objective; give it terms"):
         Phase(train="classifier", terms=())
+
+
+def test_optimisers_of_pytorch_step_at_the_rate_of_each_group() -> None:
+    """Adam's first step is the rate against the gradient's sign, whatever its size; the run's own rate is 1 here."""
+    rows = [torch.zeros(2), torch.zeros(2)]
+    spans = [[(row, torch.tensor([3.0, -0.5]))] for row in rows]
+    optimiser = make_optimiser(spans, Training(epochs=1, batch=1, lr=1.0, optimizer="adam"))
+    optimiser.start([0.25, 0.125])
+    optimiser.step()
+    torch.testing.assert_close(torch.cat(rows), torch.tensor([-0.25, 0.25, -0.125, 0.125]))

@@ -96,6 +96,7 @@ def test_equal_labels_have_no_r2_and_do_not_count_in_means() -> None:
     bare = Score(task.scores(labels[:, None], labels))
     evaluation = Evaluation.of(task, [good, bare])
     assert (evaluation.mean, evaluation.weighted, evaluation.worst_decile, evaluation.std) == (1.0, 1.0, 1.0, 0.0)
+    assert (evaluation.error, evaluation.weighted_error) == (0.0, 0.0)  # everybody was tested
     nobody = Evaluation.of(task, [bare, bare])
     assert all(math.isnan(value) for value in (nobody.mean, nobody.weighted, nobody.worst_decile, nobody.std))
 

@@ -152,6 +152,7 @@ class TestWhatIsSound:
 
     def test_rows_of_classes_are_finite_or_nan_as_a_whole(self) -> None:
         assert sound(Measure(ClassMeans()), self.MEANS).tolist() == [True, False, False]
+        assert sound(Measure(ClassMeans()), torch.tensor([1.0, torch.nan, torch.inf])).tolist() == [True, False, False]
 
     def test_and_nan_just_for_the_classes_that_the_client_does_not_have(self) -> None:
         means = self.MEANS[[0, 0, 0]]

@@ -10,9 +10,9 @@ replay goes back as well. What is lost at a site (a torn snapshot, a disk of bef
 
 **A miss.** A site misses a round if its answer does not count in it. It may miss rounds because of a fault of its own
 only: from the round that is open when the fault comes, to the first round that it answers which was opened after the
-fault was over. It must have answered such a round within `BACK` seconds after the fault, and until then it may be
-asked or not. A hostile message makes its sender the faulty site. A fault of the server's, of Flower's processes there
-or of its line excuses nobody: its round waits, or is taken again. Any other miss is a violation.
+fault was over. Of the rounds that are opened later than `BACK` seconds after the fault, it misses none. A hostile
+message makes its sender the faulty site. A fault of the server's, of Flower's processes there or of its line excuses
+nobody: its round waits, or is taken again. Any other miss is a violation.
 
 **Silence.** A word is anything new in the server's output, its log or its status. Whoever looks must never have to
 wait for more than `QUIET` seconds without one, unless the last one says what is waited for. While the server's command

@@ -66,7 +66,7 @@ def remarks(events: list[Event], rounds: list[Event]) -> list[str]:
         f"rows: {sum(event['equal'] for event in rounds)} rounds equal to the replay, of {len(rounds)}; "
         f"{sum(event['compared'] for event in rounds)} files of server and sites were compared",
         f"misses: {missed} of {5 * len(rounds)} answers were missing, {alone} of them of a site without a fault",
-        f"rounds taken back and taken again: {sum(event['rounds'] for event in back)}",
+        f"rounds taken back: {sum(event['rounds'] for event in back)}",
         f"longest silence before it was said what is waited for: {most(rounds, 'silence'):.1f} s",
         f"longest time for which the status was behind: {most(rounds, 'lag'):.1f} s",
         f"commands that ended by themselves and were started again: {len(again)}",
@@ -95,5 +95,5 @@ def rows(faults: list[Event], back: list[Event], over: list[Event]) -> Iterable[
         missed = str(sum(event["missed"] for event in came)) if came else ""
         seconds = [event["at"] - ended[event["number"]] for event in came if event["number"] in ended]
         took = f"{statistics.median(seconds):.0f}, {max(seconds):.0f}" if seconds else ""
-        name = kind if kind.startswith(("answer", "request")) else f"{family}: {kind}"
+        name = kind if kind.startswith(("answer", "request", family)) else f"{family}: {kind}"
         yield f"| {name} | {at_server or ''} | {len(found) - at_server or ''} | {missed} | {took} |"

@@ -116,6 +116,7 @@ SPELLED = {
     "lg-fedavg": "LG-FedAvg",
     "mr-mtl": "MR-MTL",
     "per-fedavg": "Per-FedAvg",
+    "pfedfda": "pFedFDA",
     "pfedgraph": "pFedGraph",
     "pfedme": "pFedMe",
     "pfedsim": "pFedSim",

@@ -153,8 +153,10 @@ def test_a_promise_to_examples_is_for_the_method_without_discrepancy() -> None:
 def test_classifiers_that_are_no_chain_of_layers_are_refused() -> None:
     with pytest.raises(CoterieError, match=r"^classifier: fedcp needs one of fully connected layers"):
         Shared(nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 3, 2), nn.Flatten()), 2)
-    with pytest.raises(CoterieError, match=r"^classifier: fedcp needs"):
-        Shared(nn.Bilinear(2, 2, 3), 2)
+    side_by_side = nn.ModuleList([nn.Linear(2, 3), nn.Linear(2, 3)])
+    for other in (nn.Bilinear(2, 2, 3), side_by_side, nn.Linear(3, 2)):
+        with pytest.raises(CoterieError, match=r"^classifier: fedcp needs"):
+            Shared(other, 2)
 
 
 @pytest.mark.thorough

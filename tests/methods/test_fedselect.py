@@ -87,6 +87,11 @@ def test_own_elements_train_apart_from_the_others() -> None:
     assert len(recipe) == 5, "masks grow every third round"
 
 
+def test_bounds_are_allowed() -> None:
+    for one in (0.0, 1.0):
+        FedSelect(share=one, limit=one, every=1, alternations=1)
+
+
 def test_models_and_masks_travel() -> None:
     ours = play(FedSelect())
     model = ours.bytes_of("all")

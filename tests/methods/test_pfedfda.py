@@ -81,6 +81,9 @@ def test_with_too_little_data_everything_is_everybodys() -> None:
     features, _, given, log_priors = clouds(1.0, samples=2)
     measure = Distribution(folds=2, betas=2, ridge=EPS)
     assert measure.shares(features, torch.tensor([0, 1]), given, log_priors).tolist() == [0.0, 0.0]
+    alone = measure.own(features[:1], torch.tensor([0]), given)
+    centred = features[0] - given[0]
+    assert_near(alone, torch.cat([given[:2], torch.outer(centred, centred) + EPS * torch.eye(2)]))
     found = measure.shares(torch.cat([features] * 2), torch.tensor([0, 1, 0, 0]), given, log_priors)
     assert float(found.sum()) > 0, "class 0 has enough, class 1 has not"
 

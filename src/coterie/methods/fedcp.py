@@ -59,7 +59,7 @@ class Shared(nn.Module):
 
 def shared_loss(batch: BatchView) -> Tensor:
     """The loss of the task, v being that of the client's classifier as the round began: `[B]`."""
-    begun = batch.head(RECEIVED, answer="client").detach()
+    begun = batch.head(RECEIVED, answer="client")
     return batch.task.loss(batch.head(batch.slot, client=begun), batch.labels)
 
 
@@ -73,7 +73,7 @@ class Discrepancy:
 
     def __call__(self, batch: BatchView) -> Tensor:
         """Σ_a mean(k_a(z, z) + k_a(z°, z°) − 2·k_a(z, z°)), k_a = exp(−‖·‖²/2a)."""
-        now, before = batch.features, batch.under(RECEIVED).features.detach()
+        now, before = batch.features, batch.under(RECEIVED).features
         pairs = batch.shares[:, None] * batch.shares  # 1/B², but 0 for padding
         found = (pairs * (kernels(now, now) + kernels(before, before) - 2 * kernels(now, before))).sum()
         return self.strength * found.expand(len(batch.labels))

@@ -46,7 +46,7 @@ class Valved(nn.Module):
 
 def conditions(batch: BatchView, slot: str) -> tuple[Tensor, Tensor, Tensor]:
     """The E of a slot `[C, d]`, and what sets the valve: g and p_k `[d]`, its even mean and that by class shares."""
-    embedding = batch.head(slot, answer="embedding").detach()
+    embedding = batch.head(slot, answer="embedding")
     return embedding, embedding.mean(0), batch.value("class_shares") @ embedding
 
 

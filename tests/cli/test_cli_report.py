@@ -38,7 +38,7 @@ def test_what_was_skipped_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     answer = call(capsys, "report", "it", "nowhere")
     assert answer.code == 0
     assert answer.err == (
-        "coterie: warning: run = nowhere: holds no run (config.toml is missing)\n"
+        "coterie: warning: run = nowhere: there is no such file or folder\n"
         "coterie: warning: it: line 3 of rounds.jsonl was skipped (it is no JSON: JSON is malformed: invalid character "
         "(byte 0))\n"
     )
@@ -54,7 +54,7 @@ def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatc
             "report",
             "empty",
             "nowhere",
-        ): "empty: holds no run (config.toml is missing); run = nowhere: holds no run",
+        ): "empty: holds no run (config.toml is missing); run = nowhere: there is no such file or folder",
         ("report", "it", "-o", "it.txt"): "out = it.txt: must end in .html or .htm",
         ("report", "it", "-o", "it/config.toml/report.html"): "it/config.toml: ",
     }

@@ -110,7 +110,7 @@ def test_a_comparison_is_a_folder_of_runs(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere",), "run = nowhere: holds no run (config.toml is missing)"),
+        (("nowhere",), "run = nowhere: there is no such file or folder"),
         ((), "run: name at least one directory"),
         (("nowhere", "--format", "html"), "unknown format 'html'"),
     ],

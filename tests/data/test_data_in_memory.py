@@ -74,7 +74,7 @@ def test_a_frames_test_split() -> None:
     ("frame", "message"),
     [
         (FRAME.drop(columns="age").assign(pressure=[1.0, None, 2.0]), "column 'pressure' of the frame is empty, NaN"),
-        (FRAME.assign(age=["young", "old", "old"]), "column 'age' of the frame is .*string, not numeric"),
+        (FRAME.assign(age=["young", "old", "old"]), "column 'age' of the frame is text, not numeric"),
         (FRAME[:0], "the frame has no rows"),
         (FRAME.rename(columns={"age": "pressure"}), "several columns 'pressure'"),
         (FRAME.drop(columns="outcome"), "unknown column of the frame 'outcome'"),

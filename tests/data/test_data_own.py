@@ -299,7 +299,7 @@ def test_folder_with_image_tables_in_shards(tmp_path: Path) -> None:
     [
         ("u,lable\n1,0\n2,1\n", {}, "unknown column of .*'label'; did you mean 'lable'"),
         ("u,label\n1,0\n2,1\n", {"client": "site"}, "unknown column of .*'site'"),
-        ("u,label\n1,0\nx,1\n", {}, "column 'u' of .* is string, not numeric"),
+        ("u,label\n1,0\nx,1\n", {}, "column 'u' of .* is text, not numeric"),
         ("u,v,label\n1,1,0\n2,,1\n", {}, "column 'v' of .* is empty, NaN or infinite in row 2"),
         ("u,v,label\n1,1,0\n2,nan,1\n", {}, "column 'v' of .* is empty, NaN or infinite in row 2"),
         ("u,label\n1,0\n2,\n", {}, "column 'label' of .* is empty in row 2"),

@@ -177,3 +177,40 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         picture(runs / "fedrema", tmp_path / "it.png")
     assert str(problem.value) == 'pictures need an extra that is not installed: pip install "coterie[plots]"'
     assert list(tmp_path.iterdir()) == []
+
+
+ACCURATE = {"name": "accuracy", "share": True, "higher": True}
+
+
+def test_moments_side_by_side_have_the_same_axis() -> None:
+    """The first method is low as received; where only the second is to be seen, the axis is the same."""
+
+    def curve(*means: float) -> dict[str, Any]:
+        return {"rounds": [1, 2], "mean": means, "std": None}
+
+    methods = [
+        {"title": "a", "curves": {"received": curve(0.1, 0.2), "trained": curve(0.8, 0.9)}},
+        {"title": "b", "curves": {"received": curve(0.1, 0.3), "trained": curve(0.85, 0.9)}},
+    ]
+    figure = drawn({"metric": ACCURATE, "methods": methods}, ["methods"])["methods"]
+    percents = [text for text in texts(figure) if text in ("20", "40", "60", "80")]
+    assert percents == ["20", "40", "60", "80"] * 2
+
+
+def test_gains_have_no_methods_colours_and_words_stay_clear_of_the_lines() -> None:
+    gains = [{"client": "a", "seed": 0, "gain": 0.1}, {"client": "b", "seed": 0, "gain": -0.1}]
+    rows = [{"method": "fedavg", "gained": 1, "lost": 1, "mean": 0.0, "gains": gains}] * 2
+    figure = drawn({"metric": ACCURATE, "gains": {"moments": {"received": rows}, "why": ""}}, ["gains"])["gains"]
+    colours = {value for name, value in light_colours().items() if name in {f"s{place}" for place in range(8)}}
+    assert colours
+    used = {one.get(part) for one in figure_elements(figure) for part in ("fill", "stroke")}
+    assert not colours & used
+    words = [float(one.get("y") or 0) for one in elements(figure, "text") if (one.text or "").endswith("mean 0")]
+    assert len(words) == 2
+    for line in elements(figure, "line"):
+        low, high = sorted(float(line.get(end) or 0) for end in ("y1", "y2"))
+        assert not any(low - 2 < y < high for y in words)
+
+
+def figure_elements(figure: Figure) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(figure.svg).iter())

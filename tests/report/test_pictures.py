@@ -155,6 +155,23 @@ def test_figure_orders_both_axes_and_the_strip_alike() -> None:
     assert any("square root" in text for text in texts(figure))
 
 
+def test_the_strip_of_classes_says_what_its_tones_and_columns_are() -> None:
+    classes = draw(learning([[0.5, 0.5], [0.25, 0.75]], [[9, 0], [0, 9]], ["a", "b"]))
+    assert {"none of a client’s samples", "all of them"} <= set(texts(classes))
+    assert any(text.startswith("classes from left to right: ") for text in texts(classes))
+
+
+def test_one_row_of_weights_is_drawn_as_one_row() -> None:
+    """Also where a method gives everybody the same row of its own; where clients took no part, all rows are drawn."""
+    alike = draw(learning([[0.25, 0.75]] * 2, [[9, 0], [0, 9]], ["a", "b"]))
+    cells = [float(one.get("data-value") or "nan") for one in parts(alike, "rect") if one.get("data-cell")]
+    assert cells == [0.25, 0.75]
+    assert [text for text in texts(alike) if text in ("everybody", "a", "b")] == ["everybody", "a", "b"]
+    assert "classes held" not in texts(alike), "they are of clients, one by one"
+    absent = draw(learning([[0.25, 0.75], [np.nan, np.nan]], [[9, 0], [0, 9]], ["a", "b"]))
+    assert len([one for one in parts(absent, "rect") if one.get("data-cell")]) == 4
+
+
 @pytest.mark.parametrize("clients", [1, 2, 20, 100])
 def test_png_has_its_size_and_content(tmp_path: Path, clients: int) -> None:
     counts = np.random.default_rng(0).integers(1, 9, (clients, 10)).tolist()

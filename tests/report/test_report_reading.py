@@ -169,7 +169,10 @@ def test_what_holds_no_run_is_named_and_the_rest_is_shown(run: Path, tmp_path: P
     (tmp_path / "empty").mkdir()
     content = report_content([tmp_path / "empty", run, tmp_path / "nowhere"])
     assert [one["name"] for one in content["runs"]] == ["run"]
-    assert [note.partition(": ")[2] for note in content["notes"]] == ["holds no run (config.toml is missing)"] * 2
+    assert [note.partition(": ")[2] for note in content["notes"]] == [
+        "holds no run (config.toml is missing)",
+        "there is no such file or folder",
+    ]
     with pytest.raises(CoterieError, match="empty: holds no run"):
         report_content([tmp_path / "empty"])
     (run / "config.toml").write_text(f"format = {FORMAT}\n")

@@ -141,7 +141,8 @@ def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
             return str(unknown("command", first, [name for name in error.app if not name.startswith("-")]))
         case MissingArgumentError(argument=argument) if argument is not None:
             keyword = error.keyword or argument.name
-            return f"{keyword} needs a value" if keyword.startswith("-") else f"{command} needs {keyword}"
+            given = any(word.split("=")[0] == keyword for word in words)
+            return f"{keyword} needs a value" if given else f"{command} needs {keyword}"
         case UnusedCliTokensError(unused_tokens=[first, *_]):
             return f"'{first}': {command or 'coterie'} takes no further argument"
         case RepeatArgumentError(token=token):

@@ -201,6 +201,8 @@ def table(
         raise CoterieError("run: none of these runs is whole, so there is no table")
     named = {title: kept.only(methods) if methods else kept for title, kept in keys_of(tables).items()}
     grids = {title: Grid(kept.rows, tuple(columns or [])) for title, kept in named.items()}
+    for grid in grids.values():
+        _ = grid.columns  # what is misspelt shows before anything is printed
     if len(named) > 1:
         print(f"coterie: {len(named)} tables, since data or partition differ", file=sys.stderr)
     if format == "csv":

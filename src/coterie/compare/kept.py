@@ -99,6 +99,7 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
         else:
             inside = (path / CONFIG).is_file() or path.parent.is_file()  # the latter: one run of a .zip
             below = [path] if inside else _below(path)
+        require(bool(below) or path.exists(), f"run = {path}: there is no such file or folder")
         require(bool(below), f"run = {path}: holds no run ({CONFIG} is missing)")
         found += below
     return list({path.resolve(): path for path in found}.values())

@@ -117,10 +117,8 @@ def label_numbers(values: Labels, name: str, task: str) -> npt.NDArray[np.float3
     >>> label_numbers(np.array([3, 1]), "own", "regression")
     array([3., 1.], dtype=float32)
     """
-    require(
-        values.dtype.kind in "biuf",
-        f"data '{name}': labels are of type {values.dtype}; the task {task} needs numbers",
-    )
+    kind = "text" if values.dtype.kind in "US" else f"of type {values.dtype}"
+    require(values.dtype.kind in "biuf", f"data '{name}': labels are {kind}; the task {task} needs numbers")
     with np.errstate(over="ignore"):  # values beyond float32 become infinite, which the data set refuses
         return values.astype(np.float32)
 

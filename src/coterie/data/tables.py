@@ -408,7 +408,8 @@ def _numbers(table: pa.Table, column: str, file: Source) -> npt.NDArray[np.float
     values = table.column(column)
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise CoterieError(f"column '{column}' of {file} is {kind}, not numeric; encode it as numbers or drop it")
+        spoken = "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
+        raise CoterieError(f"column '{column}' of {file} is {spoken}, not numeric; encode it as numbers or drop it")
     numbers = values.cast(pa.float64(), safe=False) if not pa.types.is_boolean(kind) else values.cast(pa.int8())
     with np.errstate(over="ignore"):
         array = np.asarray(numbers.to_numpy(), dtype=np.float32)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -230,6 +232,7 @@ def dry_run(agreement: Agreement, name: str, data: Dataset, folder: Path) -> lis
     up = "; then ".join(declared.up)
     lines += ["", f"Each round ({agreement.plain()['method']}): {up}, and the same kind of note."]
     lines += [f"Never: {declared.stays}; samples, labels, names of files."]
+    lines += ["Why, and what that does not protect from: python -m coterie.deployment.disclosure --page"]
     lines += ["", *_bounds(agreement, site, sent[ROUND])]
     lines += [f"If something fails here, a number and nothing else: {', '.join(map(str, sorted(FAULTS)))}."]
     return lines
@@ -291,5 +294,14 @@ def _described(tensor: Tensor) -> str:
     return f"{numbers}, {known.min():.4g} to {known.max():.4g}" if known.numel() else numbers
 
 
+def page() -> str:
+    """The page on what leaves a site, which comes with the package.
+
+    >>> page().splitlines()[0]
+    '# What leaves a site'
+    """
+    return files("coterie.deployment").joinpath("what-leaves-a-site.md").read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print(page() if sys.argv[1:] == ["--page"] else "\n".join(table()))

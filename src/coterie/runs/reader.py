@@ -193,7 +193,9 @@ class Kept(Record):
 
     def require_readable(self) -> None:
         """An error unless this is a run, in the format that this version reads."""
-        require(self.store.has(CONFIG), f"run = {self.path}: holds no run ({CONFIG} is missing)")
+        here = self.store.has(CONFIG)  # perhaps in a file of runs
+        require(here or self.path.exists(), f"run = {self.path}: there is no such file or folder")
+        require(here, f"run = {self.path}: holds no run ({CONFIG} is missing)")
         require_format(f"run = {self.path}", self._toml().get("format"), FORMAT, "run it again")
 
     def _toml(self) -> Config:

@@ -172,6 +172,7 @@ def pack(runs: Sequence[Path], out: Path, models: bool = False) -> list[str]:
     for path in runs:
         name = resolved(path).name
         require(name not in named, f"run = {path}: another run is called {name} too; rename one of them")
+        require(path.exists(), f"run = {path}: there is no such file or folder")
         require((path / CONFIG).is_file(), f"run = {path}: holds no run ({CONFIG} is missing)")
         named[name] = Directory(path)
     partial = out.with_name(f"{out.name}.partial")

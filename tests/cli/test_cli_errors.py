@@ -124,8 +124,8 @@ MISTAKES = {
     "compare local fedprox --out taken": "out = taken: already holds a run",
     "compare local --checkpoint-every 1": "checkpoint_every = 1: a checkpoint needs an output directory",
     "resume": "resume needs RUN",
-    "resume nowhere": "run = nowhere: holds no run",
-    "show nowhere": "run = nowhere: holds no run",
+    "resume nowhere": "run = nowhere: there is no such file or folder",
+    "show nowhere": "run = nowhere: there is no such file or folder",
 }
 
 

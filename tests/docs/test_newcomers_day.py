@@ -28,7 +28,7 @@ SHELL, PYTHON, MORE = "$ ", ">>> ", "... "
 # What differs from one day or machine to the next.
 PASSING = (
     (re.compile(r"allowed: apfl, [^)]*, or"), "allowed: (every method), or"),
-    (re.compile(r"\b[0-9a-f]{16,}\b"), "(hash)"),
+    (re.compile(r"(?<![.\d])\b[0-9a-f]{16,}\b"), "(hash)"),
     (re.compile(r'("seconds": )[\d.e-]+'), r"\1#"),
     (re.compile(r'("torch": )"[^"]+"'), r"\1(version)"),
     (re.compile(r"\d+ bytes of text"), "# bytes of text"),

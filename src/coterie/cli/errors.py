@@ -141,8 +141,8 @@ def _parsing(error: CycloptsError, words: Sequence[str]) -> str:
             return str(unknown("command", first, [name for name in error.app if not name.startswith("-")]))
         case MissingArgumentError(argument=argument) if argument is not None:
             keyword = error.keyword or argument.name
-            given = any(word.split("=")[0] == keyword for word in words)
-            return f"{keyword} needs a value" if given else f"{command} needs {keyword}"
+            is_there = any(word.split("=")[0] == keyword for word in words)
+            return f"{keyword} needs a value" if is_there else f"{command} needs {keyword}"
         case UnusedCliTokensError(unused_tokens=[first, *_]):
             return f"'{first}': {command or 'coterie'} takes no further argument"
         case RepeatArgumentError(token=token):

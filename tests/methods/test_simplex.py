@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.methods.fedpac import simplex_minimiser, without_traces
+from coterie.methods.fedpac import combinations, simplex_minimiser, simplex_minimisers, without_traces
 
 
 def random_form(size: int, rank: int, seed: int) -> torch.Tensor:
@@ -74,3 +74,28 @@ def test_traces_are_dropped_and_the_rest_sums_to_one() -> None:
 def test_if_all_are_traces_the_largest_stay() -> None:
     weights = torch.full((1, 2000), 1 / 2000, dtype=torch.float64)
     torch.testing.assert_close(without_traces(weights), weights)
+
+
+@pytest.mark.parametrize(("size", "rank", "seed"), [(1, 1, 0), (7, 3, 1), (40, 5, 2), (60, 80, 3), (110, 4, 4)])
+def test_many_with_one_form_are_those_of_each_alone(size: int, rank: int, seed: int) -> None:
+    """FedPAC's forms, made one by one as its paper has them; some clients are alike, and some have no variance."""
+    stream = torch.Generator().manual_seed(seed)
+    means = 3 * torch.randn(size, rank, generator=stream, dtype=torch.float64)
+    variances = 5 * torch.rand(size, generator=stream, dtype=torch.float64)
+    if size > 7:
+        means[5], variances[5], variances[6:9] = means[4], variances[4], 1e-9
+    expected = []
+    for own in means:
+        apart = means - own
+        expected.append(simplex_minimiser(torch.diag(variances) + apart @ apart.T))
+    gram = means @ means.T
+    found = simplex_minimisers(torch.diag(variances) + gram, gram)
+    torch.testing.assert_close(found, torch.stack(expected), atol=2e-6, rtol=0)
+    torch.testing.assert_close(combinations(variances, means), without_traces(torch.stack(expected)), atol=1e-5, rtol=0)
+
+
+def test_what_pivoting_does_not_end_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, slopes = random_form(12, 3, 0), torch.randn(4, 12, generator=torch.Generator().manual_seed(1)).double()
+    expected = simplex_minimisers(form, slopes)
+    monkeypatch.setattr("coterie.methods.fedpac.range", lambda _: (), raising=False)
+    torch.testing.assert_close(simplex_minimisers(form, slopes), expected, atol=1e-6, rtol=0)

@@ -47,6 +47,7 @@ LAYERS = (
     ("report",),
     ("loggers",),
     ("reproduce",),
+    ("benchmark",),
     ("deployment", "serve"),
     ("testing",),
     ("cli", "__main__"),

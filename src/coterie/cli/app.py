@@ -16,6 +16,7 @@ COMMANDS = {
     "coterie.cli.compare:compare": TRAIN,
     "coterie.cli.sweep:sweep": TRAIN,
     "coterie.cli.run:resume": TRAIN,
+    "coterie.cli.benchmark:benchmark": TRAIN,
     "coterie.cli.reproduce:reproduce": TRAIN,
     "coterie.cli.check:check": LOOK,
     "coterie.cli.listing:engines": LOOK,

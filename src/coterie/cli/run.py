@@ -43,6 +43,10 @@ def run(
     ] = None,
     listener: Listeners = None,
     json: AsJson = False,
+    tuned: Annotated[
+        str | None,
+        option("The benchmark's settings for the method on a set, such as natural-1/vowel.", "none", OUTPUT),
+    ] = None,
     settings: GivenSettings = GivenSettings(),
     seed: Seed = None,
 ) -> None:
@@ -50,8 +54,15 @@ def run(
     from coterie.cli.experiments import one_experiment
     from coterie.runs.directory import refuse_existing
     from coterie.runs.running import made_listeners
+    from coterie.setup.config import overridden
 
-    experiment = one_experiment(method, config, settings.given(seed=seed), set or [])
+    given, sets = settings.given(seed=seed), set or []
+    if tuned is not None:
+        from coterie.benchmark.tuned import tuned_config
+
+        start, options = tuned_config(tuned, method)
+        given, sets = overridden(start, given), [*options, *sets]
+    experiment = one_experiment(method, config, given, sets)
     listening = made_listeners(listener or [])
     if out is not None:
         refuse_existing(out)

@@ -132,20 +132,28 @@ def further_seeds(seeds: int, effect: float, deviation: float) -> int | None:
 def clear_rivals(evidence: Mapping[Rival, Evidence]) -> dict[Rival, int]:
     """Against which of several rivals a difference is clear, by Holm's procedure: its sign, or 0.
 
-    Ordered by p, the i-th of m is held against ERROR / (m − i + 1), and from the first that fails on none is clear.
-
     >>> one, two = Evidence.of([1.0, 1.2, 0.9]), Evidence.of([1.0, 1.6, 0.6])
     >>> round(one.p, 3), round(two.p, 3), clear_rivals({"a": one, "b": two}), clear_rivals({"b": two})
     (0.007, 0.067, {'a': 1, 'b': 0}, {'b': 0})
     """
-    signs: dict[Rival, int] = dict.fromkeys(evidence, 0)
-    ordered = sorted(evidence, key=lambda rival: evidence[rival].p)
-    for place, rival in enumerate(ordered):
-        known = evidence[rival]
-        if known.seeds < ENOUGH_SEEDS or known.p >= ERROR / (len(ordered) - place):
-            break
-        signs[rival] = known.direction
-    return signs
+    ps = {rival: known.p if known.seeds >= ENOUGH_SEEDS else 1.0 for rival, known in evidence.items()}
+    adjusted = adjusted_by_holm(ps)
+    return {rival: known.direction if adjusted[rival] < ERROR else 0 for rival, known in evidence.items()}
+
+
+def adjusted_by_holm(ps: Mapping[Rival, float]) -> dict[Rival, float]:
+    """How small several p are once it is allowed for that there are several, by Holm's procedure.
+
+    Ordered by p, the i-th of m counts m − i + 1 times as much, and never less than those before it.
+
+    >>> adjusted_by_holm({"a": 0.03, "b": 0.01, "c": 0.9})
+    {'a': 0.06, 'b': 0.03, 'c': 0.9}
+    """
+    adjusted: dict[Rival, float] = dict.fromkeys(ps, 1.0)
+    so_far = 0.0
+    for place, rival in enumerate(sorted(ps, key=lambda rival: ps[rival])):
+        so_far = adjusted[rival] = max(so_far, min(1.0, (len(ps) - place) * ps[rival]))
+    return adjusted
 
 
 def _quantile(seeds: int) -> float:

@@ -272,6 +272,8 @@ def _made(given: GivenListener) -> Listener:
 
 
 _OWN: dict[str, type[Listener] | str] = {
+    "benchmark": "coterie.benchmark.deployed:Deployed",
+    "benchmark-tuning": "coterie.benchmark.deployed:Validated",
     "tensorboard": "coterie.loggers.tensorboard:TensorBoard",
     "wandb": "coterie.loggers.wandb:WandB",
 }

@@ -82,6 +82,11 @@ def test_log_odds_worked_out_by_hand() -> None:
     assert averaged.tolist() == pytest.approx([sum(lower) / 3])
 
 
+def test_whoever_is_at_the_limit_is_near() -> None:
+    distances = torch.tensor([[0.0, 0.5], [0.75, 0.0]])
+    assert collaborators.near_by_distance(distances, 0.5).tolist() == [[False, True], [False, False]]
+
+
 def test_a_wide_far_component_does_not_take_the_very_nearest() -> None:
     """Its tail reaches below the narrow near component; whoever is nearer than an accepted client is accepted."""
     tight = np.linspace(0.395, 0.405, 30).tolist()

@@ -148,3 +148,4 @@ def test_relabelling() -> None:
 def test_refused_options(options: dict[str, Any], words: str) -> None:
     with pytest.raises(CoterieError, match=rf"^{words}\.?0?: must"):
         FedDBE(**options)
+    assert FedDBE().momentum == 1.0

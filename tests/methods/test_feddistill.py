@@ -153,6 +153,7 @@ def test_relabelling(leave_out_own: bool) -> None:
 
 
 def test_refused_options() -> None:
+    assert FedDistill().lam == 1.0
     options: dict[str, Any] = {"lam": -1.0}
     with pytest.raises(CoterieError, match=r"^lam = -1.0: must not be negative$"):
         FedDistill(**options)

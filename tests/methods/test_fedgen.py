@@ -261,6 +261,7 @@ def test_relabelling(join: float) -> None:
     "options",
     [
         *({name: -1.0} for name in ("alpha", "beta", "diversity", "decay", "server_lr")),
+        {"decay": 0.0},
         *({name: 0} for name in ("noise", "hidden", "steps")),
         {"server_batch": 1},
     ],

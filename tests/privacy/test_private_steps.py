@@ -107,6 +107,12 @@ def test_terms_that_mix_a_batch_see_one_example_alone() -> None:
     assert all(not part.grad.any() for part in trainer.parts), "an example minus its own mean is nothing"
 
 
+def test_every_term_of_an_example_counts() -> None:
+    trainer = private(phase=Phase(terms=(task_loss, lambda batch: -task_loss(batch))))
+    trainer.gradient(whole_batch(trainer))
+    assert all(not part.grad.any() for part in trainer.parts), "a loss and its negative are nothing"
+
+
 def test_terms_of_the_row_are_neither_clipped_nor_noisy() -> None:
     plain, pulled = private(), private(phase=Phase(row_terms=(Proximal(0.5),)))
     for trainer in (plain, pulled):

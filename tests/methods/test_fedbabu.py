@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.fedbabu import FedBABU
+from support import tiny
 
 
 @pytest.mark.thorough
@@ -128,3 +129,10 @@ def test_in_the_last_round_clients_that_sat_out_are_tuned_too() -> None:
     assert last is not None
     assert untuned is not None
     assert (last.loss != untuned.loss).all()
+
+
+def test_when_and_how_long_clients_personalise_is_told() -> None:
+    told = [
+        FedBABU(tune_epochs=tuned).resolved(tiny(rounds=7, epochs=3).prepare().federation()) for tuned in (None, 2, 0)
+    ]
+    assert told == [{"tuned_round": 7, "tune_epochs": 3}, {"tuned_round": 7, "tune_epochs": 2}, {}]

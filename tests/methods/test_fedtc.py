@@ -283,3 +283,15 @@ def test_a_worker_never_trains_the_shared_slot() -> None:
     train(worker, prepared.method.recipe(worker.federation))
     assert not any(parameter.requires_grad for parameter in worker.model("shared_head").head.parameters())
     assert worker.model("shared_head")._trained == Columns()
+
+
+@pytest.mark.parametrize(("given", "rate"), [(None, 0.002), (0.3, 0.3)])
+def test_the_local_classifier_has_a_hundredth_of_the_rate_unless_told_otherwise(
+    given: float | None, rate: float
+) -> None:
+    method = FedTC() if given is None else FedTC(lr_classifier=given)
+    federation = tiny(method, lr=0.2).prepare().federation()
+    (phase,) = method.recipe(federation)
+    assert isinstance(phase, Phase)
+    assert phase.rates == {"classifier": pytest.approx(rate)}
+    assert method.resolved(federation) == {"lr_classifier": pytest.approx(rate)}

@@ -14,6 +14,7 @@ from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import FedAvg, Local
 from coterie.methods.pfedme import PFedMe
+from support import tiny
 
 
 def client_round(
@@ -172,3 +173,11 @@ def test_the_tested_slot_is_the_personal_one() -> None:
     federation: Federation = ours.federation
     assert PFedMe.tested == "personal"
     assert federation["personal"].own.shape == (federation.clients, federation.layout.width)
+
+
+def test_the_inner_rate_is_the_run_s_unless_told_otherwise() -> None:
+    federation = tiny(lr=0.2).prepare().federation()
+    assert [PFedMe(inner_lr=rate).resolved(federation) for rate in (None, 0.5)] == [
+        {"inner_lr": 0.2},
+        {"inner_lr": 0.5},
+    ]

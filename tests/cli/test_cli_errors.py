@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MISTAKES = {
-    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: check, compare, completion, datasets",
+    "runn fedavg": "unknown command 'runn'; did you mean 'run'? (allowed: benchmark, check, compare, completion,",
     "run fedpre": "unknown method 'fedpre'; did you mean 'fedrep'? (allowed: apfl",
     "run": "method: name one (allowed: apfl",
     "run fedavg fedper": "'fedper': run takes no further argument",

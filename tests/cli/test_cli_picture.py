@@ -35,7 +35,7 @@ def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "run", "fedavg", *SMALL, "--out", "it").code == 0
     mistakes = {
         ("picture",): "picture needs RUN",
-        ("picture", "nowhere"): "run = nowhere: holds no run",
+        ("picture", "nowhere"): "run = nowhere: there is no such file or folder",
         ("picture", "alone"): "run = alone: there is nothing to draw (nobody has learned from others)",
         ("picture", "silent"): "run = silent: there is nothing to draw (record_every = 0)",
         ("picture", "it", "--round", "3"): "round = 3: is not among the rounds",

@@ -72,7 +72,7 @@ def test_every_term_of_an_agreement_is_an_option_with_its_default() -> None:
     assert set(hints) == set(items)
     free_text = {"name", "sites", "shape", "classes", "class_names", "stats", "least_sites"}
     free_text |= {"defence", "quarantine", "privacy", "epsilon", "norm", "sampler", "stages", "scale", "steps"}
-    free_text |= {"server", "server_lr", "server_beta1"}
+    free_text |= {"server", "server_lr", "server_beta1", "topology", "augment"}
     shown = {name: get_args(hint)[1].show_default for name, hint in hints.items() if name not in free_text}
     assert shown == {name: str(items[name]) for name in shown}
 
@@ -362,8 +362,8 @@ MISTAKES = {
     "federation server nowhere": "folder = nowhere: holds no federation.toml",
     "federation server fed": "is missing; 'coterie federation keys fed' makes it",
     "federation server fed --insecure --port 99999": "port = 99999: must lie in 0..65535",
-    "federation client --data good.npz": "--name needs a value",
-    "federation client --name site-a": "--data needs a value",
+    "federation client --data good.npz": "federation client needs --name",
+    "federation client --name site-a": "federation client needs --data",
     "federation client --name site-a --data nowhere": "data = nowhere: there is no such file or folder",
     "federation client --name site-a --data good.npz": "accept one with 'coterie federation join FILE --name site-a'",
     "federation client --name a --data good.npz --agreement no.toml": "agreement = no.toml: there is no such file",

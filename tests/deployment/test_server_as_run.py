@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 from test_coordinator import Trial
 
 import coterie as ct
-from coterie.deployment.agreement import Agreement
 from coterie.deployment.as_run import lines_with, note_of, partition_of, renumbered
 from coterie.deployment.server import Report
 from coterie.errors import CoterieError
@@ -100,7 +100,7 @@ def test_samples_are_numbered_through(tmp_path: Path) -> None:
 def test_lines_follow_sites_that_come_and_leave() -> None:
     before, after = (
         agreed("fedavg", least_sites=1),
-        Agreement(**{**vars(agreed("fedavg")), "sites": ("site-c", "site-a", "new")}),
+        replace(agreed("fedavg"), sites=("site-c", "site-a", "new")),
     )
     report = Report(
         1, list(SITES), ["site-a", "site-c"], diverged=["site-b"], trained={"site-a": sums(1), "site-c": sums(3)}

@@ -30,7 +30,7 @@ def test_the_citation_has_version_and_licence_of_the_package() -> None:
 
 def test_the_workflow_runs_targets_that_exist_on_a_python_that_is_declared() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    declared = {item.rpartition(" :: ")[2] for item in PROJECT["classifiers"] if "Python ::" in item}
+    declared = {item.rpartition(" :: ")[2] for item in PROJECT["classifiers"] if "Python :: 3." in item}
     steps = [step for job in read(".github/workflows/tests.yml")["jobs"].values() for step in job["steps"]]
     commands = [step["run"] for step in steps if "run" in step]
     assert "make test" in commands

@@ -97,11 +97,12 @@ def test_every_pass_through_an_extractor_is_counted(
         begin(self, *rest)
         self.trunk.register_forward_pre_hook(lambda _, inputs: given.append(len(inputs[0])))
 
-    monkeypatch.setattr(MountedModel, "__init__", listening)
     for name in ("fedavg", "fedala", "fedap", "fedfomo", "feddistill", "pfedme", "per-fedavg", "apple"):
         experiment = toy_experiment(METHODS[name](), "plain")
         prepared = experiment.prepare()
-        engine = make(prepared.problem(), prepared.method, 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(MountedModel, "__init__", listening)
+            engine = make(prepared.problem(), prepared.method, 0)
         if type(engine) is Stacked and engine.declines(prepared.method.recipe(prepared.federation())) is None:
             continue  # whose extractors are not called as modules
         federation = prepared.federation()

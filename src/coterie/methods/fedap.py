@@ -26,7 +26,7 @@ MOST = 1e14  # the inverse distance of clients that do not differ at all
 
 @dataclass(frozen=True)
 class FedAP(Method):
-    """Personalized federated learning with adaptive batchnorm for healthcare (Lu et al., 2022), its variant f-FedAP.
+    """Personalized federated learning with adaptive batchnorm for healthcare (Lu et al., 2022): f-FedAP.
 
     The first ⌊`warm_up`·T⌋ rounds are FedBN. With the resulting models every client measures mean μ and standard
     deviation σ of each output channel of each convolution (fully connected layers, if the model has none) over its

@@ -21,7 +21,7 @@ AVERAGES = ("samples", "clients")
 
 @dataclass(frozen=True)
 class MRMTL(Method):
-    """On privacy and personalization in cross-silo federated learning (Liu et al., 2022): mean-regularised learning.
+    """On privacy and personalization in cross-silo federated learning (Liu et al., 2022): mean-regularised.
 
     Client k minimises CE(v_k) + (λ/2)‖v_k − v̄‖² from its own v_k, which nothing ever replaces; v̄ is the mean of
     everybody's last upload, held constant in the round. There is no global model besides. λ = 0 is Local; a strong λ

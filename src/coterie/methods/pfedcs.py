@@ -55,7 +55,7 @@ class TeacherKL:
 
 @dataclass(frozen=True)
 class PFedCS(Method):
-    """PFedCS: a personalized federated learning method for enhancing collaboration among similar classifiers (2025).
+    """PFedCS: a personalized FL method for enhancing collaboration among similar classifiers (2025).
 
     Rounds 1..β: a client's customised classifier is v_k = Σ_i p_i φ_i over its collaborators and itself (6);
     it tunes v_k for `tune_epochs` (None: the run's; the paper has 1) on its frozen extractor (9)–(10), then trains

@@ -28,6 +28,8 @@ SHELL, PYTHON, MORE = "$ ", ">>> ", "... "
 # What differs from one day or machine to the next.
 PASSING = (
     (re.compile(r"allowed: apfl, [^)]*, or"), "allowed: (every method), or"),
+    (re.compile(r"allowed: attack, [^)]*, workers"), "allowed: (every setting)"),
+    (re.compile(r"explains \d+ more"), "explains (many) more"),
     (re.compile(r"(?<![.\d])\b[0-9a-f]{16,}\b"), "(hash)"),
     (re.compile(r'("seconds": )[\d.e-]+'), r"\1#"),
     (re.compile(r'("torch": )"[^"]+"'), r"\1(version)"),

@@ -2,7 +2,8 @@
 
 OLD and NEW are commits or directories that hold `src/coterie`; NEW is the working tree unless told otherwise. Each
 case runs alternately with both, each time in a process of its own, and the ratios of neighbouring runs are compared:
-what else the machine does meets both alike. Run it on a quiet machine.
+what else the machine does meets both alike. Run it on a quiet machine, or with `--processor`, which counts the
+time that the processor spent on the rounds instead of the time that went by.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -63,9 +65,12 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def work(case: str) -> float:
+def work(case: str, processor: bool) -> float:
     """A case's seconds in an undisturbed round (the first quartile), with whichever Coterie is imported here."""
     import coterie as ct
+
+    if processor:
+        time.perf_counter = time.process_time  # what rounds are timed by
 
     options, counted = CASES[case]
     # Named, since versions differ in what they choose by themselves.
@@ -85,18 +90,18 @@ def work(case: str) -> float:
     return float(np.quantile([sum(seconds[part] for part in counted) for seconds in spent[1:]], 0.25))
 
 
-def measured(source: Path, case: str) -> float:
+def measured(source: Path, case: str, processor: bool) -> float:
     """The case's seconds with the tree at `source`, in a new process."""
-    found = subprocess.run(
-        [sys.executable, "-P", __file__, "--case", case],
+    child = subprocess.run(
+        [sys.executable, "-P", __file__, "--case", case, *(["--processor"] if processor else [])],
         env=os.environ | {"PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
         check=False,
     )
-    if found.returncode:
-        raise SystemExit(f"{case}: {found.stderr.strip().splitlines()[-1]}")
-    return float(json.loads(found.stdout.splitlines()[-1]))
+    if child.returncode:
+        raise SystemExit(f"{case}: {child.stderr.strip().splitlines()[-1]}")
+    return float(json.loads(child.stdout.splitlines()[-1]))
 
 
 def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
@@ -117,10 +122,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("old", nargs="?", default="HEAD", help="a commit or a directory with src/coterie")
     parser.add_argument("new", nargs="?", default=str(REPOSITORY), help="likewise; the working tree by default")
     parser.add_argument("--repeats", type=int, default=5, help="how often each case runs with each")
+    parser.add_argument("--processor", action="store_true", help="count the processor's time")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
-        print(json.dumps(work(options.case)))
+        print(json.dumps(work(options.case, options.processor)))
         return 0
     sys.path.insert(0, str(REPOSITORY))  # the children that measure import neither this tree nor its tools
     from tools.golden import checked_out
@@ -136,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pairs = []
             for repeat in range(options.repeats):
                 both = sources if repeat % 2 else sources[::-1]
-                found = {source: measured(source, case) for source in both}
-                pairs.append([found[source] for source in sources])
+                seconds = {source: measured(source, case, options.processor) for source in both}
+                pairs.append([seconds[source] for source in sources])
             ratios = [new / old for old, new in pairs]
             low, high = interval(ratios)
             slower |= low > 1.05

@@ -14,14 +14,19 @@ from coterie.setup.features import FEATURES, SIMULATED
 
 SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 PLAIN_RUN = """
+from pathlib import Path
+
 import coterie as ct
 from coterie.cli import main
+from coterie.testing.together import Together, agreed
 
 result = ct.Experiment("fedper", "digits", join=0.5, rounds=2, epochs=1, threads=1).run(out="run")
 assert result.accuracy().received.mean["last"] > 0
 assert ct.open_run("run").summary["rounds"] == 2
 assert main(["show", "run"]) == 0
 assert main(["run", "--help"]) == 0
+federation = Together(agreed("fedper", rounds=1, epochs=1), Path("federation"))
+assert all(note["received"] for note in federation.run().values())
 """
 
 

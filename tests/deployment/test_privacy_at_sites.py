@@ -14,12 +14,10 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.claims import check_answer
 from coterie.deployment.logbook import Logbook
 from coterie.deployment.messages import RefusedError
-from coterie.deployment.privacy_account import ACCOUNT, SiteAccount
 from coterie.deployment.wire import Parcel, pack
 from coterie.errors import CoterieError
 from coterie.files import sealed_line, unsealed_line
-from coterie.privacy.accountant import Release, epsilon_of
-from coterie.privacy.stage import spent
+from coterie.privacy.account import ACCOUNT, Release, SiteAccount, epsilon_of, spent
 from coterie.testing.together import SITES, SIZES, Together, agreed, simulated
 
 pytestmark = pytest.mark.thorough  # Opacus takes seconds to load
@@ -127,8 +125,8 @@ def test_what_is_asked_again_counts_once_and_what_is_trained_again_twice(tmp_pat
     together.sites["site-a"].store.path.joinpath("answer.safetensors").unlink()
     assert not torch.equal(site.work(task).tensors["slot.model"], first.tensors["slot.model"])
     assert steps_of(together, "site-a") == 2
-    again_started = together.site("site-a")._account
-    assert again_started is not None
+    (again_started,) = together.site("site-a")._accounts
+    assert isinstance(again_started, SiteAccount)
     assert sum(again_started.steps.values()) == 2, "a site that starts again goes on counting"
 
 
@@ -192,7 +190,7 @@ def test_sizes_are_told_with_noise(tmp_path: Path) -> None:
     sizes = []
     for trial in range(8):
         (tmp_path / str(trial)).mkdir()
-        sizes.append(SiteAccount.open(tmp_path / str(trial), "f", agreement.promise, SIZES[0]).size)
+        sizes.append(SiteAccount.open(tmp_path / str(trial), ["f"], agreement.promise, SIZES[0]).size)
     assert len(set(sizes)) > 1
 
 
@@ -213,11 +211,11 @@ def test_agreements_refuse_validation_and_methods_that_measure() -> None:
 
 def test_a_later_version_goes_on_with_the_account_whatever_its_noise(tmp_path: Path) -> None:
     first, later = (private("client", privacy_noise=noise).promise for noise in (4.0, 8.0))
-    account = SiteAccount.open(tmp_path, "one", first, 30)
+    account = SiteAccount.open(tmp_path, ["one"], first, 30)
     federation = private("client").federation()
     sent = {"model": federation.layout.columns("extractor")}
     alone = account.count(federation, (), sent)
-    account = SiteAccount.open(tmp_path, "two", later, 30, former=["one"], begun=True)
+    account = SiteAccount.open(tmp_path, ["two", "one"], later, 30, begun=True)
     both = account.count(federation, (), sent)
     assert both == pytest.approx(epsilon_of([Release(2.0, 1), Release(4.0, 1)], 1e-5), rel=1e-9)
     assert both > alone

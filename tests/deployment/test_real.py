@@ -26,11 +26,10 @@ from coterie.deployment.flower.audit import AUDIT
 from coterie.deployment.flower.keys import make_site_key
 from coterie.deployment.flower.site_processes import SiteProcesses
 from coterie.deployment.messages import FAULTS
-from coterie.deployment.privacy_account import ACCOUNT
 from coterie.deployment.store import Store
 from coterie.deployment.workplace import own_split
 from coterie.errors import UnwelcomeError
-from coterie.privacy.stage import spent
+from coterie.privacy.account import ACCOUNT, spent
 from coterie.rounds.delivery import as_delivered
 from coterie.runs.store import CHECKPOINT, LOG
 from coterie.runs.tensors import load_tensors

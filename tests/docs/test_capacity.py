@@ -15,7 +15,7 @@ from coterie.deployment.agreement import Agreement
 from coterie.deployment.disclosure import answer_with_noise
 from coterie.deployment.server import Server
 from coterie.methods import METHODS
-from coterie.rounds.ledger import bytes_down, bytes_up
+from coterie.rounds.delivery import bytes_down, bytes_up
 
 PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 MODELS = ("cnn", "lenet5", "resnet8")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from coterie.client.trainer import train
 from coterie.client.worker import Worker
-from coterie.maths.critical import CriticalMask, critical, uncritical
 from coterie.methods import FedCAC
+from coterie.methods.fedcac import CriticalMask, critical, uncritical
 from support import seat, tiny
 
 

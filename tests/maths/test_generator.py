@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from coterie.maths.generator import GeneratorShape
+from coterie.methods.fedgen import GeneratorShape
 
 SHAPE = GeneratorShape(classes=3, noise=4, hidden=6, features=5)
 

@@ -33,8 +33,7 @@ from coterie.client.batch import Batch
 from coterie.core.exchange import Uploads
 from coterie.core.task import CrossEntropy
 from coterie.errors import CoterieError
-from coterie.maths.generator import FeatureGenerator
-from coterie.methods.fedgen import FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
+from coterie.methods.fedgen import FeatureGenerator, FedGen, GeneratedSamples, GeneratedTeacher, ensemble_loss, sameness
 from coterie.rng import stream_seed, torch_stream
 from support import final_rows, rows_of, seat, tiny
 

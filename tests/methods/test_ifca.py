@@ -10,7 +10,7 @@ from by_hand import Hand, losses_received
 from plain_training import assert_near, assert_relabelling_permutes, play, prepared_for
 
 from coterie.errors import CoterieError
-from coterie.maths.restarts import other_start
+from coterie.maths.clusters import other_start
 from coterie.methods import FedAvg
 from coterie.methods.ifca import IFCA
 

@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from coterie.errors import CoterieError
-from coterie.privacy import accountant
-from coterie.privacy.accountant import ORDERS, Release, epsilon_of
+from coterie.privacy import account
+from coterie.privacy.account import ORDERS, Release, epsilon_of
 
 pytestmark = pytest.mark.thorough  # Opacus takes seconds to load
 
@@ -87,6 +87,6 @@ def test_opacus_does_not_set_up_logging() -> None:
 
 def test_without_opacus_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opacus.accountants.analysis", None)
-    monkeypatch.setattr(accountant, "_opacus", accountant._opacus.__wrapped__)
+    monkeypatch.setattr(account, "_opacus", account._opacus.__wrapped__)
     with pytest.raises(CoterieError, match=r"pip install 'coterie\[privacy\]'"):
         epsilon_of([Release(1.25, 1)], 1e-5)

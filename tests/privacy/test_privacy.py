@@ -21,10 +21,10 @@ from coterie.core.federation import Federation
 from coterie.errors import CoterieError
 from coterie.methods import METHODS, FedPer
 from coterie.partition import Iid
-from coterie.privacy.accountant import Release, epsilon_of
+from coterie.privacy.account import Release, epsilon_of, spent, told_size
 from coterie.privacy.noise import noise_of
 from coterie.privacy.promise import Privacy
-from coterie.privacy.stage import Private, clipped, spent, told_size
+from coterie.privacy.stage import Private, clipped
 from coterie.rounds.listeners import Listener, RoundReport, StopAfter
 from coterie.rounds.stages import Incoming
 from coterie.runs.record import PRIVACY

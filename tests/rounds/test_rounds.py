@@ -23,8 +23,8 @@ from coterie.core.tracks import exchange_mark
 from coterie.data import Dataset, load
 from coterie.methods import FedAvg, FedBN, FedProx, Method
 from coterie.partition import Dirichlet, Partition
+from coterie.rounds.delivery import bytes_down, bytes_up
 from coterie.rounds.evaluate import Evaluation
-from coterie.rounds.ledger import bytes_down, bytes_up
 from coterie.rounds.sampler import draw_cohort
 from coterie.runs.experiment import Experiment
 from coterie.runs.run import Run

@@ -182,3 +182,26 @@ def test_a_judge_in_a_file_says_when_clients_are_tested(tmp_path: Path) -> None:
     assert [line.received is not None for line in result.lines] == [False, True, False, True]
     with pytest.raises(CoterieError, match="evaluate_clients = 2 says who is tested"):
         tiny(judge=judge, evaluate_clients=2)
+
+
+def test_a_judge_adds_a_final_metric_that_is_no_sum(tmp_path: Path) -> None:
+    file = tmp_path / "balanced.py"
+    file.write_text(
+        "from dataclasses import replace\n"
+        "from coterie.rounds.judge import Judge\n"
+        "class Balanced(Judge):\n"
+        "    def finished(self, labels):\n"
+        "        finished = super().finished(labels)\n"
+        "        hits, support = (finished.quality[name].double() for name in ('hits', 'support'))\n"
+        "        balanced = (hits / support).nanmean(1).mean()\n"
+        "        return replace(finished, metrics={**finished.metrics, 'balanced_accuracy': float(balanced)})\n"
+    )
+    result = _experiment(rounds=1, evaluate_clients=0, judge=f"{file}:Balanced").run()
+    problem, of_clients = result.prepared.problem(), []
+    for client, test in enumerate(problem.test):
+        truth = problem.labels[test]
+        with torch.no_grad():
+            right = result.model(client)(problem.inputs[test]).argmax(1) == truth
+        of_clients.append(np.mean([right[truth == label].double().mean() for label in truth.unique()]))
+    assert result.summary["balanced_accuracy"] == pytest.approx(np.mean(of_clients), rel=1e-6)
+    assert "macro_f1" in result.summary

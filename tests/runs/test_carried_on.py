@@ -24,6 +24,7 @@ from coterie.runs.directory import RunDirectory
 from coterie.runs.experiment import Experiment, experiment_from
 from coterie.runs.reader import mixes_name
 from coterie.runs.store import pack
+from coterie.runs.tensors import sealed
 from coterie.scenarios.presence import Trace
 from listening import power_cut
 
@@ -179,6 +180,18 @@ def unsealed_summary(run: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary))
 
 
+def summary_of_another_form(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["sha256"]
+    (run / "summary.json").write_text(json.dumps(sealed({**summary, "diverged": {"0": ["first"]}})))
+
+
+def summary_without_scores(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["sha256"], summary["accuracy"]
+    (run / "summary.json").write_text(json.dumps(sealed(summary)))
+
+
 def others_summary(run: Path) -> None:
     small(lr=0.02).run(run.parent / "other")
     shutil.copy(run.parent / "other" / "summary.json", run / "summary.json")
@@ -189,6 +202,8 @@ def others_summary(run: Path) -> None:
     [
         (edited_summary, "is damaged (its SHA-256 is another)"),
         (unsealed_summary, "is damaged (its SHA-256 is missing)"),
+        (summary_of_another_form, "is damaged (diverged[…][0] is a text, not a whole number)"),
+        (summary_without_scores, "is damaged (accuracy is missing)"),
         (others_summary, "is of another run than config.toml: lr = 0.02 (it was 0.01)"),
     ],
 )

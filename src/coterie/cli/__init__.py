@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 
-from coterie.cli.app import app
-from coterie.cli.brief import ALL, brief_help
+from coterie.cli.app import ALL, app, brief_help
 from coterie.cli.errors import UNHEARD, FailureError, InterruptionError, code_of, one_line
 from coterie.cli.output import complain, mend_surroundings, speak_plainly
 from coterie.errors import CoterieError

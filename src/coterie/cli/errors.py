@@ -24,7 +24,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from coterie.cli.brief import ALL, BRIEF
+from coterie.cli.app import ALL, BRIEF
 from coterie.errors import CoterieError, PassingError, UnwelcomeError, unknown
 from coterie.files import FULL
 

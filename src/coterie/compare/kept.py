@@ -60,33 +60,33 @@ class KeptTable:
         """The same with some of its rows, in the order in which they or their methods are named."""
         chosen: dict[str, dict[int, TabledRun]] = {}
         for name in wanted:
-            found = [row for row in self.runs if name in (row, row.partition(":")[0])]
-            if not found:
+            rows = [row for row in self.runs if name in (row, row.partition(":")[0])]
+            if not rows:
                 raise unknown("method of this table", name, self.runs)
-            chosen |= {row: self.runs[row] for row in found}
+            chosen |= {row: self.runs[row] for row in rows}
         return replace(self, runs=chosen, left_out=tuple(row for row in self.runs if row not in chosen))
 
     @property
     def title(self) -> str:
         """Data and partition, in words."""
         usual = {name: item.default for name, item in option_fields(RunOptions).items()}
-        own = {
+        unusual = {
             key: value
             for key, value in self.shared.items()
             if key not in ("data", "partition") and not (key in usual and value == usual[key])
         }
-        told = ", ".join(f"{key}={value}" for key, value in own.items())
-        return f"{short_name(str(self.shared['data']))}, {self.shared['partition']}" + (f" ({told})" if told else "")
+        words = ", ".join(f"{key}={value}" for key, value in unusual.items())
+        return f"{short_name(str(self.shared['data']))}, {self.shared['partition']}" + (f" ({words})" if words else "")
 
     @property
     def rows(self) -> dict[str, dict[int, Summary]]:
         """The summaries by row and seed."""
-        return {row: {seed: run.summary for seed, run in sorted(own.items())} for row, own in self.runs.items()}
+        return {row: {seed: run.summary for seed, run in sorted(seeds.items())} for row, seeds in self.runs.items()}
 
     @property
     def configs(self) -> dict[str, Config]:
         """A configuration of each row."""
-        return {row: next(iter(own.values())).config for row, own in self.runs.items()}
+        return {row: next(iter(seeds.values())).config for row, seeds in self.runs.items()}
 
 
 def run_directories(paths: Sequence[Path]) -> list[Path]:
@@ -144,17 +144,17 @@ def kept_tables(paths: Sequence[Path]) -> tuple[list[KeptTable], list[str]]:
     tables: list[tuple[KeptTable, list[TabledRun]]] = []
     for run in runs:
         _table_for(run, tables)[1].append(run)
-    for table, own in tables:
-        left_out += _fill(table, own)
+    for table, members in tables:
+        left_out += _fill(table, members)
     return [table for table, _ in tables], left_out
 
 
 def _table_for(run: TabledRun, tables: list[tuple[KeptTable, list[TabledRun]]]) -> tuple[KeptTable, list[TabledRun]]:
     """The table of the run's data and partition; a new one if there is none, or if the run's are others."""
     shared, digest, data = shared_settings(run.config), whole_hash(run.summary), run.identity.get("data", {})
-    for table, own in tables:
+    for table, members in tables:
         if (table.shared, table.data) == (shared, data) and table.partitions.setdefault(run.seed, digest) == digest:
-            return table, own
+            return table, members
     tables.append((KeptTable(shared, data, {run.seed: digest}), []))
     return tables[-1]
 
@@ -164,9 +164,9 @@ def _fill(table: KeptTable, runs: Sequence[TabledRun]) -> Iterator[str]:
     groups: dict[str, list[TabledRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.without_seed, sort_keys=True), []).append(run)
-    names = row_names([own[0].without_seed for own in groups.values()])
-    for name, own in zip(names, groups.values(), strict=True):
-        for row_name, row_runs in _same_but_for_the_seed(name, own).items():
+    names = row_names([group[0].without_seed for group in groups.values()])
+    for name, group in zip(names, groups.values(), strict=True):
+        for row_name, row_runs in _same_but_for_the_seed(name, group).items():
             row = table.runs.setdefault(row_name, {})
             for run in row_runs:
                 if run.seed in row:
@@ -182,18 +182,22 @@ def _same_but_for_the_seed(name: str, runs: Sequence[TabledRun]) -> dict[str, li
     """
     groups: list[list[TabledRun]] = []
     for run in runs:
-        same = (own for own in groups if not differences(without_seed(own[0].identity), without_seed(run.identity)))
+        same = (
+            members
+            for members in groups
+            if not differences(without_seed(members[0].identity), without_seed(run.identity))
+        )
         group = next(same, None)
         if group is None:
             groups.append([run])
         else:
             group.append(run)
     rows: dict[str, list[TabledRun]] = {}
-    for own in groups:
-        differing = differences(without_seed(groups[0][0].identity), without_seed(own[0].identity))
-        wording = f"{name} (differs in {spoken(differing)})" if own is not groups[0] else name
+    for members in groups:
+        differing = differences(without_seed(groups[0][0].identity), without_seed(members[0].identity))
+        wording = f"{name} (differs in {spoken(differing)})" if members is not groups[0] else name
         same_words = sum(row == wording or row.startswith(f"{wording}, ") for row in rows)
-        rows[f"{wording}, {same_words + 1}" if same_words else wording] = own
+        rows[f"{wording}, {same_words + 1}" if same_words else wording] = members
     return rows
 
 
@@ -207,9 +211,9 @@ def row_names(configs: Sequence[Config]) -> list[str]:
     names = []
     for config in flat:
         rivals = [other for other in flat if other["method"] == config["method"]]
-        told = [key for key in config if any(other.get(key) != config[key] for other in rivals)]
-        own = ",".join(f"{key}={_plain(config[key])}" for key in told)
-        names.append(short_name(config["method"]) + (f":{own}" if own else ""))
+        differing = [key for key in config if any(other.get(key) != config[key] for other in rivals)]
+        words = ",".join(f"{key}={_plain(config[key])}" for key in differing)
+        names.append(short_name(config["method"]) + (f":{words}" if words else ""))
     return names
 
 

@@ -27,11 +27,11 @@ from coterie.models import MODELS
 from coterie.models.layers import with_group_norm
 from coterie.models.registry import is_built_in
 from coterie.partition.rule import Split
-from coterie.registry import Registry, is_reference, reference_to
+from coterie.registry import Registry, is_reference, named, reference_to
 from coterie.rounds.sampler import SAMPLERS, Sampler
 from coterie.rounds.stages import STAGES, Clients, Stage, require_enough
 from coterie.setup.config import method_name, read_toml, to_toml
-from coterie.setup.features import JointTraining
+from coterie.setup.features import LISTS, JointTraining
 from coterie.setup.parts import sampler_of, stages_of
 from coterie.setup.prepared import extend_classifier, initial_model
 from coterie.setup.settings import PARTS, make_method
@@ -102,7 +102,7 @@ class Agreement(FederationTerms):
         require(1 <= self.least_sites <= most, f"least_sites = {self.least_sites}: must lie in 1..{most}, the sites")
         _ = self.split
         require(
-            self.privacy is None or self.validation == 0,
+            self.validation == 0 or not any(part.hides_results for part in self.parts),
             f"validation = {self.validation:g}: validation scores are not told where privacy is promised; leave one of "
             "the two out",
         )
@@ -176,10 +176,7 @@ class Agreement(FederationTerms):
     def _named_parts(self) -> Iterator[tuple[str, Registry[Any]]]:
         """The parts of a round that texts name, each with the list that it stands in."""
         lists: dict[str, Registry[Any]] = {"sampler": SAMPLERS, "stages": STAGES}
-        if self.defence:
-            from coterie.robust.reducing import DEFENCES
-
-            lists["defence"] = DEFENCES
+        lists |= {option: named(text) for option, text in LISTS.items() if getattr(self, option, "")}
         for option, registry in lists.items():
             yield from ((part, registry) for part in getattr(self, option).split("+") if part)
 

@@ -94,8 +94,10 @@ class FederationTerms(JointTraining):
     numbers: tuple[int, ...] = setting((), "Each site's number, which it keeps when others leave.", "sites")
 
     def __post_init__(self) -> None:
-        if self.quarantine == USUAL:
-            object.__setattr__(self, "quarantine", usual_quarantine(len(self.sites), self.privacy is not None))
+        if getattr(self, "quarantine", 0) == USUAL:
+            object.__setattr__(
+                self, "quarantine", usual_quarantine(len(self.sites), bool(getattr(self, "privacy", "")))
+            )
         super().__post_init__()
         require(self.most_samples >= 1, f"most_samples = {self.most_samples}: must be at least 1")
         require(

@@ -15,18 +15,19 @@ from coterie.core.task.base import SAMPLES
 from coterie.deployment.agreement import Agreement
 from coterie.deployment.server import Report, Server
 from coterie.partition import Partition
-from coterie.privacy.stage import Spent
 from coterie.rounds.evaluate import MOMENTS, Evaluation
 from coterie.rounds.listeners import Note, RoundReport
-from coterie.runs.history import History, as_line, numbers, scores_of
+from coterie.runs.history import History, as_line, numbers, plain_number, scores_of
 from coterie.runs.reader import FEDERATION
 from coterie.runs.record import (
     PRESENCE,
+    PRIVACY,
     QUARANTINE,
     ClientAbout,
     DataAbout,
     Line,
     ModelAbout,
+    PrivacyNote,
     RunAbout,
     Scores,
     Session,
@@ -74,11 +75,11 @@ def config_of(agreement: Agreement) -> Config:
 def partition_of(server: Server) -> Partition:
     """Who holds how many samples, as the sites said: numbered through, for which they are is nobody's business here."""
     sites = [server.standing.get(name) for name in server.agreement.sites]
-    sizes = [(one.samples, one.validation, one.test) if one else (0, 0, 0) for one in sites]
+    sizes = [(site.samples, site.validation, site.test) if site else (0, 0, 0) for site in sites]
     ends = np.cumsum(np.array(sizes).reshape(-1)).reshape(-1, 3)
     parts = [
-        [np.arange(end - size, end) for end, size in zip(ends[:, part], own, strict=True)]
-        for part, own in _by_part(sizes)
+        [np.arange(end - size, end) for end, size in zip(ends[:, part], sizes_of_part, strict=True)]
+        for part, sizes_of_part in _by_part(sizes)
     ]
     return Partition(
         train=tuple(parts[0]),
@@ -92,7 +93,7 @@ def partition_of(server: Server) -> Partition:
 
 
 def _by_part(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, list[int]]]:
-    return [(part, [own[part] for own in sizes]) for part in range(3)]
+    return [(part, [of_site[part] for of_site in sizes]) for part in range(3)]
 
 
 def about_of(server: Server, sessions: list[Session]) -> RunAbout:
@@ -150,10 +151,10 @@ def lines_with(lines: Sequence[Line], report: Report, agreement: Agreement) -> l
 
 def with_received(line: Line, sums: SumsOf, agreement: Agreement) -> Line:
     """A round's line with what sites say of the models that they received after it."""
-    told = _evaluation(sums, agreement)
+    newest = _evaluation(sums, agreement)
     if line.received is not None:  # from a start of the server before this one
-        told = _carried_on(_evaluated(line.received, told), told)
-    return replace(line, received=scores_of(told))
+        newest = _carried_on(_evaluated(line.received, newest), newest)
+    return replace(line, received=scores_of(newest))
 
 
 def renumbered(line: Line, agreement: Agreement) -> Line:
@@ -171,8 +172,8 @@ def renumbered(line: Line, agreement: Agreement) -> Line:
         scores: Scores | None = getattr(line, moment)
         if scores is not None:
             values = {metric.scale.name: np.full(len(agreement.sites), np.nan) for metric in agreement.task.metrics}
-            for name, own in values.items():
-                own[list(place.values())] = numbers(scores.values[name])[list(place)]
+            for name, column in values.items():
+                column[list(place.values())] = numbers(scores.values[name])[list(place)]
             sizes = np.ones(len(agreement.sites), np.int64)
             moments[moment] = scores_of(Evaluation(agreement.task.primary.scale, values, sizes))
     parts = dict(line.parts)
@@ -195,9 +196,7 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
     waiting = {name: report.seconds.get(name, 0.0) for name in ("tasks", "exchange")}
     whole = report.seconds.get("round", sum(waiting.values()))
     parts: dict[str, Note] = dict(report.parts)
-    if agreement.promise.privacy is not None:
-        parts["privacy"] = _spent(report, earlier)
-    told = RoundReport(
+    as_report = RoundReport(
         report.round,
         cohort=[place(name) for name in report.answered],
         trained=trained,
@@ -212,7 +211,7 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         bytes=report.bytes,
         parts=parts,
     )
-    line = as_line(told)
+    line = as_line(as_report)
     by_name = SitesNote(
         sites=list(agreement.sites),
         asked=report.asked,
@@ -223,17 +222,20 @@ def _line(report: Report, agreement: Agreement, earlier: Sequence[Line]) -> Line
         epsilon=report.epsilon,
         set_aside=report.quarantined,
     )
-    return replace(line, parts={**line.parts, FEDERATION: to_builtins(by_name)})
+    private = any(part.name == PRIVACY for part in agreement.parts)
+    spent = {PRIVACY: to_builtins(_spent(report, earlier))} if private else {}
+    return replace(line, parts={**line.parts, **spent, FEDERATION: to_builtins(by_name)})
 
 
-def _spent(report: Report, earlier: Sequence[Line]) -> Spent:
+def _spent(report: Report, earlier: Sequence[Line]) -> PrivacyNote:
     """What the sites that were asked say that they have spent; of who did not answer, what it last said."""
-    told: dict[str, float | None] = {}
+    by_site: dict[str, float | None] = {}
     for epsilon in (*(note_of(line).epsilon for line in earlier), report.epsilon):
-        told |= epsilon
-    bounds = {name: math.inf if value is None else value for name, value in told.items()}
+        by_site |= epsilon
+    bounds = {name: math.inf if value is None else value for name, value in by_site.items()}
     asked = [bounds.get(name, 0.0) for name in (*report.answered, *report.missing)]
-    return Spent.of(max(bounds.values(), default=0.0), asked)
+    worst = max(bounds.values(), default=0.0)
+    return PrivacyNote(plain_number(worst), [plain_number(epsilon) for epsilon in asked])
 
 
 def _evaluation(sums: SumsOf, agreement: Agreement) -> Evaluation:
@@ -250,8 +252,8 @@ def _evaluated(scores: Scores, like: Evaluation) -> Evaluation:
 
 def _carried_on(before: Evaluation, now: Evaluation) -> Evaluation:
     """What was known, with what is known now in its place."""
-    told = np.flatnonzero(~np.isnan(now.judged))
-    return before.updated(told, now.chosen(told))
+    tested = np.flatnonzero(~np.isnan(now.judged))
+    return before.updated(tested, now.chosen(tested))
 
 
 def summary_so_far(server: Server, lines: list[Line]) -> dict[str, Any]:

@@ -29,10 +29,10 @@ from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
 from coterie.methods import Local
 from coterie.methods.base import Method
-from coterie.privacy.promise import Privacy
 from coterie.rounds.collect import collect
 from coterie.runs.history import plain_number, plain_numbers
 from coterie.setup.config import method_name
+from coterie.setup.features import usual_settings
 
 NORMAL = 1.959964  # standard deviations around the mean within which 95 % of a normal distribution lie
 
@@ -103,7 +103,7 @@ class Baseline:
 
     def __init__(self, agreement: Agreement, client: int, data: Dataset, device: str = PROCESSOR) -> None:
         # It never leaves its site, and needs no noise.
-        alone = replace(agreement, method=Local(), **vars(Privacy()))
+        alone = replace(agreement, method=Local(), **usual_settings())
         self._place = workplace(alone, client, data, device=device)
         self._first = self._row.clone()
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from coterie.errors import CoterieError
-from coterie.privacy.promise import Privacy
+
+NOTHING_PROMISED = "none is promised, what this site sends has no noise"
 
 
 @dataclass(frozen=True)
@@ -81,26 +82,10 @@ def look_here(
         class_names=list(agreed.class_names or map(str, range(agreed.classes))),
         version=agreed.version,
         device=named(device) if device else "",
-        privacy=promised(agreed.promise),
+        privacy="; ".join(filter(None, (part.promised for part in agreed.parts))) or NOTHING_PROMISED,
         server_key=agreed.server_key,
         most_bytes=most,
     )
-
-
-def promised(promise: Privacy) -> str:
-    """What an agreement promises about privacy, in words.
-
-    >>> from coterie.privacy.promise import Privacy
-    >>> promised(Privacy())
-    'none is promised, what this site sends has no noise'
-    >>> promised(Privacy(privacy="client", privacy_noise=4.0, privacy_clip=0.5, epsilon=8.0))
-    'noise here for each client, 4 times the clip of 0.5; a budget of ε = 8 (δ = 1e-05)'
-    """
-    if promise.privacy is None or promise.privacy_noise == 0:
-        return "none is promised, what this site sends has no noise"
-    budget = "no budget" if promise.epsilon is None else f"a budget of ε = {promise.epsilon:g}"
-    noise = f"{promise.privacy_noise:g} times the clip of {promise.privacy_clip:g}"
-    return f"noise here for each {promise.privacy}, {noise}; {budget} (δ = {promise.delta:g})"
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from coterie.errors import CoterieError, require
 from coterie.files import json_text, link_whole, remove_partial, write_whole
 from coterie.runs.about import session
 from coterie.runs.directory import RunDirectory
-from coterie.runs.record import Line, RunAbout, lines_in_order, read_lines
+from coterie.runs.record import PRIVACY, Line, RunAbout, lines_in_order, read_lines
 from coterie.runs.store import ABOUT, CHECKPOINT, MIXES, PARTITION, ROUNDS, SUMMARY
 from coterie.runs.tensors import load_metadata, sealed
 
@@ -288,13 +288,13 @@ class Logbook:
 
     def _privacy(self) -> dict[str, Any]:
         """What each site says that it has spent, and what that means; nothing without a promise."""
-        promise = self.agreement.promise
-        if promise.privacy is None:
+        promises = [part.described() for part in self.agreement.parts if part.name == PRIVACY]
+        if not promises:
             return {}
         spent: dict[str, float | None] = {}
         for line in self._lines():
             spent |= note_of(line).epsilon
-        return {"privacy": {**promise.described(), "delta": promise.delta, "sites": dict(sorted(spent.items()))}}
+        return {PRIVACY: {**promises[0], "sites": dict(sorted(spent.items()))}}
 
 
 def _without_received(lines: Sequence[Line]) -> list[Line]:

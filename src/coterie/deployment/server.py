@@ -86,6 +86,7 @@ class Server:
         agreement.kind.init(self.federation)
         self.stages, self._drawing = agreement.parts, agreement.drawing
         self._coding = coding_of(self.stages)
+        self._hides_results = any(stage.hides_results for stage in self.stages)
         for stage in self.stages:
             stage.begin(self.federation)
             stage.check(agreement.kind, self.federation)
@@ -307,7 +308,7 @@ class Server:
         round.answers[name] = answer
         round.report.refused.pop(name, None)
         round.report.bytes["up"] += message.bytes
-        if self.agreement.promise.privacy is not None:
+        if self._hides_results:
             round.report.epsilon[name] = answer.note.get("epsilon")
         for moment in ("received", "trained"):
             if answer.note.get(moment):
@@ -440,7 +441,7 @@ class Server:
         try:
             note = unpack(packed, {}).note
             # Where privacy is promised, nobody is told how good a model is.
-            told = self.agreement.promise.privacy is None
+            told = not self._hides_results
             if told and not self.agreement.task.accepts(note.get("received")):
                 raise RefusedError("its result is malformed")
             if told:

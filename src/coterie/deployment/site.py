@@ -26,7 +26,6 @@ from coterie.deployment.assessment import Assessment
 from coterie.deployment.claims import facts_of, told_moments, unsaid
 from coterie.deployment.journal import Journal
 from coterie.deployment.messages import Note, RefusedError, one_line
-from coterie.deployment.privacy_account import SiteAccount
 from coterie.deployment.site_data import OwnData, require_scaled
 from coterie.deployment.slowed import slowed
 from coterie.deployment.store import Store
@@ -35,9 +34,9 @@ from coterie.deployment.wire import Expected, Parcel
 from coterie.deployment.workplace import workplace
 from coterie.devices import PROCESSOR
 from coterie.engines.base import Trained, Work, do_work, empty_rows, tuned_score
-from coterie.errors import require
+from coterie.errors import CoterieError, require
 from coterie.rounds.collect import declared_columns, send, take
-from coterie.rounds.stages import coding_of, packed
+from coterie.rounds.stages import Account, coding_of, packed
 
 log = logging.getLogger("coterie")
 
@@ -52,7 +51,9 @@ class Site:
         require(name in agreement.sites, f"name = {name}: is not among the sites ({', '.join(agreement.sites)})")
         self.agreement, self.name, self.store = agreement, name, store
         self.client = agreement.sites.index(name)
-        self._account: SiteAccount | None = None
+        self._stages = agreement.parts
+        self._hides_results = any(stage.hides_results for stage in self._stages)
+        self._accounts: list[Account] = []
         self._data = data  # as it is; what is worked on is brought to the scale that was agreed on, once that is known
         if agreement.scale:
             data = replace(data, inputs=require_columns(data.inputs, agreement.scale, f"data '{data.name}'").clone())
@@ -61,7 +62,6 @@ class Site:
         self._moments = told_moments(whole(data.inputs)[self._place.train]) if agreement.scale else None
         self._scaled_by = torch.empty(0)
         self.problem, self.federation, self.worker = self._place.problem, self._place.federation, self._place.worker
-        self._stages = agreement.parts
         self._coding = coding_of(self._stages)
         self._begin = {name: tensor.clone() for name, tensor in self._state().items()}
         self._kept: Mapping[str, Tensor] | None = None  # what the open round goes on from
@@ -69,13 +69,13 @@ class Site:
         self.assessment = Assessment(self._place, data, Journal(store.path), device)
 
     def _told_size(self, samples: int) -> int:
-        """What this site tells of its number of training samples; where privacy is promised, its account says so."""
-        agreement, store = self.agreement, self.store
-        if agreement.promise.privacy is None:
-            return samples
-        begun, fingerprint = bool(store.rounds()), agreement.fingerprint
-        self._account = SiteAccount.open(store.path, fingerprint, agreement.promise, samples, agreement.former, begun)
-        return self._account.size
+        """What this site tells of its number of training samples: if it keeps an account of that, what stands there."""
+        agreements, begun = (self.agreement.fingerprint, *self.agreement.former), bool(self.store.rounds())
+        for stage in self._stages:
+            if (account := stage.account(self.store.path, agreements, samples, begun)) is not None:
+                self._accounts.append(account)
+                samples = account.size
+        return samples
 
     def hello(self) -> Note:
         """What the server needs to know before the first round; where privacy is promised, no exact numbers."""
@@ -88,9 +88,9 @@ class Site:
             "torch": torch.__version__,
             "samples": int(self.federation.sizes[self.client]),
             "validation": len(self.problem.validation[self.client]),
-            "test": len(self.problem.test[self.client]) if self._account is None else 0,
+            "test": 0 if self._hides_results else len(self.problem.test[self.client]),
             "class_counts": counts,
-            "facts": self._facts if self._account is None else unsaid(self._facts, self.agreement.classes),
+            "facts": unsaid(self._facts, self.agreement.classes) if self._hides_results else self._facts,
             "snapshots": self.store.rounds(),
         }
 
@@ -151,7 +151,7 @@ class Site:
         if not self._take(task):
             return Parcel({}, answer | {"lost": True})
         received = self._test() if note["test"] else None
-        if received is not None and self._account is None:
+        if received is not None and not self._hides_results:
             answer["received"] = self._told(received)
         self.assessment.begin(note["round"], note["since"], self._kept, received)
         # The server says which measurements it wants; those that stay here are this site's own business.
@@ -160,8 +160,8 @@ class Site:
             for step in method.recipe(federation)
             if not isinstance(step, Measure) or step.keep or step.name in note["measures"]
         )
-        if self._account is not None:
-            answer["epsilon"] = self._counted(self._account, note, recipe)
+        for account in self._accounts:
+            answer["epsilon"] = self._counted(account, note, recipe)
         work = Work(recipe, bool(note["test"]), {self.client: note["peers"]})
         rows = empty_rows(federation, work, 1)
         filled = [(slot, matrix[0]) for slot, matrix in rows.items()]
@@ -172,12 +172,12 @@ class Site:
         sent = send(federation, recipe, note["uploads"], me, trained, stages=self._stages)
         uploads = take(federation, recipe, sent).uploads
         seconds = time.perf_counter() - begin
-        if self._account is None:  # it tells how many steps were taken
+        if not self._hides_results:  # it tells how many steps were taken
             answer["seconds"] = seconds
         if sent.diverged:
             self.assessment.diverge()
             return Parcel({}, answer | {"diverged": True})
-        if score is not None and self._account is None:
+        if score is not None and not self._hides_results:
             answer["trained"] = self._told(score)
         state = self._state() | self.assessment.train(seconds, note["rounds_taken"])
         self.store.save(
@@ -212,15 +212,18 @@ class Site:
         about["feature_names"] = json.dumps(self._data.feature_names)
         tested = {f"tested.{name}": row for name, row in self.worker.held().items()}
         self.store.save_final(self._state() | tested, about)
-        sums = self._told(result) if self._account is None else None
+        sums = None if self._hides_results else self._told(result)
         return Parcel({}, {"round": task.note["round"], "received": sums})
 
-    def _counted(self, account: SiteAccount, note: Note, recipe: Recipe) -> float | None:
+    def _counted(self, account: Account, note: Note, recipe: Recipe) -> float | None:
         """Count a task that keeps to the agreement; the ε with it, none if it is infinite."""
         uploads = dict(self.agreement.kind.uploads(self.federation))
         if note["uploads"] != uploads or note["since"] >= note["round"]:
             raise RefusedError("the task asks for what the method does not send in this round")
-        epsilon = account.count(self.federation, recipe, declared_columns(self.federation, uploads))
+        try:
+            epsilon = account.count(self.federation, recipe, declared_columns(self.federation, uploads))
+        except CoterieError as error:
+            raise RefusedError(str(error)) from None
         return epsilon if math.isfinite(epsilon) else None
 
     @cached_property

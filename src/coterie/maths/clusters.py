@@ -1,11 +1,13 @@
-"""Groups of clients: splitting one in two, and centres that follow their members."""
+"""Groups of clients: splitting one in two, centres that follow their members, and other starts for these."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from coterie.core.federation import Federation
 from coterie.core.mixing import among
+from coterie.rng import torch_stream
 
 
 def two_halves(similarity: Tensor, method: str = "single") -> Tensor:
@@ -82,3 +84,25 @@ def within_groups(groups: Tensor, sources: Tensor) -> Tensor:
     alone = ~members.any(1)
     members[alone, alone.nonzero()[:, 0]] = True
     return among(members, torch.ones(len(groups)))
+
+
+def other_start(federation: Federation, number: int) -> Tensor:
+    """The initial row with the elements of every parameter in another order: `[P]`.
+
+    Where a layer's elements are drawn independently of each other, as all of PyTorch's are, that is as good as another
+    draw; constants such as zeros stay what they are. Running statistics keep their places. The order follows from the
+    run's seed and `number`, so that everybody knows it without being told.
+
+    >>> from coterie.runs.experiment import Experiment
+    >>> federation = Experiment("fedavg").prepare().federation()
+    >>> row = other_start(federation, 1)
+    >>> bool((row != federation.initial).any()), bool(torch.isclose(row.sum(), federation.initial.sum()))
+    (True, True)
+    """
+    row = federation.initial.clone()
+    stream = torch_stream(federation.seed, "other start", number, 0)
+    for entry in federation.layout.entries:
+        if not entry.is_buffer:
+            order = torch.randperm(entry.columns.size, generator=stream).to(row.device)
+            entry.columns.put(row, entry.columns.take(row)[order])
+    return row

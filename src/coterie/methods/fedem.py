@@ -16,7 +16,7 @@ from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.core.mixing import by_size
 from coterie.errors import require
-from coterie.maths.restarts import other_start
+from coterie.maths.clusters import other_start
 from coterie.methods.base import Method, require_classes
 
 LEAST = 1e-12  # the least share, so that logarithms stay finite

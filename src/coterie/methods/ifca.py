@@ -14,7 +14,7 @@ from coterie.client.views import Batches, ClientView, TrainerView
 from coterie.core.exchange import Action, Mix, Uploads
 from coterie.core.federation import Federation
 from coterie.errors import require, unknown
-from coterie.maths.restarts import other_start
+from coterie.maths.clusters import other_start
 from coterie.methods.base import Method
 
 AVERAGES = ("clients", "samples")

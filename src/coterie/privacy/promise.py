@@ -9,7 +9,7 @@ Two kinds of differential privacy, both with noise that is added where the data 
   each example's gradient to C, and adds noise N(0, (zC)²) to their sum, which one example moves by at most C.
 
 C is `privacy_clip`, z `privacy_noise`. What else would tell something of the data is not sent: see `coterie.privacy.
-stage`. How noise becomes an ε is the business of `coterie.privacy.accountant`.
+stage`. How noise becomes an ε is the business of `coterie.privacy.account`.
 """
 
 from __future__ import annotations
@@ -122,6 +122,19 @@ class Privacy(metaclass=TypedOptions):
     def promise(self) -> Privacy:
         """These settings alone, without what a class that extends them adds."""
         return Privacy(**{item.name: getattr(self, item.name) for item in fields(Privacy)})
+
+    @property
+    def in_words(self) -> str:
+        """What whoever holds data is promised; nothing without noise.
+
+        >>> Privacy(privacy="client", privacy_noise=4.0, privacy_clip=0.5, epsilon=8.0).in_words
+        'noise here for each client, 4 times the clip of 0.5; a budget of ε = 8 (δ = 1e-05)'
+        """
+        if self.privacy is None or self.privacy_noise == 0:
+            return ""
+        budget = "no budget" if self.epsilon is None else f"a budget of ε = {self.epsilon:g}"
+        noise = f"{self.privacy_noise:g} times the clip of {self.privacy_clip:g}"
+        return f"noise here for each {self.privacy}, {noise}; {budget} (δ = {self.delta:g})"
 
     def described(self) -> dict[str, str]:
         """What an ε is about, in words: the unit, which data count as neighbours, and against whom.

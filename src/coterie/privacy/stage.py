@@ -13,7 +13,8 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,10 +25,10 @@ from coterie.core.columns import Columns
 from coterie.core.federation import Federation
 from coterie.errors import CoterieError, require
 from coterie.methods.base import Method
-from coterie.privacy.accountant import Release, epsilon_of
-from coterie.privacy.noise import NoiseSource, noise_of
+from coterie.privacy.account import Release, SiteAccount, epsilon_of, looks, spent, told_size
+from coterie.privacy.noise import noise_of
 from coterie.privacy.promise import Privacy
-from coterie.privacy.steps import PrivateStepping, batches_an_epoch, epochs_on_examples
+from coterie.privacy.steps import PrivateStepping, batches_an_epoch
 from coterie.rounds.collect import declared_columns
 from coterie.rounds.listeners import Note
 from coterie.rounds.stages import Clients, Course, Incoming, Stage
@@ -39,20 +40,6 @@ COUNTS_TELL = (
     "method, such as fedavg or fedper"
 )
 TIMES = "privacy.times"  # value [K]: uploads (`client`), or epochs that looked at examples (`example`)
-
-
-def told_size(promise: Privacy, size: int, noise: NoiseSource) -> int:
-    """What others are told of a client's number of training samples.
-
-    >>> from coterie.privacy.noise import SecureNoise
-    >>> told_size(Privacy(), 30, SecureNoise()), told_size(Privacy(privacy="client"), 30, SecureNoise())
-    (30, 1)
-    """
-    if promise.of_clients:
-        return 1
-    if not promise.of_examples or not promise.size_noise:
-        return size
-    return max(1, round(size + promise.size_noise * float(noise.normal(1))))
 
 
 class Spent(Note, frozen=True):
@@ -86,6 +73,19 @@ class Private(Stage):
         """The promise of a run."""
         return cls(settings.promise)
 
+    @property
+    def promised(self) -> str:
+        """The noise that is added where the data are, and the budget."""
+        return self.promise.in_words
+
+    def described(self) -> dict[str, Any]:
+        """What an ε is about, and its δ."""
+        return {**self.promise.described(), "delta": self.promise.delta}
+
+    def account(self, folder: Path, agreements: Sequence[str], samples: int, begun: bool) -> SiteAccount:
+        """What a site has told of its data, and all noise that they were looked at through."""
+        return SiteAccount.open(folder, agreements, self.promise, samples, begun)
+
     def attach(self, federation: Federation) -> None:
         """Where examples are promised privacy, steps are those of DP-SGD, and class counts are not told."""
         if self.promise.of_examples:
@@ -94,11 +94,11 @@ class Private(Stage):
 
     def simulate(self, federation: Federation) -> None:
         """The federation knows of clients' numbers of samples just what they tell; there is room for the account."""
-        told = [
+        sizes = [
             told_size(self.promise, size, noise_of(federation, client, "size"))
             for client, size in enumerate(federation.sizes.tolist())
         ]
-        federation.sizes = torch.tensor(told, dtype=torch.int64)
+        federation.sizes = torch.tensor(sizes, dtype=torch.int64)
         nothing = torch.zeros(federation.clients, dtype=torch.int64)
         federation.add_value(TIMES, nothing, per_client=True, held_by="server")
 
@@ -156,12 +156,12 @@ class Private(Stage):
             me = torch.tensor([client])
             before = torch.cat([federation[slot].rows(me, columns)[0] for slot, columns in sent.items()])
             places = {slot: columns.within(federation[slot].columns) for slot, columns in sent.items()}
-            after = torch.cat([own.take(out[slot][place]) for slot, own in places.items()])
+            after = torch.cat([columns_sent.take(out[slot][place]) for slot, columns_sent in places.items()])
             moved = clipped(after - before, promise.privacy_clip)
             noisy = before + moved + promise.deviation * noise_of(federation, client, "upload").normal(len(moved))
             parts = noisy.split([columns.size for columns in sent.values()])
-            for (slot, own), values in zip(places.items(), parts, strict=True):
-                own.put(out[slot][place], values)
+            for (slot, columns_sent), values in zip(places.items(), parts, strict=True):
+                columns_sent.put(out[slot][place], values)
         return replace(incoming, held=out)
 
     def note(self, federation: Federation, course: Course) -> Spent | None:
@@ -258,34 +258,6 @@ def _worst(promise: Privacy, federation: Federation, times: int) -> float:
     return max((spent(promise, size, times, federation.training.batch) for size in known), default=0.0)
 
 
-def looks(promise: Privacy, recipe: Recipe, sent: Mapping[str, Columns], federation: Federation) -> int:
-    """How often a round releases something: its upload, if it has one, or the epochs that look at examples."""
-    return int(any(sent.values())) if promise.of_clients else epochs_on_examples(recipe, federation.training)
-
-
-def spent(promise: Privacy, size: int, times: int, batch: int) -> float:
-    """The ε of a client that told this size after so many uploads, or epochs that looked at examples.
-
-    >>> spent(Privacy(privacy="client", privacy_noise=2.0), size=1, times=0, batch=32)
-    0.0
-    """
-    # How many examples a client has is told before its first step, with noise.
-    told = [Release(promise.size_noise, 1)] if promise.of_examples else []
-    return epsilon_of([*training_releases(promise, size, times, batch), *told], promise.delta)
-
-
-def training_releases(promise: Privacy, size: int, times: int, batch: int) -> list[Release]:
-    """What so many uploads, or epochs that looked at examples, release.
-
-    >>> training_releases(Privacy(privacy="example", privacy_noise=1.5), size=95, times=3, batch=10)
-    [Release(multiplier=1.5, steps=30, rate=0.1)]
-    """
-    if promise.of_clients:
-        return [Release(promise.multiplier, times)]
-    steps = batches_an_epoch(size, batch)
-    return [Release(promise.multiplier, times * steps, rate=1 / steps)]
-
-
 def clipped(vector: Tensor, norm: float) -> Tensor:
     """A vector `[n]` that is no longer than a norm.
 
@@ -301,10 +273,10 @@ def epsilons(promise: Privacy, federation: Federation) -> list[float]:
     batch = federation.training.batch
     counted = zip(federation.sizes.tolist(), federation.values[TIMES].tolist(), strict=True)
     known: dict[tuple[int, int], float] = {}
-    found = []
+    by_client = []
     for size, times in counted:
         steps = size if promise.of_clients else batches_an_epoch(size, batch)
         if (steps, times) not in known:
             known[steps, times] = spent(promise, size, times, batch) if times else 0.0
-        found.append(known[steps, times])
-    return found
+        by_client.append(known[steps, times])
+    return by_client

@@ -77,9 +77,9 @@ class PrivateSteps:
         self._noise = noise_of(worker.federation, worker.client, f"noise:{number}")
         # Phases that would see samples in the same order do not here: what is accounted for are samples on their own.
         self._sampling = noise_of(worker.federation, worker.client, f"batches:{number}")
-        told = max(1, int(worker.federation.sizes[worker.client]))
-        self.steps = batches_an_epoch(told, worker.problem.training.batch)
-        self._expected = told / self.steps
+        size = max(1, int(worker.federation.sizes[worker.client]))
+        self.steps = batches_an_epoch(size, worker.problem.training.batch)
+        self._expected = size / self.steps
         self._mounted = False
         self._passes = [0]  # through an extractor, of the examples that are worked on at one time
         # Tuples, not tables by name: to take those apart and put them together would take as long as the gradients.
@@ -126,10 +126,10 @@ class PrivateSteps:
             return
         self._mounted = True
         if self._phase.terms != (task_loss,):
-            one = batch.split(len(batch.labels))[0]
+            example = batch.split(len(batch.labels))[0]
             with torch.no_grad():
                 for term in self._phase.terms:
-                    term(one)
+                    term(example)
 
     def _clipped_sum(self, inputs: Tensor, features: Tensor | None, labels: Tensor) -> Tensor | None:
         """Put the sum of the examples' clipped gradients where the parts' gradients are, which are zero."""
@@ -157,16 +157,16 @@ class PrivateSteps:
         backward passes over all; convolutions are not.
         """
         if not self._flat:
-            found: tuple[Sequence[Tensor], tuple[Tensor, ...]] = self._each(self._tensors, x, given, labels)
-            return found
+            each: tuple[Sequence[Tensor], tuple[Tensor, ...]] = self._each(self._tensors, x, given, labels)
+            return each
         copies = tuple(tensor.expand(len(labels), *tensor.shape).requires_grad_() for tensor in self._tensors)
         losses, outputs = self._each(copies, x, given, labels)
         gradients = torch.autograd.grad(losses.sum(), copies, materialize_grads=True)
-        return gradients, tuple(one.detach() for one in outputs)
+        return gradients, tuple(output.detach() for output in outputs)
 
     def _shares(self, gradients: list[Tensor]) -> Tensor:
         """By how much each example's gradient `[B, ·]` is scaled down: `[B]`. What is not finite becomes zero."""
-        each_norm = [torch.linalg.vector_norm(one, dim=1) for one in gradients]
+        each_norm = [torch.linalg.vector_norm(gradient, dim=1) for gradient in gradients]
         norms = torch.linalg.vector_norm(torch.stack(each_norm), dim=0)
         if not bool(norms.isfinite().all()):
             for each in gradients:
@@ -181,8 +181,8 @@ class PrivateSteps:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The phase's objective on one example, and the outputs that its terms asked for, inside `vmap`."""
         features = given[0][None] if given else None
-        own = dict(zip(self._places, tensors, strict=True))
-        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, own, self._passes)
+        by_place = dict(zip(self._places, tensors, strict=True))
+        batch = Example(self._worker, self._phase.slot, label[None], x[None], features, by_place, self._passes)
         terms = self._phase.terms
         loss = terms[0](batch)
         for term in terms[1:]:
@@ -214,19 +214,21 @@ class Example(Outputs):
         """The extractor's output: `[1, d]`."""
         if self._features is None:
             slot = self._worker.slot_with_extractor(self.slot)
-            own = self._of(slot, self._worker.problem.layout.trunk_names)
-            self._features = _called(self._worker.model(slot).trunk, own, self.inputs)
+            trunk = self._of(slot, self._worker.problem.layout.trunk_names)
+            self._features = _called(self._worker.model(slot).trunk, trunk, self.inputs)
             self._passes[0] += 1
         return self._features
 
     def head(self, slot: str, features: Tensor | None = None, **asked: Any) -> Tensor:
         """The output of the classifier in `slot`: `[1, C]`."""
-        own = self._of(slot, self._worker.problem.layout.head_names)
-        return _called(self._worker.model(slot).head, own, self.features if features is None else features, **asked)
+        head = self._of(slot, self._worker.problem.layout.head_names)
+        return _called(self._worker.model(slot).head, head, self.features if features is None else features, **asked)
 
     def _of(self, slot: str, names: Mapping[str, str]) -> dict[str, Tensor]:
         """The given tensors of a slot, by what they are called in a part of the model."""
-        return {names[name]: one for (where, name), one in self._tensors.items() if where == slot and name in names}
+        return {
+            names[name]: tensor for (where, name), tensor in self._tensors.items() if where == slot and name in names
+        }
 
     def under(self, slot: str) -> Example:
         """The same example seen by the model in another slot."""

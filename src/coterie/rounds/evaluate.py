@@ -92,7 +92,7 @@ class Evaluation:
     @classmethod
     def of_sums(cls, task: Task, sums: Sequence[Sums]) -> Evaluation:
         """The evaluation that sums over each client's samples amount to; without samples there is no number."""
-        sizes = np.array([own[SAMPLES] for own in sums], np.int64)
+        sizes = np.array([of_client[SAMPLES] for of_client in sums], np.int64)
         values = {metric.scale.name: _values(metric, sums, sizes) for metric in task.metrics}
         return cls(task.primary.scale, values, sizes)
 
@@ -100,17 +100,19 @@ class Evaluation:
     def joined(cls, parts: Sequence[tuple[Tensor, Evaluation]]) -> Evaluation:
         """The evaluation of everybody, from those of some clients (`[m]` ids) each."""
         back = np.argsort(np.concatenate([clients.numpy() for clients, _ in parts]))
-        found = [own for _, own in parts]
-        values = {name: np.concatenate([own.values[name] for own in found])[back] for name in found[0].values}
-        held = [(clients, own.validation) for clients, own in parts if own.validation is not None]
+        evaluations = [part for _, part in parts]
+        values = {
+            name: np.concatenate([part.values[name] for part in evaluations])[back] for name in evaluations[0].values
+        }
+        held = [(clients, part.validation) for clients, part in parts if part.validation is not None]
         validation = cls.joined(held) if len(held) == len(parts) else None
-        return cls(found[0].scale, values, np.concatenate([own.sizes for own in found])[back], validation)
+        return cls(evaluations[0].scale, values, np.concatenate([part.sizes for part in evaluations])[back], validation)
 
     def updated(self, clients: Integers, newer: Evaluation) -> Evaluation:
         """The same with some clients' entries replaced."""
-        values = {name: own.copy() for name, own in self.values.items()}
-        for name, own in values.items():
-            own[clients] = newer.values[name]
+        values = {name: column.copy() for name, column in self.values.items()}
+        for name, column in values.items():
+            column[clients] = newer.values[name]
         sizes = self.sizes.copy()
         sizes[clients] = newer.sizes
         validation = None
@@ -120,7 +122,7 @@ class Evaluation:
 
     def chosen(self, places: Integers) -> Evaluation:
         """That of some of the clients, by their places here."""
-        values = {name: own[places] for name, own in self.values.items()}
+        values = {name: column[places] for name, column in self.values.items()}
         held = None if self.validation is None else self.validation.chosen(places)
         return Evaluation(self.scale, values, self.sizes[places], held)
 
@@ -202,9 +204,9 @@ def mean_loss(sums: Mapping[str, int | float | None]) -> float | None:
 def _values(metric: Metric, sums: Sequence[Sums], sizes: Integers) -> Floats:
     """What each client's sums amount to, `[K]`; means, which most metrics are, of all clients at once."""
     if type(metric).value is not Metric.value:
-        return np.array([metric.value(own) if own[SAMPLES] else math.nan for own in sums])
+        return np.array([metric.value(each) if each[SAMPLES] else math.nan for each in sums])
     quantity = metric.quantity
-    totals = np.array([own.get(quantity) for own in sums], np.float64)  # none, where nothing is known, becomes NaN
+    totals = np.array([each.get(quantity) for each in sums], np.float64)  # none, where nothing is known, becomes NaN
     # Without samples there is no number, whatever somebody says that they come to.
     means: Floats = np.divide(totals, sizes, out=np.full(len(sums), math.nan), where=sizes > 0)
     return means
@@ -240,12 +242,12 @@ def over_rounds(
     >>> over_rounds(Scale("accuracy"), [0.1, 0.9, 0.5], validation=[0.2, 0.3, 0.4])["by_validation"]
     0.5
     """
-    found = {"best": scale.best(values), "last": values[-1], "last5": float(np.mean(values[-5:]))}
+    ways = {"best": scale.best(values), "last": values[-1], "last5": float(np.mean(values[-5:]))}
     if len(validation):
         best = (judged or scale).best(validation)
         chosen = next((place for place, value in enumerate(validation) if value == best), None)
-        found["by_validation"] = math.nan if chosen is None else values[chosen]
-    return found
+        ways["by_validation"] = math.nan if chosen is None else values[chosen]
+    return ways
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ chooses, everybody is tested with the finished model in the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from coterie.engines import Engine
 from coterie.methods.base import Method
 from coterie.registry import Registry, subclasses_of
 from coterie.rounds.delivery import as_delivered, delivers
-from coterie.rounds.evaluate import Evaluation, mean_loss
+from coterie.rounds.evaluate import Evaluation, Finished, mean_loss
 from coterie.rounds.listeners import RoundReport
 from coterie.rounds.sampler import drawn
 
@@ -126,6 +127,13 @@ class Judge:
             rested = self._evaluation(others, self.engine.test(self.federation, others))
             return Evaluation.joined([(others, rested), (cohort, newest)])
         return self.latest.updated(cohort.numpy(), newest)
+
+    def finished(self, labels: Sequence[Tensor]) -> Finished:
+        """What is said of the finished models, by each client's test samples, whose `labels` are given.
+
+        A metric that is no sum over samples can be a judge's own: it is added to the task's.
+        """
+        return Finished.of(self.federation.task, self.scores_received(keep_scores=True), labels)
 
     # Tests.
 

@@ -14,10 +14,9 @@ from coterie.engines import Engine, Trained, Work
 from coterie.methods.base import Method
 from coterie.processes import interrupts_wait
 from coterie.rounds.collect import send
-from coterie.rounds.delivery import OpenRound
+from coterie.rounds.delivery import ByteCounter, OpenRound
 from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.judge import Judge
-from coterie.rounds.ledger import ByteCounter
 from coterie.rounds.listeners import Listener, Listeners, RoundReport
 from coterie.rounds.sampler import Sampler
 from coterie.rounds.stages import Stage, coding_of

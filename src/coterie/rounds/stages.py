@@ -13,9 +13,10 @@ wire. Packages add to them with an entry point of the group `coterie.stages`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -74,6 +75,16 @@ class Course:
     set_aside: Mapping[int, str] = field(default_factory=dict)  # by this stage's server half, and why
 
 
+class Account(ABC):
+    """What one real site keeps count of, on its disk; `size` is what others are told of its number of samples."""
+
+    size: int
+
+    @abstractmethod
+    def count(self, federation: Federation, recipe: Recipe, declared: Mapping[str, Columns]) -> float:
+        """Count what a task will tell, before it does: the ε with it. An error if that must not be."""
+
+
 @dataclass(frozen=True)
 class Stage(metaclass=TypedOptions):
     """One stage of an upload; by itself it changes nothing. Override what it does."""
@@ -97,7 +108,23 @@ class Stage(metaclass=TypedOptions):
         """What the settings name for it that may be somebody's own; an error if there is no such thing."""
         return ()
 
+    @property
+    def promised(self) -> str:
+        """What is promised to whoever has data here, in words; empty if nothing is."""
+        return ""
+
+    def described(self) -> dict[str, Any]:
+        """What its notes are about, for who reads the record of a run."""
+        return {}
+
     # Before the first round.
+
+    def account(self, folder: Path, agreements: Sequence[str], samples: int, begun: bool) -> Account | None:
+        """A real site's account in its folder, of the first of these agreements or of those before; usually none.
+
+        `begun` says that the site has trained under one of them: then there must be an account.
+        """
+        return None
 
     def lacks(self, contributors: int) -> str:
         """Why so few uploads are not enough for a mix, in words; empty if they are."""

@@ -27,7 +27,6 @@ from coterie.runs.record import (
     LinesDigest,
     RunAbout,
     Skipped,
-    converted,
     decoded,
     lines_in_order,
     read_lines,
@@ -50,6 +49,7 @@ from coterie.runs.store import (
     RunFiles,
     store_of,
 )
+from coterie.runs.summary import require_summary
 from coterie.runs.tensors import SEAL, Tensors, require_intact
 from coterie.setup.config import FORMAT, PLUGINS, REFERENCES, Config, differences
 from coterie.setup.identity import Identity, require_identity
@@ -408,7 +408,8 @@ class Kept(Record):
         summary = self._summary(name)
         try:
             require_intact(file, {}, self.store.content(name).decode())
-            others = converted(summary.get("config", {}), dict[str, Any], f"{file} is damaged")
+            require_summary(summary, f"{file} is damaged")
+            others = summary["config"]
             config = {key: value for key, value in self.config().items() if key in others}
             differing = differences({key: others[key] for key in config}, config, (PLUGINS,))
             require(not differing, f"{file} is of another run than {CONFIG}: {'; '.join(differing)}")

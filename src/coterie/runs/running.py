@@ -17,7 +17,7 @@ from coterie.files import log_to
 from coterie.methods import METHODS
 from coterie.processes import keep_freed_memory
 from coterie.registry import Registry, subclasses_of
-from coterie.rounds.evaluate import Evaluation, Finished
+from coterie.rounds.evaluate import Evaluation
 from coterie.rounds.listeners import Listener, Listeners, Outcome, Start
 from coterie.runs.about import about_run, effective, session
 from coterie.runs.directory import RunDirectory, alone, refuse_existing
@@ -142,7 +142,7 @@ def _run_rounds(prepared: Prepared, directory: RunDirectory | None, listeners: S
             if stopped is not None:
                 recorder.save()  # at once: the last tests may take long
             labels = [problem.labels[index] for index in problem.test]
-            finished = Finished.of(problem.task, judge.scores_received(keep_scores=True), labels)
+            finished = judge.finished(labels)
         config = complete(experiment)
         at_the_end = {**finished.metrics, **_validation(prepared, history)}
         summary = summary_of(history, prepared.partition, prepared.participants, config, at_the_end)

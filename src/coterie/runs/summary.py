@@ -1,21 +1,98 @@
-"""The numbers of a run in one table of plain values: its summary, at its end or before."""
+"""The numbers of a run in one table of plain values, at its end or before: what stands in it, and how it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NotRequired, Required, TypedDict
 
 import torch
 
 from coterie.core.task import Classification, Task
 from coterie.core.task.base import LOSS
+from coterie.errors import require
 from coterie.partition import Partition
 from coterie.registry import short_name
 from coterie.rounds.evaluate import MOMENTS
-from coterie.runs.history import EFFORT, TRAINING, History, plain_number, training_mean
-from coterie.runs.record import PRIVACY
+from coterie.runs.history import EFFORT, TRAINING, Curves, History, plain_number, training_mean
+from coterie.runs.record import PRIVACY, Count, MomentName, Number, TaskAbout, converted
 from coterie.setup.config import Config
+
+ByMoment = dict[MomentName, Number]
+RoundsByClient = dict[str, list[Count]]
+
+
+class ClientNumbers(TypedDict, total=False):
+    """A client's line: its samples, and what the task is judged by, moment by moment."""
+
+    client: Required[str]
+    size: Required[Count]
+    received: Number
+    trained: Number
+    stored: Number
+
+
+class SecondsSpent(TypedDict):
+    """Time in all, and per round by activity."""
+
+    total: float
+    per_round: dict[str, float]
+
+
+class BytesMoved(TypedDict):
+    """Bytes in all, and per participating client and round."""
+
+    up: Count
+    down: Count
+    total: Count
+    per_client_round: dict[str, float]
+
+
+class PartitionFacts(TypedDict):
+    """Which partition it was, with and without clients that were held out, and what there is to say of it."""
+
+    hash: str
+    whole_hash: str
+    notes: list[str]
+
+
+class Summary(TypedDict):
+    """What a summary holds besides a task's metrics, each of which stands under its own name as `Curves`."""
+
+    method: str
+    rounds: Count
+    seconds: SecondsSpent
+    worst_decile: ByMoment
+    std: ByMoment
+    clients: list[ClientNumbers]
+    diverged: RoundsByClient
+    tuning_diverged: RoundsByClient
+    bytes: BytesMoved
+    partition: PartitionFacts
+    engine: str
+    config: Config
+    # Where there is something to say.
+    task: NotRequired[TaskAbout]
+    stopped: NotRequired[str]
+    missing: NotRequired[RoundsByClient]
+    quarantined: NotRequired[RoundsByClient]
+    hostile: NotRequired[list[str]]
+    honest: NotRequired[dict[MomentName, dict[str, Any]]]
+    training: NotRequired[dict[str, Number]]
+    effort: NotRequired[dict[str, Any]]
+    validation: NotRequired[dict[str, Any]]
+    newcomers: NotRequired[dict[MomentName, dict[str, Any]]]
+    sampled: NotRequired[dict[str, Any]]
+    privacy: NotRequired[dict[str, Any]]
+    identity: NotRequired[dict[str, Any]]
+
+
+def require_summary(summary: Mapping[str, Any], where: str) -> None:
+    """An error, in one line that names the place, if plain values are no summary."""
+    task = converted(summary, Summary, where).get("task")
+    judged = Classification().judged_by if task is None else task.judged_by
+    require(judged in summary, f"{where} ({judged} is missing)")
+    converted({judged: summary[judged]}, dict[str, Curves], where)
 
 
 def summary_of(

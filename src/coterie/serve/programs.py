@@ -41,8 +41,8 @@ class OnnxModule(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs `[n, C]` for `inputs [n, ...]`."""
-        (found,) = self._evaluator.run(None, {self._input: inputs.numpy()})
-        return torch.from_numpy(found)
+        (outputs,) = self._evaluator.run(None, {self._input: inputs.numpy()})
+        return torch.from_numpy(outputs)
 
 
 def read_onnx(path: Path) -> tuple[nn.Module, About]:
@@ -55,13 +55,17 @@ def read_onnx(path: Path) -> tuple[nn.Module, About]:
     try:
         # Tensors in other files would be read from wherever the file says.
         graph = onnx.load(path, load_external_data=False)
-        told = {one.key.removeprefix(PREFIX): one.value for one in graph.metadata_props if one.key.startswith(PREFIX)}
+        description = {
+            entry.key.removeprefix(PREFIX): entry.value
+            for entry in graph.metadata_props
+            if entry.key.startswith(PREFIX)
+        }
     except Exception as error:  # protobuf's errors have no common class
         raise CoterieError(f"cannot read '{path}': it is not an ONNX file, or damaged ({_first(error)})") from None
-    _require_told(path, told)
+    _require_told(path, description)
     texts = {item.name for item in fields(About) if item.type == "str"}
     try:
-        values = {key: value if key in texts else json.loads(value) for key, value in told.items()}
+        values = {key: value if key in texts else json.loads(value) for key, value in description.items()}
     except ValueError as error:
         raise CoterieError(f"'{path}': its description is not that of a model ({error})") from None
     about = _classifying(path, about_from(values, path))
@@ -70,8 +74,8 @@ def read_onnx(path: Path) -> tuple[nn.Module, About]:
         outputs = module(torch.zeros(1, *about.shape))
     except Exception as error:  # whatever the evaluator meets in a damaged graph
         raise CoterieError(f"'{path}': its graph cannot be computed ({_first(error)})") from None
-    wanted = (1, about.classes)
-    require(tuple(outputs.shape) == wanted, f"'{path}': its graph puts out {tuple(outputs.shape)}, not {wanted}")
+    expected = (1, about.classes)
+    require(tuple(outputs.shape) == expected, f"'{path}': its graph puts out {tuple(outputs.shape)}, not {expected}")
     return module, about
 
 
@@ -97,7 +101,8 @@ def read_pt2(path: Path) -> tuple[dict[str, Tensor], About]:
             about.agreement()
             config = json.loads(content("data/weights/model_weights_config.json"))["config"]
             tensors = {
-                str(name): _tensor(one, content(f"data/weights/{one['path_name']}")) for name, one in config.items()
+                str(name): _tensor(entry, content(f"data/weights/{entry['path_name']}"))
+                for name, entry in config.items()
             }
             if about.scaling is not None:  # the program is that of a model around the one that is described
                 inner = [name for name in tensors if name.startswith(INNER)]
@@ -109,12 +114,12 @@ def read_pt2(path: Path) -> tuple[dict[str, Tensor], About]:
     return tensors, about
 
 
-def _tensor(told: dict[str, Any], content: bytes) -> Tensor:
+def _tensor(described: dict[str, Any], content: bytes) -> Tensor:
     """A tensor as the archive tells of it; a ValueError if that cannot be."""
-    meta = told["tensor_meta"]
-    if told["use_pickle"] or meta["dtype"] not in DTYPES:
+    meta = described["tensor_meta"]
+    if described["use_pickle"] or meta["dtype"] not in DTYPES:
         raise ValueError("a tensor is not kept as plain numbers")
-    sizes, strides = ([int(one["as_int"]) for one in meta[key]] for key in ("sizes", "strides"))
+    sizes, strides = ([int(length["as_int"]) for length in meta[key]] for key in ("sizes", "strides"))
     dtype = DTYPES[meta["dtype"]]
     numbers = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     if min(sizes, default=0) < 0 or min(strides, default=0) < 0 or math.prod(sizes) > len(numbers):

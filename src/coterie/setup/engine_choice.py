@@ -69,7 +69,7 @@ def choose(prepared: Prepared, ways: Sequence[Way] | None = None) -> Choice:
     from coterie.setup.trials import measure  # which loads engines that the run may not need
 
     kept = Measurements(workload_of(prepared))
-    known = [one for one in kept.recent() if set(one.seconds) <= set(ways)]
+    known = [times for times in kept.recent() if set(times.seconds) <= set(ways)]
     if len(known) < ENOUGH:
         try:
             seconds = measure(prepared, ways)
@@ -85,13 +85,13 @@ def _fastest(known: Sequence[EngineTimes], workload: str) -> Choice:
     """The way that is the fastest by some measurements, those that all of them have compared."""
     from coterie.setup.trials import typical
 
-    shared = set.intersection(*(set(one.seconds) for one in known))
-    together = typical([{way: one.seconds[way] for way in known[-1].seconds if way in shared} for one in known])
-    found = sorted(together.items(), key=lambda item: item[1])
-    best = found[0][0]
-    told = "; ".join(f"{way}: {seconds:.3g} s a round" for way, seconds in found)
+    shared = set.intersection(*(set(run.seconds) for run in known))
+    together = typical([{way: run.seconds[way] for way in known[-1].seconds if way in shared} for run in known])
+    ranked = sorted(together.items(), key=lambda item: item[1])
+    best = ranked[0][0]
+    words = "; ".join(f"{way}: {seconds:.3g} s a round" for way, seconds in ranked)
     times = "once" if len(known) == 1 else f"{len(known)} times"
-    return Choice(best, f"measured {times}: {told}", workload, tuple(found))
+    return Choice(best, f"measured {times}: {words}", workload, tuple(ranked))
 
 
 def plain_way(experiment: Settings) -> Way:
@@ -170,23 +170,23 @@ class Measurements:
 
     def recent(self) -> list[EngineTimes]:
         """Those that still count, the oldest first."""
-        found = []
-        for one in self._all().get(self.workload, ()):
+        recent = []
+        for entry in self._all().get(self.workload, ()):
             try:
-                seconds = {Way.read(text): float(value) for text, value in one["seconds"].items()}
-                measurement = EngineTimes(float(one["when"]), seconds)
+                seconds = {Way.read(text): float(value) for text, value in entry["seconds"].items()}
+                measurement = EngineTimes(float(entry["when"]), seconds)
             except (AttributeError, KeyError, TypeError, ValueError):
                 continue
             if 0 <= time.time() - measurement.when < LIFE and all(value > 0 for value in seconds.values()):
-                found.append(measurement)
-        return found[-ENOUGH:]
+                recent.append(measurement)
+        return recent[-ENOUGH:]
 
     def add(self, seconds: Mapping[Way, float]) -> None:
         """Keep a measurement."""
         new = {"when": time.time(), "seconds": {str(way): value for way, value in seconds.items()}}
         known = self._all()
-        own = [*known.pop(self.workload, []), new][-ENOUGH:]
-        newest = dict(list({**known, self.workload: own}.items())[-WORKLOADS:])
+        here = [*known.pop(self.workload, []), new][-ENOUGH:]
+        newest = dict(list({**known, self.workload: here}.items())[-WORKLOADS:])
         self._write(newest)
 
     def forget(self) -> None:
@@ -197,12 +197,12 @@ class Measurements:
 
     def _all(self) -> dict[str, list[Any]]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8")) if self._path is not None else {}
+            kept = json.loads(self._path.read_text(encoding="utf-8")) if self._path is not None else {}
         except (OSError, ValueError):
             return {}
-        if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("workloads"), dict):
+        if not isinstance(kept, dict) or kept.get("format") != FORMAT or not isinstance(kept.get("workloads"), dict):
             return {}
-        return {key: own for key, own in found["workloads"].items() if isinstance(own, list)}
+        return {key: entries for key, entries in kept["workloads"].items() if isinstance(entries, list)}
 
     def _write(self, workloads: Mapping[str, Sequence[Any]]) -> None:
         if self._path is None:

@@ -7,7 +7,7 @@ here and nowhere else: without its line, and without its folder, everything else
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import new_class
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,10 +30,20 @@ SIMULATED = {
     "scenarios": "coterie.scenarios.options:Scenario",
 }
 
+# Where the things stand that settings of features name, loaded where one is named.
+LISTS = {
+    "defence": "coterie.robust.reducing:DEFENCES",
+}
+
 
 def settings_of(features: dict[str, str]) -> tuple[type[Any], ...]:
     """The settings of some features: dataclasses that a run's settings extend."""
     return tuple(named(text) for text in features.values())
+
+
+def usual_settings() -> dict[str, Any]:
+    """What the features' settings are where nobody asks for anything."""
+    return {item.name: item.default for feature in settings_of(FEATURES) for item in fields(feature)}
 
 
 def asked_for(settings: object) -> Iterator[Any]:

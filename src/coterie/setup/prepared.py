@@ -90,7 +90,7 @@ class Prepared:
         """The problem of some of the partition's clients (those that take part, by default)."""
         chosen = self.participants if clients is None else clients
         part = self.partition
-        found = replace(
+        problem = replace(
             self.problem_base,
             train=tuple(torch.from_numpy(part.train[k]) for k in chosen),
             validation=tuple(torch.from_numpy(part.validation[k]) for k in chosen),
@@ -98,8 +98,8 @@ class Prepared:
         )
         if clients is None and not self.stands_in:
             for stage in self.stages:
-                found = stage.problem(found)
-        return found
+                problem = stage.problem(problem)
+        return problem
 
     @cached_property
     def clients(self) -> Clients:
@@ -142,25 +142,25 @@ class Prepared:
 
     def engine(self, problem: Problem) -> Engine:
         """The experiment's engine for a problem; the plain one for the device where none was chosen yet."""
-        wanted = self.experiment
-        plain = "serial" if wanted.device == "cpu" else "stacked"
-        name = plain if wanted.engine == "auto" else wanted.engine
-        about = EngineOptions(wanted.workers, wanted.device, wanted.ray_address, wanted.ray_gpus)
-        return make_engine(name, problem, self.method, wanted.seed, about)
+        run = self.experiment
+        plain = "serial" if run.device == "cpu" else "stacked"
+        name = plain if run.engine == "auto" else run.engine
+        about = EngineOptions(run.workers, run.device, run.ray_address, run.ray_gpus)
+        return make_engine(name, problem, self.method, run.seed, about)
 
     def _place_rows(self, federation: Federation) -> None:
         """Bring rows to the run's device, if they are to be mixed there: they fit, and server steps can be done."""
-        wanted = self.experiment
-        if wanted.device == PROCESSOR or wanted.engine == "auto" or not ENGINES.find(wanted.engine).rows_on_device:
+        run = self.experiment
+        if run.device == PROCESSOR or run.engine == "auto" or not ENGINES.find(run.engine).rows_on_device:
             return
         # Stages look at rows one by one and draw noise: work for the processor.
         plain = not self.stages
-        free = free_bytes(wanted.device)
+        free = free_bytes(run.device)
         # Rows in a file are more than the processor's own memory takes.
         mapped = any(slot.mapped is not None for slot in federation.slots.values())
         fits = not mapped and (free is None or federation.row_bytes <= ROWS_SHARE * free)
-        if plain and fits and has_float64(wanted.device):
-            federation.put_rows_on(wanted.device)
+        if plain and fits and has_float64(run.device):
+            federation.put_rows_on(run.device)
 
     def problem_in_memory(self, memory: MemoryFormat) -> Problem:
         """What `problem` begins with, in another memory format."""

@@ -116,11 +116,12 @@ def typical(passes: Sequence[Mapping[Way, float]]) -> dict[Way, float]:
     >>> round(found[a] / found[b], 3)
     2.0
     """
-    always = [way for way in passes[-1] if all(way in one for one in passes)]
-    levels = [math.exp(statistics.fmean(math.log(one[way]) for way in always)) for one in passes]
+    always = [way for way in passes[-1] if all(way in seconds for seconds in passes)]
+    levels = [math.exp(statistics.fmean(math.log(seconds[way]) for way in always)) for seconds in passes]
     level = statistics.median(levels)
     return {
-        way: level * statistics.median(one[way] / own for one, own in zip(passes, levels, strict=True) if way in one)
+        way: level
+        * statistics.median(seconds[way] / base for seconds, base in zip(passes, levels, strict=True) if way in seconds)
         for way in passes[0]
     }
 
@@ -163,12 +164,12 @@ def _piece_size(prepared: Prepared, round: Round, way: Way) -> PieceSize:
     _seconds(engine, piece)
     # Processor time, which does not depend on what else the machine does.
     step = _seconds(engine, piece, time.thread_time)[0] / piece.epochs / sum(piece.batches)
-    wanted = math.ceil(PIECE / max(step, 1e-6))
-    own = round.batches[round.cohort.index(middle)]
-    if wanted <= own:
-        return PieceSize((middle,), wanted, wanted, step)
-    clients = ordered[len(ordered) // 2 :][: min(math.ceil(wanted / own), MOST_CLIENTS)]
-    return PieceSize(tuple(clients), own, wanted, step)
+    batches = math.ceil(PIECE / max(step, 1e-6))
+    of_middle = round.batches[round.cohort.index(middle)]
+    if batches <= of_middle:
+        return PieceSize((middle,), batches, batches, step)
+    clients = ordered[len(ordered) // 2 :][: min(math.ceil(batches / of_middle), MOST_CLIENTS)]
+    return PieceSize(tuple(clients), of_middle, batches, step)
 
 
 def _timing(prepared: Prepared, round: Round, way: Way, size: PieceSize) -> Timing | None:
@@ -203,12 +204,12 @@ def _stacked(prepared: Prepared, round: Round, way: Way, most: int) -> Timing | 
 
     def once() -> Rates:
         torch.set_num_threads(way.threads)
-        (several, test), (one, _) = (
+        (several, test), (alone, _) = (
             _seconds(engine, piece, _clock(way.threads)) for engine, piece in zip(engines, pieces, strict=True)
         )
         steps, extra = pieces[1].batches[0], sum(pieces[0].batches) - pieces[1].batches[0]
-        batch = max(several - one, 0.0) / extra if extra else 0.0
-        return Rates(batch, test / pieces[0].tests, step=max(one / steps - batch, 0.0))
+        batch = max(several - alone, 0.0) / extra if extra else 0.0
+        return Rates(batch, test / pieces[0].tests, step=max(alone / steps - batch, 0.0))
 
     once()  # what the engine loads the first time takes far longer than what it is timed on
     return once

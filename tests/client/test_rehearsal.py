@@ -698,6 +698,11 @@ class CannotBeMade(Net):
         raise ZeroDivisionError("no layers")
 
 
+class NeverBegun(nn.Module):
+    def __init__(self) -> None:
+        pass
+
+
 class Uncopied(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -770,7 +775,7 @@ def test_what_no_row_can_hold_is_refused_in_a_line(make: Callable[[], nn.Module]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("kind", [CannotBeMade, OldWeightNorm, Lazy, AttributeCounter])
+@pytest.mark.parametrize("kind", [CannotBeMade, NeverBegun, OldWeightNorm, Lazy, AttributeCounter])
 def test_a_class_is_refused_like_what_it_makes(kind: type[nn.Module]) -> None:
     data = toy_data()
     with pytest.raises(CoterieError) as caught:

@@ -70,6 +70,7 @@ class OwnModel:
             raise CoterieError(f"model '{self.name}': cannot be made ({described(error)})") from error
         require(isinstance(module, nn.Module), f"model '{self.name}': made {type(module).__name__}, no torch.nn.Module")
         assert isinstance(module, nn.Module)
+        require("_modules" in vars(module), f"model '{self.name}': its __init__ does not call super().__init__() first")
         return module
 
 

@@ -21,6 +21,7 @@ from coterie.benchmark.standings import BETTER, Standings
 from coterie.benchmark.tuned import read_tuned, write_tuned
 from coterie.cli import main
 from coterie.errors import CoterieError
+from coterie.methods import METHODS
 
 CONTESTANTS = ["local", "fedavg", "fedavg-ft"]
 OWN = '''
@@ -62,6 +63,12 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setitem(protocol.SAME, "rounds", 2)
         _, one = contest(tmp_path_factory.mktemp("benchmark") / "clean", [])
         yield one, one.run(quiet)
+
+
+def test_every_method_takes_part_and_what_is_tuned_of_it_is_there() -> None:
+    assert {one.method for one in protocol.CONTESTANTS.values()} == METHODS.keys() - {"fedbn"}
+    for one in protocol.CONTESTANTS.values():
+        one.experiment(protocol.SETS["vowel"], one.settings(budget=1)[0], 0, tuning=True)
 
 
 def test_everybody_is_tuned_and_scored_with_each_seed(clean: tuple[SetContest, SetResults]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.compare.test_one_run import Watch
 
 import coterie as ct
+from coterie.benchmark import contest as contests
 from coterie.benchmark import protocol
 from coterie.benchmark.contest import SetContest, SetResults, as_text
 from coterie.benchmark.deployed import EPOCHS
@@ -22,6 +23,7 @@ from coterie.benchmark.tuned import read_tuned, write_tuned
 from coterie.cli import main
 from coterie.errors import CoterieError
 from coterie.methods import METHODS
+from coterie.setup.config import complete
 
 CONTESTANTS = ["local", "fedavg", "fedavg-ft"]
 OWN = '''
@@ -107,6 +109,13 @@ def test_what_has_run_is_not_run_again_and_an_edit_is_noticed(clean: tuple[SetCo
             Standings(one.folder)
     finally:
         results.path.write_bytes(before)
+
+
+def test_results_outlive_options_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = ct.Experiment("fedavg", clip=0.0)
+    now, other = (contests.digest_of(one, {}) for one in (experiment, replace(experiment, clip=1.0)))
+    monkeypatch.setattr(contests, "complete", lambda one: {k: v for k, v in complete(one).items() if k != "clip"})
+    assert contests.digest_of(experiment, {}) == now != other
 
 
 def test_the_page_says_who_leads_and_what_has_not_run(clean: tuple[SetContest, SetResults]) -> None:

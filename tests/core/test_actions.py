@@ -48,6 +48,7 @@ def yields_a_list(uploads: Uploads) -> Iterable[Any]:
     yield a_list(uploads)
 
 
+NO_TENSOR: dict[type, Any] = {list: [[1.0]], float: 3.0}
 WRONG: dict[str, tuple[Callable[[Uploads], Any], str]] = {
     "forgets": (lambda uploads: None, "returns None; let it yield each Mix, Put or Drop"),
     "one": (lambda uploads: Mix(by_size(uploads)), "returns a Mix by itself; let it yield each Mix, Put or Drop"),
@@ -55,10 +56,10 @@ WRONG: dict[str, tuple[Callable[[Uploads], Any], str]] = {
     "weights": (lambda uploads: by_size(uploads), "yields a Tensor; let it yield each Mix, Put or Drop by itself"),
     "the class": (lambda uploads: [Mix], "yields a type; let it yield each Mix, Put or Drop by itself"),
     "nested lists": (
-        lambda uploads: [Mix([[1.0]])],  # type: ignore[arg-type]
+        lambda uploads: [Mix(NO_TENSOR[list])],
         r"gives a Mix a list as weights; make it a tensor with torch.tensor\(...\)",
     ),
-    "a number": (lambda uploads: [Put("x", 3.0)], "gives a Put a float as value; make it a tensor"),  # type: ignore[arg-type]
+    "a number": (lambda uploads: [Put("x", NO_TENSOR[float])], "gives a Put a float as value; make it a tensor"),
 }
 SAYS = {"list": a_list, **{name: what for name, (what, _) in WRONG.items()}}
 HERE = rf"^Says.exchange \({Path(__file__)}, line \d+\) "

@@ -18,7 +18,7 @@ import coterie as ct
 from coterie.errors import CoterieError
 
 
-class Endless(TorchDataset):  # type: ignore[type-arg]
+class Endless(TorchDataset[Any]):
     """Four samples that are given again and again, as by data sets whose `__getitem__` never raises IndexError."""
 
     classes = ("cat", "dog")
@@ -37,7 +37,7 @@ class ClassLabel:
     names = ("cat", "dog")
 
 
-class Hub(list):  # type: ignore[type-arg]
+class Hub(list[Any]):
     """Rows as Hugging Face's data sets give them, with their description."""
 
     features: ClassVar = {"label": ClassLabel()}

@@ -42,13 +42,17 @@ class Method(metaclass=TypedOptions):
 
     paper: ClassVar[str] = ""
     extra_cost: ClassVar[str] = "none"
-    shared: ClassVar[str] = "all"
     stats: ClassVar[StatsPolicy] = "mean"
     tested: ClassVar[str] = "model"
     learns_from_validation: ClassVar[bool] = False  # choosing a round by validation is then no independent choice
     predicts_with_samples: ClassVar[bool] = (
         False  # a client's own training samples are then a part of what it predicts with
     )
+
+    @property
+    def shared(self) -> str:
+        """The groups that clients and server share; most methods say `shared: ClassVar[str] = ...`."""
+        return "all"
 
     def check(self, federation: Federation) -> None:
         """Refuse models and federations that the method cannot work with, before training starts."""

@@ -36,7 +36,7 @@ class FedPer(Method):
     stats: ClassVar[StatsPolicy] = "local"
 
     @property
-    def shared(self) -> str:  # type: ignore[override]
+    def shared(self) -> str:
         """The groups that are averaged: all but the personal ones."""
         return "extractor" if self.personal == CLASSIFIER else without(self.personal)
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -114,7 +114,7 @@ class _ByMoment:
     def without(self, moments: bool) -> Self:
         """The same without what was told of everybody in the end and, if wished, of the moments."""
         left_out: dict[str, Any] = dict.fromkeys(("received", "trained", "stored")) if moments else {}
-        without: Self = msgspec.structs.replace(self, everybody={}, **left_out)  # type: ignore[type-var]
+        without: Self = msgspec.structs.replace(cast(Any, self), everybody={}, **left_out)
         return without
 
 

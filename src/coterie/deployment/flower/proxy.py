@@ -53,11 +53,11 @@ class RefusalError(Exception):
 
 
 class Gate:
-    """Decides what passes; what it says nothing about passes as it is."""
+    """Decides who is let in, and what passes of theirs; what it says nothing about passes as it is."""
 
     def admit(self, head: Head) -> None:
-        """Refuse a request by its head, with a `RefusalError`."""
-        raise NotImplementedError
+        """Refuse a request by its head, with a `RefusalError`: every one, unless a gate says which it lets in."""
+        raise RefusalError(403, "this gate lets nobody in")
 
     def sender(self, head: Head) -> str:
         """Whose an admitted request is, as far as that is known: nobody shall have all connections."""
